@@ -1,0 +1,1 @@
+"""Lightning callbacks; they may import `mtl`, never `data_modules`."""

@@ -1,0 +1,45 @@
+"""Write one line per epoch, and measure how long an epoch takes."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from typing import Any
+
+from pytorch_lightning import Callback, Trainer
+
+from mtl.module import MultiTaskModule
+
+log = logging.getLogger(__name__)
+
+
+class EpochReport(Callback):
+    """Log losses and seconds of each epoch as a line, and ``seconds_per_epoch``, the median so far, as a scalar.
+
+    An epoch's seconds are wall time with its validation and without saving checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+        pl_module.log("seconds_per_epoch", statistics.median(self.seconds))
+        values = trainer.callback_metrics
+        shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # the module logs it after callbacks ran
+        if "val/loss" in values:
+            shown.append(f"val/loss {float(values['val/loss']):.4f}")
+        if "val/experts_per_sample" in values:
+            shown.append(f"experts per sample {float(values['val/experts_per_sample']):.2f}")
+        log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": list(self.seconds)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds = list(state_dict["seconds"])

@@ -1,0 +1,57 @@
+"""Move a scalar buffer of the module along a schedule."""
+
+from __future__ import annotations
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from mtl.schedules import SHAPES, check_schedule
+from mtl.types import require
+
+
+class ScheduledBuffer(Callback):
+    """Set the buffer ``target`` before each step to its scheduled value, and log it as ``schedule/<target>``.
+
+    The course runs from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, or over ``epochs``
+    (fractions of an epoch count), and stays at ``end``. The value is a pure function of ``trainer.global_step``, so a
+    resumed run goes on where it was.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        start: float,
+        end: float,
+        shape: str = "linear",
+        steps: int | None = None,
+        epochs: float | None = None,
+    ) -> None:
+        check_schedule(shape, start, end)
+        require((steps is None) != (epochs is None), f"schedule of {target}: give either steps or epochs")
+        length = steps if steps is not None else epochs
+        require(length is not None and length > 0, f"schedule of {target}: its length {length} must be greater than 0")
+        self.target, self.start, self.end, self.shape = target, start, end, shape
+        self.steps, self.epochs = steps, epochs
+
+    @property
+    def state_key(self) -> str:
+        return f"ScheduledBuffer[{self.target}]"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
+        require(
+            self.target in names,
+            f"schedule of {self.target!r}: the network has no such scalar; it has {', '.join(names) or 'none'}",
+        )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        buffer = pl_module.get_buffer(self.target)
+        value = self.value(trainer.global_step, trainer.num_training_batches)
+        buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            pl_module.log(f"schedule/{self.target.removeprefix('network.')}", value, on_step=True, on_epoch=False)
+
+    def value(self, step: int, steps_per_epoch: float) -> float:
+        """Return the value at optimiser step ``step``."""
+        length = self.steps if self.steps is not None else float(self.epochs or 0) * steps_per_epoch
+        return SHAPES[self.shape](min(1.0, step / length), self.start, self.end)

@@ -1,0 +1,76 @@
+"""Compare the experts that a gate selects with what a simulation knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from mtl.types import Routing
+
+
+class SelectionReport(Callback):
+    """Log at test what only simulated data can tell; does nothing on other data.
+
+    ``test/true_experts_found``: how many of ``extras["true_experts"]`` are selected, mean over samples and tasks.
+    ``test/jaccard_related``, ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks of the same,
+    of different, ``extras["task_group"]``.
+    """
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._sums: dict[str, float] = {}
+        self._rows = 0
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        routing: Routing | None = outputs["routing"]
+        spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
+        if routing is None or spec is None:
+            return
+        chosen = selected_experts(routing)
+        chosen = chosen if chosen.dim() == 3 else chosen[None]
+        values: dict[str, Tensor] = {}
+        if "true_experts" in spec.extras:
+            values["true_experts_found"] = chosen[..., spec.extras["true_experts"]].sum(-1).double().mean()
+        if "task_group" in spec.extras:
+            group = spec.extras["task_group"].to(chosen.device)
+            related = (group[:, None] == group).fill_diagonal_(False)
+            index = jaccard(chosen).mean(0)
+            different = group[:, None] != group
+            values["jaccard_related"] = index[related].mean()
+            if different.any():
+                values["jaccard_unrelated"] = index[different].mean()
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value) * len(batch)
+        self._rows += len(batch)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log_dict({f"test/{name}": value / self._rows for name, value in self._sums.items()})
+
+
+def selected_experts(routing: Routing) -> Tensor:
+    """Return which experts each task selects, bool ``[..., T, E]``.
+
+    Where the gate has selectors, the expert that each of them points at; else those with a nonzero weight.
+    """
+    if routing.selectors is None:
+        return routing.weights > 0
+    best = routing.selectors.argmax(-1)  # [..., T, K]
+    return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def jaccard(chosen: Tensor) -> Tensor:
+    """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
+    chosen = chosen.double()
+    common = chosen @ chosen.transpose(-1, -2)
+    size = chosen.sum(-1)
+    return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)

@@ -1,0 +1,1 @@
+"""The configuration of the program: one folder for each choice a user makes."""

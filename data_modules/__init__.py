@@ -1,0 +1,1 @@
+"""LightningDataModules; they import `mtl.types` and nothing else of the project."""

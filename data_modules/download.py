@@ -1,0 +1,250 @@
+"""Fetch files over HTTP and unpack them, so that a cut, a kill or a full disk never leaves half a file behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+
+from mtl.types import InputError
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 1 << 16  # bytes
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: not an URL
+
+
+class _FailedError(Exception):
+    """The download cannot go on; the message says why."""
+
+
+class _CutError(Exception):
+    """The connection ended early; the next attempt goes on from what has arrived."""
+
+
+def fetch(
+    url: str,
+    dest: Path,
+    md5: str | None = None,
+    sha256: str | None = None,
+    timeout: float = 10.0,
+    by_hand: str | None = None,
+    connect_timeout: float = 5.0,
+    retries: int = 4,
+    pause: float = 0.5,
+    progress: bool = True,
+) -> Path:
+    """Download ``url`` to ``dest`` and return ``dest``; do nothing where ``dest`` exists with the right checksum.
+
+    Bytes arrive in ``dest`` + ".part", which is resumed, and renamed once it is complete and its checksum fits.
+    ``timeout`` seconds of silence count as a cut, which is retried ``retries`` times, ``pause`` seconds apart; a
+    server that does not answer within ``connect_timeout`` seconds ends the download. ``by_hand`` tells what to do
+    without the network. Raises ``InputError``. Two processes must not fetch one ``dest`` at the same time.
+    """
+    checksums = {"md5": md5, "sha256": sha256}
+    part = dest.with_name(dest.name + ".part")
+    by_hand = by_hand or f"put the file at {dest}"
+    try:
+        if dest.exists():
+            wrong = _mismatch(dest, checksums)
+            if wrong is None:
+                return dest
+            logger.warning("%s is downloaded again: %s", dest, wrong)
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        older = part.exists()
+        transfer = _Transfer(url, part, timeout, connect_timeout)
+        with _bar(progress) as bar:
+            transfer.run(bar, retries, pause)
+            wrong = _mismatch(part, checksums)
+            if wrong is not None and older:  # the part may stem from another version of the file: begin again
+                part.unlink()
+                transfer.run(bar, retries, pause)
+                wrong = _mismatch(part, checksums)
+        if wrong is not None:
+            part.unlink()
+            raise _FailedError(wrong)
+        os.replace(part, dest)
+    except _FailedError as error:
+        raise InputError(f"cannot download {dest.name} from {url}: {error}. Without the network: {by_hand}") from error
+    except OSError as error:
+        raise InputError(f"cannot write {part} (downloading {url}): {error.strerror}. By hand: {by_hand}") from error
+    return dest
+
+
+class _Transfer:
+    """Bring ``url`` into ``part``, attempt after attempt."""
+
+    def __init__(self, url: str, part: Path, timeout: float, connect_timeout: float) -> None:
+        self.url, self.part, self.timeout, self.connect_timeout = url, part, timeout, connect_timeout
+        self.version: str | None = None  # what If-Range sends: the version of the file that the part began with
+
+    def run(self, bar: Progress, retries: int, pause: float) -> None:
+        task = bar.add_task(self.part.stem, total=None)
+        for left in range(retries, -1, -1):
+            try:
+                self._attempt(bar, task, again=left < retries)
+                return
+            except _CutError as error:
+                if left == 0:
+                    kept = f"; run it again to go on, {self.part} keeps what has arrived" if self.part.exists() else ""
+                    raise _FailedError(f"{error}, and {retries} retries did not help{kept}") from error
+                logger.info("%s: %s, %d retries left", self.url, error, left)
+                time.sleep(pause)
+
+    def _attempt(self, bar: Progress, task: TaskID, again: bool) -> None:
+        have = self.part.stat().st_size if self.part.exists() else 0
+        request = _request(self.url, have, self.version)
+        try:
+            response = _open(request, self.timeout, self.connect_timeout)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+                raise _FailedError(f"the server answered {error.code} {error.reason}") from error
+            if error.headers.get("Content-Range") == f"bytes */{have}":
+                return  # the part is the whole file: only the rename was missing
+            self.part.unlink()
+            raise _CutError(f"the server has no bytes from {have} on") from error
+        except NETWORK_ERRORS as error:
+            why = f"no connection ({getattr(error, 'reason', None) or error})"
+            raise (_CutError if again else _FailedError)(why) from error
+        with contextlib.closing(response):
+            self._receive(response, have, bar, task)
+
+    def _receive(self, response: http.client.HTTPResponse, have: int, bar: Progress, task: TaskID) -> None:
+        headers, total = response.headers, None
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+            if not (headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
+                self.part.unlink()
+                raise _CutError("the server sent other bytes than asked for")
+        else:
+            have = 0  # it sends the file from its beginning: it knows no ranges, or the file has changed
+        if (length := headers.get("Content-Length") or "").isdecimal():
+            total = have + int(length)
+        etag = headers.get("ETag")  # a weak one (W/...) does not promise equal bytes
+        self.version = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+        bar.update(task, total=total, completed=have)
+        with open(self.part, "ab" if have else "wb") as file:
+            while chunk := self._read(response):
+                file.write(chunk)
+                have += len(chunk)
+                bar.update(task, completed=have)
+        if total is not None and have != total:
+            raise _CutError(f"the connection ended after {have} of {total} bytes")
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read1(CHUNK)  # what is there: waiting for a full chunk would lose it to a cut
+        except (OSError, http.client.HTTPException) as error:
+            raise _CutError(f"the connection was cut ({error})") from error
+
+
+def _request(url: str, have: int, version: str | None) -> urllib.request.Request:
+    headers = {"User-Agent": "mtl", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if version:
+            headers["If-Range"] = version
+    try:
+        return urllib.request.Request(url, headers=headers)
+    except ValueError as error:
+        raise _FailedError(str(error)) from error
+
+
+def _open(request: urllib.request.Request, timeout: float, limit: float) -> http.client.HTTPResponse:
+    """Return the answer to ``request``; raise what urllib raises, or ``TimeoutError`` after ``limit`` seconds.
+
+    In a thread, because urllib's own timeout covers neither the name look-up nor several addresses together.
+    """
+    answers: list[http.client.HTTPResponse] = []
+    errors: list[BaseException] = []
+    abandoned = threading.Event()
+
+    def ask() -> None:
+        try:
+            answers.append(urllib.request.urlopen(request, timeout=timeout))
+            if abandoned.is_set():
+                answers[0].close()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if errors:
+        raise errors[0]
+    if not answers:
+        abandoned.set()
+        raise TimeoutError(f"no answer within {limit:g} seconds")
+    return answers[0]
+
+
+def _mismatch(path: Path, checksums: dict[str, str | None]) -> str | None:
+    """Return what is wrong with the checksum of ``path``, or None."""
+    for name, expected in checksums.items():
+        if expected is not None:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, lambda name=name: hashlib.new(name, usedforsecurity=False))
+            if digest.hexdigest() != expected.lower():
+                return f"its {name} is {digest.hexdigest()}, expected {expected}"
+    return None
+
+
+def _bar(visible: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not visible)
+
+
+def extract_zip(archive: Path, dest_dir: Path) -> None:
+    """Unpack ``archive`` into ``dest_dir``; files that are there already stay as they are.
+
+    Everything is unpacked into a hidden folder beside first and then renamed, so a file is there whole or not at
+    all. Raises ``InputError`` for a damaged archive, for members that point outside, and where ``dest_dir`` cannot
+    be written. Two processes must not unpack one archive at the same time.
+    """
+    try:
+        with zipfile.ZipFile(archive) as content:
+            names = [info.filename for info in content.infolist() if not info.is_dir()]
+            for name in names:
+                if re.search(r"^/|\\|^[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
+                    raise InputError(f"{archive}: the member {name!r} points outside the archive; delete the file")
+            missing = [name for name in names if not (dest_dir / name).exists()]
+            if missing:
+                _unpack(content, missing, archive, dest_dir)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InputError(
+            f"{archive} is damaged ({error}): delete it and start again to have it downloaded once more"
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot unpack {archive} into {dest_dir}: {error.strerror or error}") from error
+
+
+def _unpack(content: zipfile.ZipFile, names: list[str], archive: Path, dest_dir: Path) -> None:
+    for leftover in dest_dir.glob(f".{archive.name}.*.tmp"):  # of a process that was killed here
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = dest_dir / f".{archive.name}.{os.getpid()}.tmp"
+    try:
+        content.extractall(temporary, names)
+        for top in sorted({PurePosixPath(name).parts[0] for name in names}):
+            if not (dest_dir / top).exists():
+                os.replace(temporary / top, dest_dir / top)  # a whole folder in one step
+        for name in names:
+            if (temporary / name).exists():
+                (dest_dir / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary / name, dest_dir / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

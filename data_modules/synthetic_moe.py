@@ -1,0 +1,81 @@
+"""Simulate related regression tasks, each a mixture of four experts (DSelect-k, supplement C.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_modules.base import TensorDataModule
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+
+EXPERTS_PER_GROUP = 4
+UNITS = 4  # ReLU units summed in an expert
+
+
+class SyntheticMoEDataModule(TensorDataModule):
+    """Groups of related tasks over one input ``x [B, 10]`` ~ N(0, I).
+
+    A group has four experts of its own, f(x) = sum of 4 ReLU units with weights N(0, 1). Task t of a group has the
+    target sum_e softmax(w_t)_e f_e(x); w_t ~ N(0, 1) for each expert, with ``correlation`` between the tasks of the
+    group. ``rows`` are the sizes of train, val and test. ``extras["task_group"] [T]`` says which tasks are related.
+    """
+
+    def __init__(
+        self,
+        num_groups: int = 1,
+        tasks_per_group: int = 16,
+        rows: Sequence[int] = (10_000, 2_000, 2_000),
+        correlation: float = 0.8,
+        input_dim: int = 10,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(num_groups >= 1, f"data.num_groups={num_groups}: must be at least 1")
+        require(tasks_per_group >= 1, f"data.tasks_per_group={tasks_per_group}: must be at least 1")
+        require(input_dim >= 1, f"data.input_dim={input_dim}: must be at least 1")
+        require(0 <= correlation <= 1, f"data.correlation={correlation}: must lie in [0, 1]")
+        check_rows(rows)
+        self.num_groups, self.tasks_per_group, self.rows = num_groups, tasks_per_group, list(rows)
+        self.correlation, self.input_dim = correlation, input_dim
+
+    def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
+        targets = []
+        for _ in range(self.num_groups):
+            outputs = relu_sum(x, draw_experts(EXPERTS_PER_GROUP, self.input_dim, generator))  # [N, 4]
+            common = torch.randn(1, EXPERTS_PER_GROUP, generator=generator)
+            own = torch.randn(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
+            logits = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
+            targets.append(outputs @ logits.softmax(-1).T)
+        y = torch.cat(targets, 1)  # [N, T]
+        tasks = [TaskSpec(f"task_{index:03d}", "regression") for index in range(y.shape[1])]
+        group = torch.arange(self.num_groups).repeat_interleave(self.tasks_per_group)
+        spec = DataSpec({"x": Numeric(self.input_dim)}, tasks, {"task_group": group})
+        columns = {task.name: y[:, index].contiguous() for index, task in enumerate(tasks)}
+        return spec, split_rows(Batch({"x": x}, columns), self.rows)
+
+
+def check_rows(rows: Sequence[int]) -> None:
+    """Raise InputError unless ``rows`` are three positive sizes."""
+    good = len(rows) == 3 and all(isinstance(size, int) and size >= 1 for size in rows)
+    require(good, f"data.rows={list(rows)}: must be three sizes of at least 1, for train, val and test")
+
+
+def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tensor:
+    """Draw the weights ``[count, 4, input_dim]`` of random experts, N(0, 1)."""
+    return torch.randn(count, UNITS, input_dim, generator=generator)
+
+
+def relu_sum(x: Tensor, weight: Tensor) -> Tensor:
+    """Return sum_u relu(w_eu . x) for ``x [N, D]`` and ``weight [E, U, D]``: ``[N, E]``."""
+    return torch.einsum("nd,eud->neu", x, weight).relu().sum(-1)
+
+
+def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:
+    """Cut ``rows`` into train, val and test of the given sizes."""
+    parts = torch.arange(len(rows)).split(list(sizes))
+    return {name: rows.select(index) for name, index in zip(("train", "val", "test"), parts, strict=True)}

@@ -1,0 +1,53 @@
+"""Simulate labels of a known mixture, to see whether a gate finds its experts (DSelect-k, supplement C.2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from data_modules.base import TensorDataModule
+from data_modules.synthetic_moe import check_rows, draw_experts, relu_sum, split_rows
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+
+
+class SyntheticRecoveryDataModule(TensorDataModule):
+    """One binary task over ``x [B, 10]`` ~ N(0, I), drawn from a static mixture of ``num_true`` experts.
+
+    P(y = 1 | x) = sigmoid(``signal`` * m(x)), with m the mean of the true experts' outputs, standardised. Of the
+    ``num_experts`` experts in ``extras["expert_weight"] [E, 4, D]`` the true ones, ``extras["true_experts"]``, stand
+    at random places; the others are drawn alike and had no part in the labels.
+    """
+
+    def __init__(
+        self,
+        num_experts: int = 16,
+        num_true: int = 4,
+        rows: Sequence[int] = (20_000, 5_000, 5_000),
+        signal: float = 4.0,
+        input_dim: int = 10,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(
+            1 <= num_true <= num_experts,
+            f"data.num_true={num_true}: must lie in 1 to {num_experts}, the number of experts",
+        )
+        require(signal > 0, f"data.signal={signal}: must be greater than 0")
+        require(input_dim >= 1, f"data.input_dim={input_dim}: must be at least 1")
+        check_rows(rows)
+        self.num_experts, self.num_true, self.rows = num_experts, num_true, list(rows)
+        self.signal, self.input_dim = signal, input_dim
+
+    def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
+        weight = draw_experts(self.num_experts, self.input_dim, generator)
+        true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values
+        mixture = relu_sum(x, weight[true]).mean(1)
+        logits = self.signal * (mixture - mixture.mean()) / mixture.std()
+        label = torch.bernoulli(logits.sigmoid(), generator=generator)
+        extras = {"expert_weight": weight, "true_experts": true}
+        spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], extras)
+        return spec, split_rows(Batch({"x": x}, {"label": label}), self.rows)

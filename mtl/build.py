@@ -1,0 +1,83 @@
+"""Turn the configuration into objects; the only place that calls Hydra's ``instantiate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hydra.utils
+import torch
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import LightningDataModule, Trainer
+from torch import nn
+
+from mtl.gates.base import check_k
+from mtl.module import MultiTaskModule
+from mtl.types import Categorical, DataSpec, InputError, require
+
+
+def build_data(cfg: DictConfig) -> LightningDataModule:
+    """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
+    data: LightningDataModule = _instantiate(cfg.data)
+    return data
+
+
+def check_gate(cfg: DictConfig) -> None:
+    """Construct the chosen gate once, without memory, so that its options are checked before any data is touched."""
+    num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
+    if "gate" not in cfg.network:
+        return
+    name = cfg.gate.get("input_name") or "id"
+    with torch.device("meta"), _plain_errors():
+        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
+        if "k" in cfg.gate:
+            check_k(cfg.gate.k, num_experts)
+
+
+def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
+    """Return the network of ``cfg.network`` for data that looks like ``spec``."""
+    with _plain_errors():  # a partial, since Hydra would take the dataclass for a configuration
+        network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec)
+    return network
+
+
+def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTaskModule:
+    """Return the LightningModule that trains ``network`` on the tasks of ``spec``."""
+    scheduler = _instantiate(cfg.scheduler) if cfg.get("scheduler") else None
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    return MultiTaskModule(
+        network, spec.tasks, _instantiate(cfg.optimizer), scheduler, {str(k): v for k, v in config.items()}
+    )
+
+
+def build_trainer(cfg: DictConfig) -> Trainer:
+    """Return the Trainer with its callbacks and logger."""
+    callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node]
+    logger = _instantiate(cfg.logger) if cfg.get("logger") else False
+    trainer: Trainer = _instantiate(cfg.trainer, callbacks=callbacks, logger=logger)
+    require(
+        trainer.world_size == 1,
+        f"trainer.devices={cfg.trainer.devices}: {trainer.world_size} processes; accepted is one device: "
+        "each process would train on all rows",
+    )
+    return trainer
+
+
+def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
+    with _plain_errors():
+        return hydra.utils.instantiate(node, _convert_="all", **kwargs)
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Let an InputError out of the exception that Hydra wraps it in."""
+    try:
+        yield
+    except InstantiationException as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__cause__
+        raise cause or error from None

@@ -1,0 +1,25 @@
+"""Gates: one class a file, each holding the gates of all tasks."""
+
+from mtl.gates.base import Gate
+from mtl.gates.comet import CometGate
+from mtl.gates.dselect_k import DSelectKGate
+from mtl.gates.fixed import FixedGate
+from mtl.gates.gumbel_softmax import GumbelSoftmaxGate
+from mtl.gates.hash import HashGate
+from mtl.gates.softmax import SoftmaxGate
+from mtl.gates.softmax_selector import SoftmaxSelectorGate
+from mtl.gates.task_top1 import TaskTop1Gate
+from mtl.gates.topk import TopKGate
+
+__all__ = [
+    "CometGate",
+    "DSelectKGate",
+    "FixedGate",
+    "Gate",
+    "GumbelSoftmaxGate",
+    "HashGate",
+    "SoftmaxGate",
+    "SoftmaxSelectorGate",
+    "TaskTop1Gate",
+    "TopKGate",
+]

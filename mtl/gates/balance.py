@@ -1,0 +1,49 @@
+"""Auxiliary losses that spread the samples over the experts; each averages over the batch and sums over tasks.
+
+All take ``[B, T, E]``; a static gate is a batch of one. "Batch" is the batch a process sees.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CV_EPS = 1e-10
+
+
+def squared_variation(x: Tensor) -> Tensor:
+    """Return the squared coefficient of variation over the last dimension, ``[..., E] -> [...]``."""
+    return x.var(-1, unbiased=False) / (x.mean(-1).square() + _CV_EPS)
+
+
+def importance_loss(weights: Tensor) -> Tensor:
+    """Return CV^2 of the experts' summed weights (Shazeer et al. 2017, equations 6 and 7)."""
+    return squared_variation(weights.sum(0)).sum()
+
+
+def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
+    """Return CV^2 of the experts' expected number of samples (Shazeer et al. 2017, equations 8 to 11).
+
+    ``clean`` logits, ``noisy`` logits and the noise's ``stddev``, all ``[B, T, E]``; needs k < E. An expert is
+    selected when its noisy logit exceeds the k-th largest of the others.
+    """
+    largest = noisy.topk(k + 1, dim=-1).values  # [B, T, K+1]
+    kth, next_ = largest[..., k - 1 : k], largest[..., k : k + 1]
+    threshold = torch.where(noisy >= kth, next_, kth)
+    probability = torch.special.ndtr((clean - threshold) / stddev)
+    return squared_variation(probability.sum(0)).sum()
+
+
+def balance_loss(probabilities: Tensor, selected: Tensor) -> Tensor:
+    """Return E * sum_i f_i P_i, 1 when balanced (Switch Transformer: Fedus et al. 2022, equation 4).
+
+    P: the mean of ``probabilities``; f: the share of all selections that expert i gets, from ``selected`` (bool).
+    """
+    share = selected.to(probabilities.dtype).mean(0)  # [T, E]
+    share = share / share.sum(-1, keepdim=True)
+    return probabilities.shape[-1] * (share * probabilities.mean(0)).sum()
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Return the mean squared log-partition of the router (ST-MoE: Zoph et al. 2022, equation 5)."""
+    return logits.logsumexp(-1).square().mean(0).sum()

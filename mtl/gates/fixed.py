@@ -1,0 +1,78 @@
+"""Fixed routing: the patterns that learnt gates are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtl.gates.base import Gate, check_choice, check_k
+from mtl.types import Routing, require
+
+PATTERNS = ("full", "none", "shared_bottom", "random")
+
+
+class FixedGate(Gate):
+    """Use weights ``[T, E]`` that never change.
+
+    ``pattern``: ``full`` all experts for all tasks; ``none`` no sharing, an equal block of experts for each task;
+    ``shared_bottom`` the first expert for all tasks; ``random`` ``k`` experts drawn for each task from ``seed``.
+    The experts of a task weigh the same. Or give ``weights``, T rows of E numbers that sum to 1.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        num_tasks: int,
+        num_experts: int,
+        input_dim: int | None = None,
+        pattern: str = "full",
+        k: int = 1,
+        seed: int = 0,
+        weights: Sequence[Sequence[float]] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_tasks, num_experts, input_dim, **common)
+        check_choice("pattern", pattern, PATTERNS)
+        if weights is not None:
+            table = torch.tensor([list(row) for row in weights], dtype=torch.get_default_dtype())
+            self._check_weights(table)
+        else:
+            table = self._pattern(pattern, k, seed)
+        self.register_buffer("weights", table / table.sum(-1, keepdim=True))
+
+    def _check_weights(self, table: Tensor) -> None:
+        wanted = (self.num_gates, self.num_experts)
+        require(tuple(table.shape) == wanted, f"gate.weights: {tuple(table.shape)} given, tasks x experts is {wanted}")
+        valid = bool((table >= 0).all()) and torch.allclose(
+            table.sum(-1), torch.ones(self.num_gates, dtype=table.dtype)
+        )
+        require(valid, "gate.weights: every row must be >= 0 and sum to 1")
+
+    def _pattern(self, pattern: str, k: int, seed: int) -> Tensor:
+        table = torch.zeros(self.num_gates, self.num_experts)
+        if pattern == "full":
+            table[:] = 1
+        elif pattern == "shared_bottom":
+            table[:, 0] = 1
+        elif pattern == "none":
+            block = self.num_experts // self.num_gates
+            require(
+                block >= 1,
+                f"gate.pattern=none: {self.num_gates} tasks cannot have experts of their own among {self.num_experts}; "
+                f"set network.num_experts to {self.num_gates} or more",
+            )
+            for task, row in enumerate(table):
+                row[task * block : (task + 1) * block] = 1
+        else:
+            check_k(k, self.num_experts)
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.rand(table.shape, generator=generator).argsort(-1)
+            table.scatter_(-1, order[:, :k], 1.0)
+        return table
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        return Routing(self.weights if tasks is None else self.weights[tasks])

@@ -1,0 +1,58 @@
+"""Gumbel-softmax gate: a learnt on-off switch per expert (the variant DSelect-k compares with, after AdaShare)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtl.functional import logistic_noise
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
+from mtl.types import Routing, require
+
+
+class GumbelSoftmaxGate(Gate):
+    """weights = softmax(alpha) * U, with U_i a binary variable that is on with probability psi_i.
+
+    In training U is drawn, with a straight-through gradient: the binary value forward, that of its relaxation
+    sigmoid((logit psi + logistic noise) / ``temperature``) backward. Evaluation takes the most likely U. Weights
+    are not renormalised, so they sum to at most 1. ``sparsity_weight`` times sum_i log psi_i turns experts off.
+    Parameters ``weight [T, E, D]``, ``bias [T, E]`` give alpha; ``switch_weight``, ``switch_bias`` of the same
+    shapes give logit psi, which starts at ``initial_probability``; a static gate has the biases alone.
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        num_experts: int,
+        input_dim: int | None = None,
+        temperature: float = 1.0,
+        sparsity_weight: float = 0.0,
+        initial_probability: float = 0.9,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_tasks, num_experts, input_dim, **common)
+        check_number("temperature", temperature, above=True)
+        check_number("sparsity_weight", sparsity_weight)
+        check_number("initial_probability", initial_probability, above=True)
+        require(initial_probability < 1, f"gate.initial_probability={initial_probability}: must be less than 1")
+        self.add_schedulable("sparsity_weight", sparsity_weight)
+        self.add_schedulable("temperature", temperature)
+        shape = (self.num_gates, num_experts)
+        self.add_affine("", shape, WEIGHT_RANGE)
+        self.add_affine("switch_", shape, WEIGHT_RANGE)
+        with torch.no_grad():
+            self.get_parameter("switch_bias").add_(torch.tensor(initial_probability).logit())
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        logits = self.affine(x, "switch_", tasks)  # [B, T, E]
+        noisy = logits + logistic_noise(logits) if self.training else logits
+        relaxed = torch.sigmoid(noisy / self.temperature)
+        hard = (noisy > 0).to(relaxed.dtype)
+        switch = hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1
+        weights = self.affine(x, "", tasks).softmax(-1) * switch
+        loss = self.sparsity_weight * F.logsigmoid(logits).sum((-2, -1)).mean()
+        return Routing(weights, {"sparsity": loss})

@@ -1,0 +1,46 @@
+"""Softmax selectors: DSelect-k's ablation, with softmax in place of the binary codes (section 4 of its paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
+from mtl.types import Routing
+
+
+class SoftmaxSelectorGate(Gate):
+    """weights = sum_j softmax(w)_j softmax(beta_j / temperature): k selectors over all experts.
+
+    Sparse when the selectors are pressed to one expert each, by ``entropy_weight`` or by a ``temperature`` that a
+    schedule lowers. Parameters ``selector_weight [T, K, E, D]``, ``selector_bias [T, K, E]``, ``mix_weight
+    [T, K, D]``, ``mix_bias [T, K]``; a static gate has the biases alone.
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        num_experts: int,
+        input_dim: int | None = None,
+        k: int = 2,
+        temperature: float = 1.0,
+        entropy_weight: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_tasks, num_experts, input_dim, **common)
+        check_count("k", k)  # selectors may agree, so k may exceed E
+        check_number("temperature", temperature, above=True)
+        check_number("entropy_weight", entropy_weight)
+        self.k = k
+        self.add_schedulable("entropy_weight", entropy_weight)
+        self.add_schedulable("temperature", temperature, persistent=True)
+        self.add_affine("selector_", (self.num_gates, k, num_experts), WEIGHT_RANGE)
+        self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        selectors = (self.affine(x, "selector_", tasks) / self.temperature).softmax(-1)  # [B, T, K, E]
+        mix = self.affine(x, "mix_", tasks).softmax(-1)  # [B, T, K]
+        weights = (mix[..., None] * selectors).sum(-2)
+        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)  # type: ignore[arg-type]

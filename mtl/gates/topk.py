@@ -1,0 +1,93 @@
+"""Top-k gate (Shazeer et al. 2017): keep the k largest logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_choice, check_k, check_number
+from mtl.types import Routing, require
+
+log = logging.getLogger(__name__)
+
+
+class TopKGate(Gate):
+    """Keep the ``k`` largest of the logits W x + b and drop the other experts.
+
+    ``normalize="after"``: softmax over the kept logits; ``"before"``: softmax over all, then keep, so that weights
+    sum to less than 1 but have a gradient at k = 1. ``noisy`` adds N(0, 1) softplus(W_n x + b_n) in training.
+    Parameters ``weight [T, E, D]``, ``bias [T, E]``, and ``noise_weight``, ``noise_bias`` of the same shapes.
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        num_experts: int,
+        input_dim: int | None = None,
+        k: int = 2,
+        noisy: bool = False,
+        normalize: str = "after",
+        importance_weight: float = 0.0,
+        load_weight: float = 0.0,
+        balance_weight: float = 0.0,
+        z_weight: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_tasks, num_experts, input_dim, **common)
+        check_k(k, num_experts)
+        check_choice("normalize", normalize, ("before", "after"))
+        self.loss_weights = {
+            "importance": importance_weight,
+            "load": load_weight,
+            "balance": balance_weight,
+            "z": z_weight,
+        }
+        for name, value in self.loss_weights.items():
+            check_number(f"{name}_weight", value)
+        usable = load_weight == 0 or (noisy and k < num_experts)
+        require(
+            usable,
+            "gate.load_weight needs gate.noisy=true and k below the number of experts: it is the expected load under the noise",
+        )
+        if k == 1 and normalize == "after" and num_experts > 1:
+            log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
+        self.k, self.noisy, self.normalize = k, noisy, normalize
+        shape = (self.num_gates, num_experts)
+        self.add_affine("", shape, WEIGHT_RANGE)
+        if noisy:
+            self.add_affine("noise_", shape, WEIGHT_RANGE)
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        clean = logits = self.affine(x, "", tasks)  # [B, T, E] or [T, E]
+        stddev = torch.ones_like(clean)
+        if self.noisy and self.training:
+            stddev = F.softplus(self.affine(x, "noise_", tasks))
+            logits = clean + torch.randn_like(clean) * stddev
+        index = logits.topk(self.k, dim=-1).indices  # exactly k, also where logits tie
+        selected = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, index, True)
+        if self.normalize == "after":
+            weights = logits.masked_fill(~selected, -torch.inf).softmax(-1)
+        else:
+            weights = logits.softmax(-1).masked_fill(~selected, 0.0)
+        return Routing(weights, self._losses(clean, logits, stddev, weights, selected))
+
+    def _losses(
+        self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, selected: Tensor
+    ) -> dict[str, Tensor]:
+        shape = (-1, *clean.shape[-2:])  # a static gate is a batch of one
+        clean, logits, stddev = clean.view(shape), logits.view(shape), stddev.view(shape)
+        weights, selected = weights.view(shape), selected.view(shape)
+        terms = {
+            "importance": lambda: importance_loss(weights),
+            # outside training there is no noise, and so no expected load to balance
+            "load": lambda: load_loss(clean, logits, stddev, self.k) if self.training else clean.new_zeros(()),
+            "balance": lambda: balance_loss(logits.softmax(-1), selected),
+            "z": lambda: z_loss(logits),
+        }
+        return {name: weight * terms[name]() for name, weight in self.loss_weights.items() if weight > 0}

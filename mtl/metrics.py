@@ -1,0 +1,104 @@
+"""Accumulate losses and metrics over one pass through the data, task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
+from torchmetrics.regression import MeanSquaredError
+
+from mtl.functional import at_least_float32
+from mtl.losses import labelled, summed_loss
+from mtl.types import TaskSpec
+
+
+def task_metrics(task: TaskSpec) -> dict[str, Metric]:
+    """Return fresh metrics for a task: AUROC and accuracy, accuracy, or mean squared error, by its kind."""
+    if task.kind == "binary":
+        return {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy()}
+    if task.kind == "multiclass":
+        return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro")}
+    return {"mse": MeanSquaredError()}
+
+
+class LossMeter(nn.Module):
+    """Sum the losses of every task over labelled rows: the mean does not depend on how rows fell into batches."""
+
+    totals: Tensor
+    counts: Tensor
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__()
+        self.tasks = list(tasks)
+        self.position = {task.name: index for index, task in enumerate(self.tasks)}
+        self.register_buffer("totals", torch.zeros(len(self.tasks), dtype=torch.float64), persistent=False)
+        self.register_buffer("counts", torch.zeros(len(self.tasks), dtype=torch.float64), persistent=False)
+
+    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
+        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
+        index = torch.tensor([self.position[name] for name in names], device=self.totals.device)
+        self.totals.index_add_(0, index, totals.detach().double())
+        self.counts.index_add_(0, index, counts.double())
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out."""
+        result, weighted = {}, 0.0
+        for task, total, count in zip(self.tasks, self.totals.tolist(), self.counts.tolist(), strict=True):
+            if count:
+                result[f"{task.name}/loss"] = total / count
+                weighted += task.weight * total / count
+        return {"loss": weighted, **result}
+
+    def reset(self) -> None:
+        self.totals.zero_()
+        self.counts.zero_()
+
+
+class Evaluation(nn.Module):
+    """Accumulate losses and metrics of one evaluation pass; each task has metric objects of its own."""
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__()
+        self.meter = LossMeter(tasks)
+        self.tasks = {task.name: task for task in tasks}
+        self.metrics = nn.ModuleDict({str(i): nn.ModuleDict(task_metrics(task)) for i, task in enumerate(tasks)})
+
+    def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``."""
+        totals, counts = [], []
+        for name, prediction in predictions.items():
+            task, target, prediction = self.tasks[name], targets[name], at_least_float32(prediction)
+            total, count = summed_loss(task, prediction, target)
+            totals.append(total)
+            counts.append(count)
+            mask = labelled(task, target)
+            prediction, target = prediction[mask], target[mask]
+            if task.kind == "binary":  # never logits: torchmetrics decides batch by batch whether they are
+                prediction, target = prediction.sigmoid(), target.long()
+            if len(target):
+                for metric in self._of(name).values():
+                    metric.update(prediction, target)  # type: ignore[operator]
+        self.meter.update(list(predictions), torch.stack(totals), torch.stack(counts))
+
+    def compute(self) -> dict[str, float]:
+        """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass."""
+        result = self.meter.compute()
+        for name in self.tasks:
+            if f"{name}/loss" in result:
+                for metric_name, metric in self._of(name).items():
+                    result[f"{name}/{metric_name}"] = float(metric.compute())  # type: ignore[operator]
+        return result
+
+    def reset(self) -> None:
+        self.meter.reset()
+        for name in self.tasks:
+            for metric in self._of(name).values():
+                metric.reset()  # type: ignore[operator]
+
+    def _of(self, name: str) -> nn.ModuleDict:
+        metrics = self.metrics[str(self.meter.position[name])]
+        assert isinstance(metrics, nn.ModuleDict)
+        return metrics

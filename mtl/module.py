@@ -1,0 +1,102 @@
+"""Train any network on any tasks: the LightningModule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from mtl.losses import summed_loss
+from mtl.metrics import Evaluation, LossMeter
+from mtl.types import Batch, NetworkOutput, TaskSpec
+
+
+class MultiTaskModule(LightningModule):
+    """Minimise the weighted sum of task losses plus the network's auxiliary losses.
+
+    ``optimizer(params) -> Optimizer`` and, optionally, ``scheduler(optimizer)``, stepped once an epoch. ``config`` is
+    the resolved configuration as a plain dict; it travels in every checkpoint.
+
+    Logged per epoch: ``{train,val,test}/loss`` (task losses times weights, without auxiliary losses; on val it is what
+    early stopping and the best checkpoint watch), ``<stage>/<task>/loss`` and ``/<metric>``, ``train/aux/<name>``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        tasks: Sequence[TaskSpec],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.tasks = {task.name: task for task in tasks}
+        self.config = dict(config or {})
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self.train_meter = LossMeter(tasks)
+        self.aux_totals: dict[str, Tensor] = {}
+        self.aux_batches = 0
+        self.evaluation = Evaluation(tasks)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        output: NetworkOutput = self.network(inputs, tasks)
+        return output
+
+    def training_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
+        output = self(batch.inputs, list(batch.targets))
+        names = list(output.predictions)
+        sums = [summed_loss(self.tasks[n], output.predictions[n], batch.targets[n]) for n in names]
+        totals, counts = torch.stack([s for s, _ in sums]), torch.stack([c for _, c in sums])
+        weights = totals.new_tensor([self.tasks[name].weight for name in names])
+        loss = (weights * totals / counts.clamp(min=1)).sum()
+        for name, value in output.losses.items():
+            self.aux_totals[name] = self.aux_totals.get(name, 0.0) + value.detach()
+        self.aux_batches += 1
+        self.train_meter.update(names, totals, counts)
+        total = loss + sum(output.losses.values())
+        return {"loss": total, "task_loss": loss.detach(), "routing": output.routing}
+
+    def on_train_epoch_start(self) -> None:
+        self.train_meter.reset()
+        self.aux_totals, self.aux_batches = {}, 0
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict({f"train/{name}": value for name, value in self.train_meter.compute().items()})
+        means = {f"train/aux/{name}": value / self.aux_batches for name, value in self.aux_totals.items()}
+        self.log_dict(means)
+
+    def validation_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
+        return self._evaluate(batch)
+
+    def test_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
+        return self._evaluate(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self._optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        if self._scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self._scheduler(optimizer)}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = self.config
+
+    def _evaluate(self, batch: Batch) -> dict[str, Any]:
+        output = self(batch.inputs, list(batch.targets))
+        self.evaluation.update(output.predictions, batch.targets)
+        return {"routing": output.routing}
+
+    def _log_evaluation(self, stage: str) -> None:
+        results = self.evaluation.compute()
+        self.evaluation.reset()
+        self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
+        self.log(f"{stage}/loss", results["loss"], prog_bar=True)

@@ -1,0 +1,1 @@
+"""Networks: bottoms, heads, the multi-gate mixture of experts and its baselines."""

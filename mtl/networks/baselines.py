@@ -1,0 +1,53 @@
+"""Networks without a gate: everything shared, nothing shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from mtl.networks.heads import Heads, wanted_tasks
+from mtl.types import DataSpec, NetworkOutput
+
+
+class SharedBottom(nn.Module):
+    """One bottom and one stack of dense layers for all tasks, one head per task."""
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        bottom: Callable[..., nn.Module],
+        experts: Callable[..., nn.Module],
+        heads: Callable[..., Heads],
+    ) -> None:
+        super().__init__()
+        self.tasks = list(spec.tasks)
+        self.bottom = bottom(inputs=spec.inputs)
+        self.trunk = experts(num_experts=1, input_dim=self.bottom.output_dim)
+        self.heads = heads(tasks=self.tasks, input_dim=self.trunk.output_dim)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        shared = self.trunk(self.bottom(inputs)).expand(-1, len(wanted), -1)  # [B, T, H]
+        return NetworkOutput(self.heads(shared, wanted))
+
+
+class SingleTask(nn.Module):
+    """A network of its own for each task: nothing is shared, one training run serves as T baselines."""
+
+    def __init__(self, spec: DataSpec, **parts: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.tasks = list(spec.tasks)
+        self.networks = nn.ModuleList(
+            SharedBottom(replace(spec, tasks=[task]), **parts)  # type: ignore[arg-type]
+            for task in self.tasks
+        )
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        predictions: dict[str, Tensor] = {}
+        for index in wanted_tasks(self.tasks, tasks):
+            predictions |= self.networks[index](inputs).predictions
+        return NetworkOutput(predictions)

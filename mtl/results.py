@@ -1,0 +1,99 @@
+"""Write down what a run found: results.json and the table at the end of the console."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Return the number of trainable parameters."""
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers may depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "pytorch_lightning": pytorch_lightning.__version__,
+    }
+
+
+def collect(
+    label: str,
+    seed: int,
+    checkpoint: str,
+    test: Mapping[str, float],
+    fit: Mapping[str, Any],
+    network: nn.Module,
+    epochs: int,
+    best: float | None,
+) -> dict[str, Any]:
+    """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training."""
+    seconds = fit.get("seconds_per_epoch")
+    return {
+        "label": label,
+        "seed": seed,
+        "test": {name.removeprefix("test/"): float(value) for name, value in test.items()},
+        "best_val_loss": best,
+        "epochs": epochs,
+        "seconds_per_epoch": None if seconds is None else float(seconds),
+        "parameters": count_parameters(network),
+        "checkpoint": checkpoint,
+        "command": " ".join(sys.argv),
+        "versions": versions(),
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` beside ``path`` and rename it, so that a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(content, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
+    """Print the record of one run: a row for each task, then the numbers of the whole network."""
+    test = {name: value for name, value in record["test"].items() if not name.startswith("expert_share/")}
+    tasks: dict[str, dict[str, float]] = {}
+    whole: dict[str, float] = {}
+    for name, value in test.items():
+        if name.startswith("experts_per_sample/"):
+            tasks.setdefault(name.split("/", 1)[1], {})["experts"] = value
+        elif "/" in name:
+            task, metric = name.rsplit("/", 1)
+            tasks.setdefault(task, {})[metric] = value
+        else:
+            whole[name] = value
+    columns = list(dict.fromkeys(metric for row in tasks.values() for metric in row))
+    table = Table(title=f"{record['label']}: test of {Path(record['checkpoint']).name}", title_justify="left")
+    table.add_column("task")
+    for column in columns:
+        table.add_column(column, justify="right")
+    shown = list(tasks.items()) if len(tasks) <= 20 else list(tasks.items())[:20]
+    for task, row in shown:
+        table.add_row(task, *(f"{row[column]:.4f}" if column in row else "" for column in columns))
+    console = Console()
+    console.print(table)
+    if len(tasks) > len(shown):
+        console.print(f"... and {len(tasks) - len(shown)} more tasks")
+    for name, value in whole.items():
+        console.print(f"test {name.replace('_', ' ')}: [bold]{value:.4f}[/bold]")
+    timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
+    console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
+    console.print(f"[dim]{run_dir / 'results.json'}[/dim]", soft_wrap=True, highlight=False)

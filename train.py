@@ -1,0 +1,93 @@
+"""Train, test and report: ``python train.py gate=comet data=movielens``. All choices stand in ``conf/``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+import mtl  # first: it makes torchvision importable
+
+# isort: split
+import hydra
+import pytorch_lightning as pl
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mtl import build, results
+from mtl.checkpoint import config_from_checkpoint
+from mtl.types import InputError
+
+log = logging.getLogger("mtl")
+# In-memory batches are slices of tensors: worker processes would only copy them.
+warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+
+
+def run_dir(ckpt: str | None, default: str) -> str:
+    """Return the folder of a run: that of the checkpoint it goes on from, else ``default``, never one in use."""
+    if ckpt:
+        return str(Path(ckpt).absolute().parent.parent)
+    path, number = Path(default), 2
+    while path.exists():
+        path, number = Path(f"{default}_{number}"), number + 1
+    return str(path)
+
+
+OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+
+
+def run(cfg: DictConfig) -> float | None:
+    """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best ``val/loss``."""
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    folder = Path(cfg.paths.run_dir)
+    build.check_gate(cfg)
+    data, trainer = build.build_data(cfg), build.build_trainer(cfg)
+    data.prepare_data()
+    data.setup()
+    network = build.build_network(cfg, data.spec)
+    module = build.build_module(cfg, network, data.spec)
+    log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
+    OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
+
+    best: float | None = None
+    checkpoint = cfg.evaluate
+    if not checkpoint:
+        trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
+        saved = trainer.checkpoint_callback
+        if trainer.interrupted:
+            raise InputError(f"stopped by the user; go on with: python train.py ckpt={folder}/checkpoints/last.ckpt")
+        checkpoint = str(getattr(saved, "best_model_path", "")) or None
+        score = getattr(saved, "best_model_score", None)
+        best = None if score is None else float(score)
+    fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
+    [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    record = results.collect(
+        cfg.label, cfg.seed, checkpoint or "last weights", test, fit_metrics, network, epochs, best
+    )
+    results.write_json(folder / "results.json", record)
+    results.print_results(record, folder)
+    return best if best is not None else record["test"]["loss"]
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    hydra_cfg = HydraConfig.get()
+    try:
+        start = cfg.ckpt or cfg.evaluate
+        if start:
+            cfg = config_from_checkpoint(cfg, start, hydra_cfg.overrides.task, list(hydra_cfg.runtime.choices))
+        else:
+            with open_dict(cfg):
+                cfg.label = str(cfg.label)  # it names Hydra's choices, which a resumed run does not have
+        return run(cfg)
+    except InputError as error:
+        if os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        raise HydraException(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
