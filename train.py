@@ -7,7 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
-import mtl  # first: it makes torchvision importable
+import mtl  # noqa: F401  (first: it makes torchvision importable)
 
 # isort: split
 import hydra

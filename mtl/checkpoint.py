@@ -44,6 +44,7 @@ def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str],
     asks for another network, gate or data than the checkpoint's.
     """
     saved = OmegaConf.create(read_checkpoint(path)["config"])
+    assert isinstance(saved, DictConfig)
     merged = saved.copy()
     given = [word.lstrip("+~").split("=")[0].split("@")[0] for word in overrides]
     with open_dict(merged):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +20,7 @@ def smooth_step(t: Tensor, gamma: float) -> Tensor:
     return s * s * (3.0 - 2.0 * s)
 
 
-def entropy(p: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+def entropy(p: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     """Return sum over ``dim`` of -p log(p + 1e-6), in nats; finite with finite gradient for p = 0."""
     return (-p * torch.log(p + ENTROPY_EPS)).sum(dim)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning
 import torch
+from pytorch_lightning.__version__ import version as lightning_version
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "pytorch_lightning": pytorch_lightning.__version__,
+        "pytorch_lightning": lightning_version,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_experts, output_dim))
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
-        """Map ``x [B, D]``, the same for all, or ``[B, E, D]``, one for each -> ``[B, E, H]``; ``subset`` of the maps."""
+        """Map ``x [B, D]``, the same for all, or ``[B, E, D]`` to ``[B, E, H]``; E is the size of ``subset`` if given."""
         weight, bias = (
             (self.weight, self.bias) if subset is None else (self.weight[list(subset)], self.bias[list(subset)])
         )
@@ -42,7 +43,7 @@ class StackedDense(nn.Module):
         require(0 <= dropout < 1, f"dropout={dropout}: must be at least 0 and less than 1")
         require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")
         widths = [input_dim, *units]
-        self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in pairwise(widths))
         self.dropout, self.output_dim = dropout, widths[-1]
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:

@@ -25,6 +25,7 @@ class CometGate(Gate):
     has the biases alone. ``entropy_weight`` times the entropy of v drives each tree to one leaf.
     """
 
+    entropy_weight: Tensor
     leaf_order: Tensor
 
     def __init__(
@@ -58,7 +59,7 @@ class CometGate(Gate):
         scores = torch.where(v > 0, scores + torch.log(v + _LOG_EPS), -torch.inf)
         weights = scores.flatten(-2).softmax(-1).view_as(v).sum(-1)  # one softmax over all leaves of all trees
         selectors = v.transpose(-1, -2)  # [B, T, K, E]
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)  # type: ignore[arg-type]
+        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
 
     def _leaf_probabilities(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the probability of each leaf, ``[B, T, E, K]``, one step per level of the tree.

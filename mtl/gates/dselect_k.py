@@ -26,6 +26,8 @@ class DSelectKGate(Gate):
     from E on select nothing, and ``reachability_weight`` times 1 / (sum of a selector) drives them out of use.
     """
 
+    entropy_weight: Tensor
+
     def __init__(
         self,
         num_tasks: int,
@@ -57,7 +59,7 @@ class DSelectKGate(Gate):
         selectors = codes[..., : self.num_experts]  # [B, T, K, E]
         mix = self.affine(x, "mix_", tasks).softmax(-1)  # [B, T, K]
         weights = (mix[..., None] * selectors).sum(-2)
-        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}  # type: ignore[arg-type]
+        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
         if codes.shape[-1] > self.num_experts:
             unreached = 1 / (_REACH_EPS + selectors.sum(-1))  # [B, T, K]
             losses["reachability"] = self.reachability_weight * unreached.sum((-2, -1)).mean()

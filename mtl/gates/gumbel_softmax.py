@@ -24,6 +24,9 @@ class GumbelSoftmaxGate(Gate):
     shapes give logit psi, which starts at ``initial_probability``; a static gate has the biases alone.
     """
 
+    sparsity_weight: Tensor
+    temperature: Tensor
+
     def __init__(
         self,
         num_tasks: int,

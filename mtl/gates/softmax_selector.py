@@ -19,6 +19,9 @@ class SoftmaxSelectorGate(Gate):
     [T, K, D]``, ``mix_bias [T, K]``; a static gate has the biases alone.
     """
 
+    entropy_weight: Tensor
+    temperature: Tensor
+
     def __init__(
         self,
         num_tasks: int,
@@ -43,4 +46,4 @@ class SoftmaxSelectorGate(Gate):
         selectors = (self.affine(x, "selector_", tasks) / self.temperature).softmax(-1)  # [B, T, K, E]
         mix = self.affine(x, "mix_", tasks).softmax(-1)  # [B, T, K]
         weights = (mix[..., None] * selectors).sum(-2)
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)  # type: ignore[arg-type]
+        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)

@@ -53,7 +53,7 @@ class TopKGate(Gate):
         usable = load_weight == 0 or (noisy and k < num_experts)
         require(
             usable,
-            "gate.load_weight needs gate.noisy=true and k below the number of experts: it is the expected load under the noise",
+            "gate.load_weight is the expected load under the noise: needs gate.noisy=true and gate.k below num_experts",
         )
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")

@@ -27,14 +27,14 @@ class TabularBottom(nn.Module):
         self.output_dim = 0
         for name, spec in inputs.items():
             if isinstance(spec, Categorical):
-                self.embeddings[name] = nn.Embedding(spec.size, embedding_dim)
+                table = nn.Embedding(spec.size, embedding_dim)
+                nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
+                self.embeddings[name] = table
                 self.output_dim += embedding_dim
             elif isinstance(spec, Numeric):
                 self.output_dim += spec.width
             else:
                 require(False, f"input {name!r} is {type(spec).__name__}: this bottom takes Categorical and Numeric")
-        for table in self.embeddings.values():
-            nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]`` or ``[B, width]`` to ``[B, D]``."""
