@@ -13,7 +13,7 @@ import mtl  # noqa: F401  (first: it makes torchvision importable)
 import hydra
 import pytorch_lightning as pl
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl import build, results
@@ -21,9 +21,12 @@ from mtl.checkpoint import config_from_checkpoint
 from mtl.types import InputError
 
 log = logging.getLogger("mtl")
-# In-memory batches are slices of tensors: worker processes would only copy them.
-warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+
+HARMLESS_WARNINGS = (
+    ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
+    ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
+    ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
+)
 
 
 def run_dir(ckpt: str | None, default: str) -> str:
@@ -41,6 +44,13 @@ OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
 
 def run(cfg: DictConfig) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best ``val/loss``."""
+    with warnings.catch_warnings():
+        for message in HARMLESS_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        return _run(cfg)
+
+
+def _run(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     build.check_gate(cfg)
@@ -86,7 +96,7 @@ def main(cfg: DictConfig) -> float | None:
     except InputError as error:
         if os.environ.get("HYDRA_FULL_ERROR"):
             raise
-        raise HydraException(f"error: {error}") from None
+        raise CompactHydraException(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -28,15 +28,12 @@ class RowsDataset(Dataset[Batch]):
 class BatchIndexSampler(Sampler[Tensor]):
     """Yield the row indices ``[<= batch_size]`` of one batch after the other.
 
-    The order is a function of ``seed`` and the epoch alone, so that it can be drawn again. Lightning calls
-    ``set_epoch``.
+    The order is a function of ``seed`` and of ``epoch()`` alone, so that it can be drawn again; the epoch is
+    asked for when the first batch is.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, shuffle: bool, seed: int) -> None:
+    def __init__(self, num_rows: int, batch_size: int, shuffle: bool, seed: int, epoch: Callable[[], int]) -> None:
         self.num_rows, self.batch_size, self.shuffle, self.seed = num_rows, batch_size, shuffle, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -44,11 +41,11 @@ class BatchIndexSampler(Sampler[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch())
             order = torch.randperm(self.num_rows, generator=generator)
         else:
             order = torch.arange(self.num_rows)
-        return iter(order.split(self.batch_size))
+        yield from order.split(self.batch_size)
 
 
 class TensorDataModule(LightningDataModule):
@@ -102,5 +99,12 @@ class TensorDataModule(LightningDataModule):
 
     def _loader(self, split: str, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
         dataset = RowsDataset(self.splits[split])
-        sampler = BatchIndexSampler(len(dataset), batch_size, shuffle, self.shuffle_seed)
+        sampler = BatchIndexSampler(len(dataset), batch_size, shuffle, self.shuffle_seed, self._epoch)
         return DataLoader(dataset, sampler=sampler, batch_size=None, pin_memory=self.pin_memory)
+
+    def _epoch(self) -> int:
+        if self.trainer is None or not self.trainer.training:
+            return 0
+        # Counted from the batches done: the epoch counter still lags by one when a run goes on from a checkpoint
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        return int(done // self.trainer.num_training_batches)

@@ -15,11 +15,19 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from mtl.types import InputError
 
@@ -198,14 +206,15 @@ def _mismatch(path: Path, checksums: dict[str, str | None]) -> str | None:
     for name, expected in checksums.items():
         if expected is not None:
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, lambda name=name: hashlib.new(name, usedforsecurity=False))
+                digest = hashlib.file_digest(file, partial(hashlib.new, name, usedforsecurity=False))
             if digest.hexdigest() != expected.lower():
                 return f"its {name} is {digest.hexdigest()}, expected {expected}"
     return None
 
 
 def _bar(visible: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not visible)
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+_MANY_COLUMNS = 16
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 
 
@@ -49,21 +51,23 @@ class SweepTable(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         if not self.rows:
             return
-        settings = list(dict.fromkeys(row["setting"] for row in self.rows))
-        columns = [
-            name for name in dict.fromkeys(n for row in self.rows for n in row) if name not in ("setting", "seed")
-        ]
-        many_tasks = len(columns) > 14
-        columns = [name for name in columns if not many_tasks or name.count("/") == 0]
+        words = [set(row["setting"].split(" ")) for row in self.rows]
+        common = set.intersection(*words)  # what all jobs have says nothing
+        for row in self.rows:
+            row["setting"] = " ".join(word for word in row["setting"].split(" ") if word not in common) or "all"
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        columns = [name for name in names if name not in ("setting", "seed")]
+        if len(columns) > _MANY_COLUMNS:  # many tasks: the numbers of the whole network alone
+            columns = [name for name in columns if "/" not in name]
         table = Table(title="mean over seeds ± standard error", title_justify="left")
-        table.add_column("setting", overflow="fold")
+        table.add_column("setting")
         for column in ("seeds", *columns):
             table.add_column(column.removeprefix("test ").replace("_", " "), justify="right", overflow="fold")
-        for setting in settings:
+        for setting in dict.fromkeys(row["setting"] for row in self.rows):
             rows = [row for row in self.rows if row["setting"] == setting]
             cells = [summarise([row.get(column) for row in rows]) for column in columns]
             table.add_row(setting, str(len(rows)), *cells)
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else 220).print(table)
 
 
 def summarise(values: list[float | None]) -> str:

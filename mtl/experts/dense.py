@@ -23,7 +23,7 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_experts, output_dim))
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
-        """Map ``x [B, D]``, the same for all, or ``[B, E, D]`` to ``[B, E, H]``; E is the size of ``subset`` if given."""
+        """Map ``x [B, D]``, the same for all, or ``[B, E, D]`` to ``[B, E, H]``; E counts ``subset`` if given."""
         weight, bias = (
             (self.weight, self.bias) if subset is None else (self.weight[list(subset)], self.bias[list(subset)])
         )

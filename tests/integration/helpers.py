@@ -1,0 +1,32 @@
+"""Compose the real configuration, shrunk to seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, open_dict
+
+from tests.conftest import ROOT
+
+SMALL = [
+    "trainer.max_epochs=2",
+    "trainer.accelerator=cpu",
+    "trainer.log_every_n_steps=1",
+    "callbacks.progress=null",
+]
+
+
+def compose_small(run_dir: Path, *words: str) -> DictConfig:
+    """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("train", [*SMALL, *words])
+    with open_dict(cfg):
+        cfg.label = "test"
+        cfg.paths.run_dir = str(run_dir)
+    if "rows" in cfg.data:
+        cfg.data.rows = [600, 200, 200]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return cfg

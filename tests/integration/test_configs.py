@@ -1,0 +1,79 @@
+"""Compose, build and train with every file in conf/, for a step or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from mtl import build
+from mtl.types import InputError
+from tests.conftest import ROOT
+from tests.integration.helpers import compose_small
+from train import run
+
+GROUPS = ["gate", "network", "optimizer", "logger", "trainer", "callbacks", "schedule", "experiment", "paths"]
+NEEDS = {  # what a file only makes sense with
+    "gate=hash": ["data=movielens"],
+    "network=frozen_experts": ["data=synthetic_recovery"],
+    "schedule=temperature": ["gate=softmax_selector"],
+}
+WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_file_trains(word: str, tmp_path: Path, tiny_movielens: Path) -> None:
+    words = [word, *NEEDS.get(word, []), f"paths.data_dir={tiny_movielens}"]
+    if word == "paths=default":
+        words = [word]
+    cfg = compose_small(tmp_path / "run", *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    assert torch.isfinite(torch.tensor(run(cfg)))
+    assert (tmp_path / "run" / "results.json").is_file()
+
+
+@pytest.mark.parametrize("gate", [path.stem for path in sorted((ROOT / "conf" / "gate").glob("*.yaml"))])
+def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_movielens: Path) -> None:
+    words = [f"gate={gate}", "data=movielens", f"paths.data_dir={tiny_movielens}", "setting.embedding_dim=8"]
+    cfg = compose_small(tmp_path, *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    assert torch.isfinite(torch.tensor(run(cfg)))
+
+
+def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "gate=comet", "data=movielens")
+    assert (cfg.network.num_experts, cfg.gate.k, cfg.network.bottom.embedding_dim) == (16, 2, 128)
+    assert (list(cfg.network.experts.units), cfg.network.experts.dropout, cfg.data.batch_size) == ([256], 0.5, 512)
+    assert (cfg.callbacks.early_stopping.patience, cfg.data.alpha) == (25, 0.9)
+    assert compose_small(tmp_path, "data=movielens", "gate=topk", "gate.k=5").gate.k == 5
+    assert compose_small(tmp_path, "data=movielens", "setting.num_experts=8").network.num_experts == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate=comet", "gate.gamma=0"], "gate.gamma=0"),
+        (["gate=dselect_k", "gate.gamma=-1"], "gate.gamma=-1"),
+        (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
+        (["gate=comet", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
+        (["gate=comet", "gate.k=two"], "gate.k='two'"),
+        (["gate=softmax_selector", "gate.temperature=0"], "gate.temperature=0"),
+        (["gate=topk", "gate.normalize=later"], "before, after"),
+    ],
+)
+def test_gate_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, *words, "data.rows=[1,1,1]")
+    with pytest.raises(InputError, match=message.replace("[", r"\[")):
+        build.check_gate(cfg)
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer.devices=2")
+    with pytest.raises(InputError, match="one device"):
+        build.build_trainer(cfg)
+
+
+def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer.max_epochs=1")
+    run(cfg)
+    assert OmegaConf.load(tmp_path / "config.yaml") == OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))

@@ -1,0 +1,158 @@
+"""Train, go on, evaluate, sweep: what a user does, on small data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtl.checkpoint import config_from_checkpoint, read_checkpoint
+from mtl.types import InputError
+from tests.conftest import ROOT
+from tests.integration.helpers import compose_small
+from train import run
+
+GROUPS = ["data", "gate", "network", "optimizer", "trainer", "callbacks", "logger", "paths", "schedule", "experiment"]
+
+
+def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the program as its user does."""
+    command = [sys.executable, str(ROOT / "train.py"), *words, "trainer.accelerator=cpu", "callbacks.progress=null"]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def losses(run_dir: Path) -> dict[str, float]:
+    return json.loads((run_dir / "results.json").read_text())["test"]
+
+
+def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer.max_epochs=3")
+    best = run(cfg)
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["best_val_loss"] == pytest.approx(best)
+    assert record["epochs"] == 3
+    assert record["seconds_per_epoch"] > 0
+    assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= record["test"].keys()
+    assert record["versions"]["torch"] == torch.__version__
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert list((tmp_path / "tensorboard").glob("events*"))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
+
+
+def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_movielens: Path) -> None:
+    words = ["data=movielens", f"paths.data_dir={tiny_movielens}", "setting.embedding_dim=4", "data.alpha=0.7"]
+    run(compose_small(tmp_path, *words))
+    test = losses(tmp_path)
+    assert test["loss"] == pytest.approx(0.7 * test["watch/loss"] + 0.3 * test["rating/loss"])
+    assert test["rating/mse"] == pytest.approx(test["rating/loss"], rel=1e-5)
+
+
+def test_same_command_same_numbers(tmp_path: Path) -> None:
+    results = []
+    for name in ("a", "b"):
+        run(compose_small(tmp_path / name, "gate=gumbel_softmax", "setting.dropout=0.3", "setting.head_units=[8]"))
+        results.append(losses(tmp_path / name))
+    assert results[0] == results[1]
+    run(compose_small(tmp_path / "c", "gate=gumbel_softmax", "setting.dropout=0.3", "setting.head_units=[8]", "seed=1"))
+    assert losses(tmp_path / "c") != results[0]
+
+
+def test_going_on_from_the_last_checkpoint_equals_not_stopping(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(compose_small(whole, "trainer.max_epochs=4"))
+    run(compose_small(parts, "trainer.max_epochs=2"))
+    path = parts / "checkpoints" / "last.ckpt"
+    cfg = compose_small(parts, f"ckpt='{path}'", "trainer.max_epochs=4")
+    cfg = config_from_checkpoint(cfg, str(path), ["ckpt=x", "trainer.max_epochs=4"], GROUPS)
+    run(cfg)
+    assert losses(parts) == losses(whole)
+    assert read_checkpoint(path)["epoch"] == 3
+
+
+def test_only_evaluating_gives_the_same_test_loss(tmp_path: Path) -> None:
+    run(compose_small(tmp_path / "run"))
+    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
+    cfg = compose_small(tmp_path / "again", f"evaluate='{path}'", "gate=comet")
+    cfg = config_from_checkpoint(cfg, str(path), ["evaluate=x"], GROUPS)
+    run(cfg)
+    assert losses(tmp_path / "again") == losses(tmp_path / "run")
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["epochs"] == 0
+
+
+def test_checkpoints_load_with_weights_only(tmp_path: Path) -> None:
+    run(compose_small(tmp_path))
+    for name in ("best", "last"):
+        content = torch.load(tmp_path / "checkpoints" / f"{name}.ckpt", weights_only=True)
+        assert content["config"]["gate"]["_target_"] == "mtl.gates.CometGate"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate=topk"], r"gate._target_ is mtl.gates.CometGate in the checkpoint, mtl.gates.TopKGate given"),
+        (["gate.k=3"], r"gate.k is 2 in the checkpoint, 3 given"),
+        (["network=shared_bottom"], r"network._target_"),
+    ],
+)
+def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp_path: Path) -> None:
+    run(compose_small(tmp_path / "run", "trainer.max_epochs=1"))
+    path = str(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    cfg = compose_small(tmp_path / "new", *words)
+    with pytest.raises(InputError, match=message):
+        config_from_checkpoint(cfg, path, words, GROUPS)
+
+
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "trainer.max_epochs=1"))
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"damaged or truncated.*in the same folder: best.ckpt"):
+        read_checkpoint(path)
+    torch.save({"something": 1}, path)
+    with pytest.raises(InputError, match="was not written by this program"):
+        read_checkpoint(path)
+    with pytest.raises(InputError, match="no such file"):
+        read_checkpoint(tmp_path / "none.ckpt")
+
+
+def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
+    words = ["-m", "gate=comet,topk", "seed=1,2", "data.rows=[300,100,100]", "trainer.max_epochs=1"]
+    done = program(*words, f"paths.output_dir={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mean over seeds" in done.stdout
+    [summary] = tmp_path.glob("multirun/*/*/summary.csv")
+    rows = list(csv.DictReader(summary.read_text().splitlines()))
+    assert [row["seed"] for row in rows] == ["1", "2", "1", "2"]
+    assert all(float(row["test loss"]) > 0 for row in rows)
+
+
+def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
+    words = ["data.rows=[300,100,100]", f"paths.output_dir={tmp_path}"]
+    assert program(*words, "trainer.max_epochs=1").returncode == 0
+    [last] = tmp_path.glob("*/*/checkpoints/last.ckpt")
+    done = program(f"ckpt={last}", f"paths.output_dir={tmp_path}", "trainer.max_epochs=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("*/*/results.json"))) == 1
+    record = json.loads((last.parent.parent / "results.json").read_text())
+    assert record["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate=commet"], "comet"),
+        (["gate.gamma=0"], "gate.gamma=0: must be a number greater than 0"),
+        (["gate.gama=1"], "gama"),
+        (["ckpt=nowhere.ckpt"], "no such file"),
+    ],
+)
+def test_errors_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+    done = program(*words, f"paths.output_dir={tmp_path}")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout

@@ -1,0 +1,91 @@
+"""Hold the house to its plan: imports lean one way only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+# Inside mtl, a module may import modules of its own layer or of lower ones.
+LAYERS = [
+    {"compat", "types"},
+    {"functional", "schedules"},
+    {"gates", "experts", "losses"},
+    {"metrics", "networks"},
+    {"module", "results", "checkpoint", "sweep"},
+    {"build"},
+]
+PACKAGES = ("mtl", "data_modules", "callbacks", "conf")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the project's modules that a file imports, as dotted names."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] in PACKAGES}
+
+
+def layer(module: str) -> int:
+    return next(level for level, names in enumerate(LAYERS) if module in names)
+
+
+def wrong_arrows(path: Path) -> list[str]:
+    """Return what is wrong with the imports of one file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    package, wrong = parts[0], []
+    for name in imported(path):
+        target = name.split(".")
+        if package == "mtl" and target[0] != "mtl":
+            wrong.append(f"mtl imports {name}")
+        if (
+            package == "data_modules"
+            and target[0] != "data_modules"
+            and name != "mtl"
+            and target[:2] != ["mtl", "types"]
+        ):
+            wrong.append(f"data_modules imports {name}")
+        if package == "callbacks" and target[0] not in ("callbacks", "mtl"):
+            wrong.append(f"callbacks imports {name}")
+        inside = package == "mtl" and len(target) > 1 and len(parts) > 1 and parts[1] != "__init__"
+        if inside and layer(target[1]) > layer(parts[1].removesuffix(".py")):
+            wrong.append(f"{parts[1]} imports {name}, which stands above it")
+    return wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_imports_lean_one_way(path: Path) -> None:
+    assert wrong_arrows(path) == []
+
+
+def test_an_arrow_that_runs_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "mtl" / "gates" / "base.py"
+    monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.networks.mmoe import MMoE\nimport callbacks\n")
+    assert len(wrong_arrows(path)) >= 2
+
+
+def test_only_build_instantiates() -> None:
+    users = [path.name for path in FILES if "utils.instantiate" in path.read_text()]
+    assert users == ["build.py"]
+
+
+def test_every_gate_has_file_class_and_config_of_one_name() -> None:
+    files = {path.stem for path in (ROOT / "mtl" / "gates").glob("*.py")} - {"__init__", "base", "balance"}
+    configs = {path.stem for path in (ROOT / "conf" / "gate").glob("*.yaml")}
+    assert files == configs
+
+
+def test_config_files_open_with_purpose_and_example() -> None:
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        lines = path.read_text().splitlines()
+        first = lines[1] if lines[0].startswith("# @package") else lines[0]
+        assert first.startswith("# "), path
+        assert "Example: " in first, path
