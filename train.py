@@ -26,6 +26,7 @@ HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
     ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
     ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
+    ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
 )
 
 
@@ -53,7 +54,7 @@ def run(cfg: DictConfig) -> float | None:
 def _run(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
-    build.check_gate(cfg)
+    build.check_options(cfg)
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     data.prepare_data()
     data.setup()

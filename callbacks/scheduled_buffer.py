@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.schedules import SHAPES, check_schedule
 from mtl.types import require
+
+log = logging.getLogger(__name__)
 
 
 class ScheduledBuffer(Callback):
@@ -14,7 +18,7 @@ class ScheduledBuffer(Callback):
 
     The course runs from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, or over ``epochs``
     (fractions of an epoch count), and stays at ``end``. The value is a pure function of ``trainer.global_step``, so a
-    resumed run goes on where it was.
+    resumed run goes on where it was. A network without such a buffer is an error, unless not ``required``.
     """
 
     def __init__(
@@ -25,13 +29,15 @@ class ScheduledBuffer(Callback):
         shape: str = "linear",
         steps: int | None = None,
         epochs: float | None = None,
+        required: bool = True,
     ) -> None:
         check_schedule(shape, start, end)
         require((steps is None) != (epochs is None), f"schedule of {target}: give either steps or epochs")
         length = steps if steps is not None else epochs
         require(length is not None and length > 0, f"schedule of {target}: its length {length} must be greater than 0")
         self.target, self.start, self.end, self.shape = target, start, end, shape
-        self.steps, self.epochs = steps, epochs
+        self.steps, self.epochs, self.required = steps, epochs, required
+        self._present = True
 
     @property
     def state_key(self) -> str:
@@ -39,12 +45,17 @@ class ScheduledBuffer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
+        self._present = self.target in names
+        if not self._present:
+            log.info("schedule of %s: this network has no such value, nothing to move", self.target)
         require(
-            self.target in names,
+            self._present or not self.required,
             f"schedule of {self.target!r}: the network has no such scalar; it has {', '.join(names) or 'none'}",
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        if not self._present:
+            return
         buffer = pl_module.get_buffer(self.target)
         value = self.value(trainer.global_step, trainer.num_training_batches)
         buffer.fill_(torch.tensor(value, dtype=buffer.dtype))

@@ -68,6 +68,8 @@ class TensorDataModule(LightningDataModule):
         super().__init__()
         require(batch_size >= 1, f"data.batch_size={batch_size}: a batch needs at least 1 row")
         require(eval_batch_size >= 1, f"data.eval_batch_size={eval_batch_size}: a batch needs at least 1 row")
+        for name, value in {"seed": seed, "shuffle_seed": shuffle_seed}.items():
+            require(isinstance(value, int), f"data.{name}={value!r}: must be an integer")
         self.batch_size, self.eval_batch_size, self.pin_memory = batch_size, eval_batch_size, pin_memory
         self.seed, self.shuffle_seed = seed, shuffle_seed
         self._spec: DataSpec | None = None

@@ -233,7 +233,7 @@ def draw_distinct(sizes: Tensor, counts: Tensor, generator: torch.Generator) -> 
         short = (counts - have).clamp(min=0)
     owner = torch.searchsorted(starts, pool, right=True) - 1
     # the distinct numbers of a block are a random subset of it; keep a random part of them
-    order = (owner + torch.rand(len(pool), generator=generator, dtype=torch.float64)).argsort()
+    order = (owner + torch.rand(len(pool), generator=generator, dtype=torch.float64)).argsort(stable=True)
     owner = owner[order]
     have = torch.bincount(owner, minlength=len(sizes))
     place = torch.arange(len(pool)) - (have.cumsum(0) - have)[owner]

@@ -24,16 +24,20 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
     return data
 
 
-def check_gate(cfg: DictConfig) -> None:
-    """Construct the chosen gate once, without memory, so that its options are checked before any data is touched."""
-    num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
+def check_options(cfg: DictConfig) -> None:
+    """Construct gate and optimizer once, on nothing, so that their options are checked before any data is touched."""
+    try:
+        _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"optimizer: {error}") from None
     if "gate" not in cfg.network:
         return
+    num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
     name = cfg.gate.get("input_name") or "id"
-    with torch.device("meta"), _plain_errors():
+    with torch.device("meta"):
         _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
-        if "k" in cfg.gate:
-            check_k(cfg.gate.k, num_experts)
+    if "k" in cfg.gate:
+        check_k(cfg.gate.k, num_experts)
 
 
 def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mtl.types import InputError, require
 
 # What the weights in a checkpoint are a function of: a run that starts from it must agree in these sections,
-FIXED_SECTIONS = ("data", "network", "gate")
+FIXED_SECTIONS = ("gate", "network", "data")
 # but for where the files are and how they are fed.
 FREE_KEYS = {"data.data_dir", "data.download", "data.base_url", "data.eval_batch_size", "data.pin_memory"}
 
@@ -26,9 +26,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen kinds for damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
         others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
-        hint = f"; in the same folder: {', '.join(others)}" if others else ""
+        hint = f"; in the same folder: {', '.join(others)}" if others else "; take another checkpoint of the run"
         size = path.stat().st_size
         raise InputError(f"checkpoint {path} ({size} bytes) is damaged or truncated ({reason}){hint}") from None
     known = isinstance(checkpoint, dict) and {"config", "state_dict"} <= checkpoint.keys()
@@ -68,9 +68,11 @@ def _differences(saved: DictConfig, given: DictConfig) -> list[str]:
     lines = []
     for section in FIXED_SECTIONS:
         old, new = _flat(saved, section), _flat(given, section)
-        for key in sorted(old.keys() | new.keys()):
-            if key not in FREE_KEYS and old.get(key) != new.get(key):
-                lines.append(f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given")
+        keys = sorted(key for key in old.keys() | new.keys() if key not in FREE_KEYS and old.get(key) != new.get(key))
+        if f"{section}._target_" in keys:  # of another class, the options differ anyway
+            keys = [f"{section}._target_"]
+        keys = [key for key in keys if not key.startswith("network.gate.")]  # a reference to the gate section
+        lines += [f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given" for key in keys]
     return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
 
 

@@ -59,12 +59,13 @@ def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> 
         (["gate=comet", "gate.k=two"], "gate.k='two'"),
         (["gate=softmax_selector", "gate.temperature=0"], "gate.temperature=0"),
         (["gate=topk", "gate.normalize=later"], "before, after"),
+        (["optimizer.lr=-1"], "optimizer: .*-1"),
     ],
 )
-def test_gate_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
+def test_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, *words, "data.rows=[1,1,1]")
     with pytest.raises(InputError, match=message.replace("[", r"\[")):
-        build.check_gate(cfg)
+        build.check_options(cfg)
 
 
 def test_several_devices_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""The tensor cache: built once, damage healed, nothing half-written, one builder at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from data_modules.cache import cached, keyed, locked
+from mtl.types import InputError
+from tests.conftest import ROOT
+
+
+class Builder:
+    """Count the calls, return some tensors."""
+
+    def __init__(self, rows: int = 1000) -> None:
+        self.rows, self.calls = rows, 0
+
+    def __call__(self) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"a": torch.arange(self.rows), "b": torch.full((3,), torch.nan)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "set.pt"
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and left["a"].equal(right["a"])
+
+
+def test_built_once_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build = Builder()
+    with caplog.at_level(logging.INFO, "data_modules.cache"):
+        first, second = cached(path, build), cached(path, build)
+    assert build.calls == 1
+    assert same(first, second)
+    assert second["b"].isnan().all()
+    assert [record.getMessage() for record in caplog.records] == [f"building {keyed(path, ())}"]
+
+
+def test_another_key_is_another_file(path: Path) -> None:
+    build = Builder()
+    cached(path, build, (1, "x"))
+    cached(path, build, (2, "x"))
+    cached(path, build, (1, "x"))
+    assert build.calls == 2
+    assert keyed(path, (1, "x")).name.startswith("set-")
+    assert keyed(path, (1, "x")) != keyed(path, (2, "x"))
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flip", "text", "list"])
+def test_damaged_file_is_built_again(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    build = Builder()
+    cached(path, build)
+    file = keyed(path, ())
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF  # in the numbers themselves, where only the checksum tells
+    if damage == "list":
+        torch.save([torch.zeros(3)], file)
+    else:
+        file.write_bytes({"empty": b"", "cut": raw[: len(raw) // 2], "flip": raw, "text": b"hello"}[damage])
+    assert same(cached(path, build), Builder()())
+    assert build.calls == 2
+    assert "is damaged and is built again" in caplog.text
+    cached(path, build)
+    assert build.calls == 2
+
+
+def test_leftovers_of_killed_processes_are_removed(path: Path) -> None:
+    path.parent.mkdir()
+    leftover = path.with_name(f".{keyed(path, ()).name}.99.tmp")
+    leftover.write_text("half")
+    cached(path, Builder())
+    assert not leftover.exists()
+
+
+def test_error_of_the_builder_passes_and_leaves_nothing(path: Path) -> None:
+    def fail() -> dict[str, Tensor]:
+        raise InputError("line 3 is damaged")
+
+    with pytest.raises(InputError, match="line 3"):
+        cached(path, fail)
+    assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
+    cached(path, Builder())  # and the lock is free again
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond 100 kB, which fails in the middle of a write as a full disk does."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_leaves_nothing_half_written(path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write to the folder .*cache: File too large; .*data\.data_dir"):
+        cached(path, Builder(rows=100_000))
+    assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(InputError, match="cannot write to the folder"):
+        cached(tmp_path / "cache" / "set.pt", Builder())
+
+
+def test_second_waits_and_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
+        timer = threading.Timer(0.2, fcntl.flock, (file, fcntl.LOCK_UN))
+        timer.start()
+        with caplog.at_level(logging.INFO, "data_modules.cache"), locked(path, "counting sheep"):
+            timer.join(1)
+    assert "waiting for another process that is counting sheep" in caplog.text
+
+
+def test_two_processes_build_once(path: Path) -> None:
+    script = (
+        "import os, sys, time, pathlib, torch; from data_modules.cache import cached\n"
+        "def build():\n"
+        "    print('built', flush=True); time.sleep(0.3); return {'a': torch.ones(2)}\n"
+        "for child in range(2):\n"  # forked: to import torch twice would take longer than the test
+        "    if os.fork() == 0:\n"
+        "        cached(pathlib.Path(sys.argv[1]), build)['a'].sum(); os._exit(0)\n"
+        "sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for child in range(2)))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "built\n"), run.stderr

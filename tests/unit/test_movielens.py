@@ -1,0 +1,406 @@
+"""MovieLens from small made-up files in the published formats: parsing, drawing, splitting, preparing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from data_modules import movielens
+from data_modules.movielens import MovieLensDataModule, draw_distinct, stratified_split
+from mtl.types import Batch, Categorical, InputError, TaskSpec
+from tests.conftest import ROOT
+
+USERS, MOVIES, EACH = 40, 60, 20
+SEPARATORS = {"1m": "::", "100k": "\t"}
+Make = Callable[..., MovieLensDataModule]
+
+
+def make_lines(separator: str = "::") -> list[str]:
+    """Each of 40 users rates 20 of the movies 1, 2, ..., 60 with 1 to 5."""
+    generator = torch.Generator().manual_seed(1)
+    lines = []
+    for user in range(1, USERS + 1):
+        for movie in (torch.randperm(MOVIES, generator=generator)[:EACH] + 1).sort().values.tolist():
+            lines.append(separator.join(str(x) for x in (user, movie, 1 + (user * 7 + movie) % 5, 978300760)))
+    return lines
+
+
+def write(data_dir: Path, lines: list[str], variant: str = "1m") -> Path:
+    layout = movielens.VARIANTS[variant]
+    file = data_dir / layout.folder / layout.ratings
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="latin-1", newline="")
+    return file
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Build a data module over ``tmp_path``."""
+
+    def build(**kwargs: Any) -> MovieLensDataModule:
+        return MovieLensDataModule(**{"data_dir": str(tmp_path), "batch_size": 64, "download": False} | kwargs)
+
+    return build
+
+
+@pytest.fixture
+def ready(tmp_path: Path, make: Make) -> Make:
+    """Build a data module over the made-up ratings, prepared and set up."""
+
+    def build(**kwargs: Any) -> MovieLensDataModule:
+        data = make(**kwargs)
+        if not data.ratings_file.exists():
+            variant = kwargs.get("variant", "1m")
+            write(tmp_path, make_lines(SEPARATORS[variant]), variant)
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return build
+
+
+def all_rows(data: MovieLensDataModule) -> Batch:
+    parts = [data.splits[name] for name in ("train", "val", "test")]
+    return Batch(
+        {name: torch.cat([part.inputs[name] for part in parts]) for name in parts[0].inputs},
+        {name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
+    )
+
+
+def codes(rows: Batch) -> Tensor:
+    return rows.inputs["user"] * 10_000 + rows.inputs["item"]
+
+
+@pytest.mark.parametrize("variant", ["1m", "100k"])
+def test_ratings_come_through_unchanged(ready: Make, variant: str) -> None:
+    rows = all_rows(ready(variant=variant))
+    seen = rows.targets["watch"] == 1
+    triples = zip(rows.inputs["user"][seen], rows.inputs["item"][seen], rows.targets["rating"][seen], strict=True)
+    lines = [line.split("::")[:3] for line in make_lines()]
+    assert sorted((int(u) + 1, int(i) + 1, int(r)) for u, i, r in triples) == sorted(tuple(map(int, x)) for x in lines)
+
+
+def test_description_and_types(ready: Make) -> None:
+    data = ready(alpha=0.75)
+    assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}
+    assert data.spec.tasks == [TaskSpec("watch", "binary", weight=0.75), TaskSpec("rating", "regression", weight=0.25)]
+    rows = data.splits["train"]
+    assert {value.dtype for value in rows.inputs.values()} == {torch.int64}
+    assert {value.dtype for value in rows.targets.values()} == {torch.float32}
+    assert len(next(iter(data.train_dataloader()))) == 64
+
+
+@pytest.mark.parametrize("negatives", ["uniform", "per_user"])
+def test_unwatched_pairs(ready: Make, negatives: str) -> None:
+    rows = all_rows(ready(negatives=negatives))
+    watch, rating = rows.targets["watch"], rows.targets["rating"]
+    assert int(watch.sum()) == int((1 - watch).sum()) == USERS * EACH
+    assert torch.equal(rating.isnan(), watch == 0)
+    assert len(codes(rows).unique()) == len(rows)  # never a watched pair, never one twice
+    drawn = torch.bincount(rows.inputs["user"][watch == 0], minlength=USERS)
+    assert bool((drawn == EACH).all()) == (negatives == "per_user")
+    assert int(rows.inputs["item"].max()) < MOVIES
+
+
+def test_unwatched_pairs_only_of_users_and_movies_that_occur(tmp_path: Path, ready: Make) -> None:
+    write(tmp_path, [line for line in make_lines() if line.split("::")[1] != "7" and not line.startswith("3::")])
+    data = ready()
+    rows = all_rows(data)
+    assert not bool((rows.inputs["item"] == 6).any())
+    assert not bool((rows.inputs["user"] == 2).any())
+    assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}  # ids keep their places
+
+
+def test_users_who_rated_most_movies(tmp_path: Path, ready: Make) -> None:
+    lines = [f"1::{movie}::3::0" for movie in range(1, 41)] + [f"2::{movie}::4::0" for movie in range(31, 51)]
+    write(tmp_path, lines)
+    with pytest.raises(InputError, match=r"data\.negatives=uniform: needs 60 unwatched pairs.* leave 40; use .*per_us"):
+        ready()
+    rows = all_rows(ready(negatives="per_user"))
+    assert torch.bincount(rows.inputs["user"][rows.targets["watch"] == 0]).tolist() == [10, 20]
+
+
+def test_everything_is_watched(tmp_path: Path, ready: Make) -> None:
+    write(tmp_path, [f"{user}::{movie}::3::0" for user in range(1, 9) for movie in range(1, 9)])
+    with pytest.raises(InputError, match="every user has rated every movie"):
+        ready(negatives="per_user")
+
+
+def test_each_split_has_its_share_of_each_stratum(ready: Make) -> None:
+    data = ready()
+    whole = torch.bincount(all_rows(data).targets["rating"].nan_to_num().long())
+    for name, share in (("train", 0.8), ("val", 0.1), ("test", 0.1)):
+        part = torch.bincount(data.splits[name].targets["rating"].nan_to_num().long())
+        assert bool(((part - share * whole).abs() <= 1).all()), name
+    assert len(codes(all_rows(data)).unique()) == 2 * USERS * EACH  # disjoint, and nothing is lost
+    assert data.splits["train"].inputs["user"].diff().abs().sum() > USERS  # and shuffled
+
+
+def test_draws_depend_on_the_seed_alone(ready: Make) -> None:
+    first, again, other = (all_rows(ready(seed=seed)) for seed in (3, 3, 4))
+    assert torch.equal(codes(first), codes(again))
+    assert not torch.equal(codes(first), codes(other))
+
+
+def test_too_few_ratings(tmp_path: Path, ready: Make) -> None:
+    write(tmp_path, ["1::1::3::0", "2::2::3::0"])
+    with pytest.raises(InputError, match=r"too few ratings for the val share of data\.split"):
+        ready()
+
+
+DAMAGE = {
+    "too few fields": "5::6::3",
+    "too many fields": "5::6::3::0::1",
+    "text": "five::6::3::0",
+    "latin-1 text": "caf\u00e9::6::3::0",
+    "rating too high": "5::6::6::0",
+    "rating too low": "5::6::0::0",
+    "half a star": "5::6::3.5::0",
+    "no rating": "5::6::::0",
+    "user 0": "0::6::3::0",
+    "user beyond the last": "6041::6::3::0",
+    "movie 0": "5::0::3::0",
+    "negative movie": "5::-6::3::0",
+    "movie beyond the last": "5::3953::3::0",
+    "number beyond all": "5::99999999999999999999::3::0",
+    "no timestamp": "5::6::3::",
+    "space": "5:: 6::3::0",
+    "another separator": "5,6,3,0",
+    "empty": "",
+    "zeros of a crashed disk": "\0" * 500,
+}
+
+
+@pytest.mark.parametrize("row", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_row_is_named(tmp_path: Path, make: Make, row: str) -> None:
+    lines = make_lines()
+    lines[16] = row
+    lines[20] = "x"
+    file = write(tmp_path, lines)
+    with pytest.raises(InputError) as caught:
+        make().prepare_data()
+    message = str(caught.value)
+    assert message.startswith(f"{file}, line 17: {row[:20]!r}"[:-1])
+    assert "2 of 800 rows are damaged. Expected user::movie::rating::timestamp, whole numbers" in message
+    assert message.endswith(f"Repair the file, or delete the folder {file.parent} to have it fetched again")
+    assert len(message) < 700
+
+
+def test_damaged_first_and_last_row(tmp_path: Path, make: Make) -> None:
+    lines = make_lines("\t")
+    for line in (0, len(lines) - 1):
+        file = write(tmp_path, [*lines[:line], "5\t6\t9\t0", *lines[line + 1 :]], "100k")
+        with pytest.raises(InputError, match=rf"u\.data, line {line + 1}: .*1 of 800 rows.*user<tab>movie<tab>"):
+            make(variant="100k").prepare_data()
+    write(tmp_path, lines, "100k")
+    assert file.stat().st_size > 0
+    make(variant="100k").prepare_data()  # a repaired file is read again
+
+
+def test_repeated_pair_is_named(tmp_path: Path, make: Make) -> None:
+    lines = make_lines()
+    lines[30] = lines[10].replace("::978300760", "::1")
+    write(tmp_path, lines)
+    with pytest.raises(InputError, match=rf"line 31: '{lines[30]}' rates a movie .* 1 of 800 rows are repeated"):
+        make().prepare_data()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\r\n"])
+def test_empty_file(tmp_path: Path, make: Make, content: bytes) -> None:
+    write(tmp_path, []).write_bytes(content)
+    with pytest.raises(InputError, match=r"ratings\.dat is empty\. Repair the file"):
+        make().prepare_data()
+
+
+def test_windows_line_ends_and_no_last_line_end(tmp_path: Path, ready: Make) -> None:
+    write(tmp_path, []).write_bytes("\r\n".join(make_lines()).encode())
+    assert len(all_rows(ready())) == 2 * USERS * EACH
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("alpha", 1.5, "data.alpha=1.5: must lie in [0, 1]"),
+        ("alpha", float("nan"), "data.alpha=nan: must lie in [0, 1]"),
+        ("alpha", "much", "data.alpha=much: must lie in [0, 1]"),
+        ("variant", "20m", "data.variant=20m: must be one of 1m, 100k"),
+        ("negatives", "all", "data.negatives=all: must be one of uniform, per_user"),
+        ("split", (0.8, 0.1), "data.split=(0.8, 0.1): must be three positive shares"),
+        ("split", (0.8, 0.1, 0.2), "data.split=(0.8, 0.1, 0.2): must be three"),
+        ("split", (0.9, 0.1, 0.0), "data.split=(0.9, 0.1, 0.0): must be three"),
+        ("split", (1.1, 0.1, -0.2), "data.split=(1.1, 0.1, -0.2): must be three"),
+        ("split", "abc", "data.split=abc: must be three"),
+        ("split", 0.8, "data.split=0.8: must be three"),
+        ("seed", -1, "data.seed=-1: must lie in"),
+        ("data_dir", "", "data.data_dir='': must name a folder"),
+        ("batch_size", 0, "data.batch_size=0: a batch needs"),
+    ],
+)
+def test_arguments_are_checked(make: Make, argument: str, value: object, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        make(**{argument: value})
+
+
+def test_nothing_there_and_no_network(tmp_path: Path, make: Make) -> None:
+    with pytest.raises(InputError, match="unreadable|cannot read .*prepare_data"):
+        make().setup()
+    with pytest.raises(InputError, match=r"ratings\.dat is missing and data\.download=false: set it to true, or get"):
+        make().prepare_data()
+    with pytest.raises(InputError) as caught:
+        make(download=True, base_url="http://127.0.0.1:9/ml/").prepare_data()
+    message = str(caught.value)
+    assert message.startswith("cannot download ml-1m.zip from http://127.0.0.1:9/ml/ml-1m.zip: no connection")
+    assert f"put it at {tmp_path}/ml-1m.zip, or unzip it so that {tmp_path}/ml-1m/ratings.dat exists" in message
+
+
+def zip_ratings(path: Path, lines: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ml-1m/README", "made up")
+        archive.writestr("ml-1m/ratings.dat", "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve a made-up ml-1m.zip and have its checksum expected; yields the address."""
+    archive = zip_ratings(tmp_path / "mirror" / "ml-1m.zip", make_lines())
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=md5))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=archive.parent)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_download_unpack_parse(tmp_path: Path, make: Make, mirror: str) -> None:
+    data = make(data_dir=str(tmp_path / "new" / "data"), download=True, base_url=mirror)
+    data.prepare_data()
+    data.setup()
+    assert len(all_rows(data)) == 2 * USERS * EACH
+
+
+def test_archive_put_there_by_hand_needs_no_network(tmp_path: Path, make: Make) -> None:
+    zip_ratings(tmp_path / "ml-1m.zip", make_lines())
+    data = make()
+    data.prepare_data()
+    data.setup()
+    assert len(all_rows(data)) == 2 * USERS * EACH
+
+
+def test_archive_of_something_else(tmp_path: Path, make: Make) -> None:
+    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
+        archive.writestr("other.txt", "")
+    with pytest.raises(InputError, match=r"ml-1m\.zip holds no ml-1m/ratings\.dat"):
+        make().prepare_data()
+
+
+# Kills itself with SIGKILL in the middle of each step of preparing; then prepares one folder in two processes at
+# once. Forked from one process that has imported everything: the imports take longer than all the rest.
+SCRIPT = """
+import mtl, os, signal, sys, zipfile
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+import torch
+from data_modules import cache, download, movielens
+
+root, base_url, md5 = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+movielens.VARIANTS["1m"] = replace(movielens.VARIANTS["1m"], md5=md5)
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def save(tensors, file):
+    file.write(b"half"); file.flush(); die()
+
+def unpack(archive, folder, names):
+    archive.extract(names[0], folder); die()
+
+def prepare(folder):
+    movielens.MovieLensDataModule(str(root / folder), base_url=base_url, batch_size=8).prepare_data()
+
+def fork(folder, *patches):
+    if (child := os.fork()) == 0:
+        for target, name, replacement in patches:
+            mock.patch.object(target, name, replacement).start()
+        prepare(folder)
+        os._exit(0)
+    return child
+
+steps = {
+    "fetch": (download, "_mismatch", die),
+    "unpack": (zipfile.ZipFile, "extractall", unpack),
+    "parse": (movielens, "read_ratings", die),
+    "store": (torch, "save", save),
+}
+for folder, patch in steps.items():
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(folder, patch), 0)[1]) == -signal.SIGKILL, folder
+
+real = movielens.read_ratings
+def counted(*args):
+    print("parsed", flush=True)
+    return real(*args)
+
+children = [fork("both", (movielens, "read_ratings", counted)) for _ in range(2)]
+assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+"""
+
+
+def test_killed_in_each_step_and_two_at_once(tmp_path: Path, make: Make, mirror: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), mirror, movielens.VARIANTS["1m"].md5]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
+    assert (run.returncode, run.stdout) == (0, "parsed\n"), run.stderr
+    for folder in ("fetch", "unpack", "parse", "store", "both"):
+        data = make(data_dir=str(tmp_path / folder), download=True, base_url=mirror)
+        data.prepare_data()
+        data.setup()
+        assert len(all_rows(data)) == 2 * USERS * EACH
+        files = [path.name for path in (tmp_path / folder).rglob("*")]
+        assert not [name for name in files if name.endswith((".tmp", ".part"))]
+
+
+def test_draw_distinct_in_blocks_of_every_kind() -> None:
+    sizes = torch.tensor([0, 10, 1000, 0, 5, 100_000, 7, 0])
+    counts = torch.tensor([0, 10, 100, 0, 0, 9000, 3, 0])
+    drawn = draw_distinct(sizes, counts, torch.Generator().manual_seed(0))
+    starts = sizes.cumsum(0) - sizes
+    assert len(drawn.unique()) == len(drawn) == int(counts.sum())
+    inside = (drawn >= starts[:, None]) & (drawn < (starts + sizes)[:, None])
+    assert torch.equal(inside.sum(1), counts)
+
+
+@pytest.mark.parametrize("count", [2, 5])  # both ways of drawing
+def test_draw_distinct_is_uniform(count: int) -> None:
+    trials, size = 20_000, 12
+    drawn = draw_distinct(torch.full((trials,), size), torch.full((trials,), count), torch.Generator().manual_seed(0))
+    hits = torch.bincount(drawn % size, minlength=size).double()
+    expected = trials * count / size
+    assert float(((hits - expected) ** 2 / expected).sum()) < 31.3  # chi-square of 11 degrees, p = 0.001
+
+
+def test_stratified_split_is_a_partition_and_random() -> None:
+    stratum = torch.arange(1003) % 3
+    parts = stratified_split(stratum, (0.5, 0.25, 0.25), torch.Generator().manual_seed(0))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(1003))
+    assert [int((stratum[parts[0]] == value).sum()) for value in range(3)] == [168, 167, 167]
+    assert abs(float(parts[0].double().mean()) - 501) < 50
