@@ -7,16 +7,12 @@ import hashlib
 import http.client
 import logging
 import os
-import re
-import shutil
 import threading
 import time
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -90,7 +86,8 @@ def fetch(
     except _FailedError as error:
         raise InputError(f"cannot download {dest.name} from {url}: {error}. Without the network: {by_hand}") from error
     except OSError as error:
-        raise InputError(f"cannot write {part} (downloading {url}): {error.strerror}. By hand: {by_hand}") from error
+        why = error.strerror or error
+        raise InputError(f"cannot write {part} (downloading {url}): {why}. By hand: {by_hand}") from error
     return dest
 
 
@@ -102,7 +99,7 @@ class _Transfer:
         self.version: str | None = None  # what If-Range sends: the version of the file that the part began with
 
     def run(self, bar: Progress, retries: int, pause: float) -> None:
-        task = bar.add_task(self.part.stem, total=None)
+        task = bar.add_task(self.part.stem, total=None, visible=False)  # until the server answers
         for left in range(retries, -1, -1):
             try:
                 self._attempt(bar, task, again=left < retries)
@@ -145,7 +142,7 @@ class _Transfer:
             total = have + int(length)
         etag = headers.get("ETag")  # a weak one (W/...) does not promise equal bytes
         self.version = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
-        bar.update(task, total=total, completed=have)
+        bar.update(task, total=total, completed=have, visible=True)
         with open(self.part, "ab" if have else "wb") as file:
             while chunk := self._read(response):
                 file.write(chunk)
@@ -216,44 +213,3 @@ def _bar(visible: bool) -> Progress:
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not visible)
-
-
-def extract_zip(archive: Path, dest_dir: Path) -> None:
-    """Unpack ``archive`` into ``dest_dir``; files that are there already stay as they are.
-
-    Everything is unpacked into a hidden folder beside first and then renamed, so a file is there whole or not at
-    all. Raises ``InputError`` for a damaged archive, for members that point outside, and where ``dest_dir`` cannot
-    be written. Two processes must not unpack one archive at the same time.
-    """
-    try:
-        with zipfile.ZipFile(archive) as content:
-            names = [info.filename for info in content.infolist() if not info.is_dir()]
-            for name in names:
-                if re.search(r"^/|\\|^[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
-                    raise InputError(f"{archive}: the member {name!r} points outside the archive; delete the file")
-            missing = [name for name in names if not (dest_dir / name).exists()]
-            if missing:
-                _unpack(content, missing, archive, dest_dir)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InputError(
-            f"{archive} is damaged ({error}): delete it and start again to have it downloaded once more"
-        ) from error
-    except OSError as error:
-        raise InputError(f"cannot unpack {archive} into {dest_dir}: {error.strerror or error}") from error
-
-
-def _unpack(content: zipfile.ZipFile, names: list[str], archive: Path, dest_dir: Path) -> None:
-    for leftover in dest_dir.glob(f".{archive.name}.*.tmp"):  # of a process that was killed here
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = dest_dir / f".{archive.name}.{os.getpid()}.tmp"
-    try:
-        content.extractall(temporary, names)
-        for top in sorted({PurePosixPath(name).parts[0] for name in names}):
-            if not (dest_dir / top).exists():
-                os.replace(temporary / top, dest_dir / top)  # a whole folder in one step
-        for name in names:
-            if (temporary / name).exists():
-                (dest_dir / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(temporary / name, dest_dir / name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -14,9 +14,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from data_modules.archive import extract_zip
 from data_modules.base import TensorDataModule
 from data_modules.cache import cached, locked
-from data_modules.download import extract_zip, fetch
+from data_modules.download import fetch
+from data_modules.sampling import draw_distinct, stratified_split, unique
 from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -67,13 +69,16 @@ class MovieLensDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(bool(str(data_dir)), f"data.data_dir={data_dir!r}: must name a folder")
-        require(variant in VARIANTS, f"data.variant={variant}: must be one of {', '.join(VARIANTS)}")
+        require(bool(data_dir), f"data.data_dir={data_dir!r}: must name a folder")
+        require(variant in tuple(VARIANTS), f"data.variant={variant}: must be one of {', '.join(VARIANTS)}")
         require(negatives in NEGATIVES, f"data.negatives={negatives}: must be one of {', '.join(NEGATIVES)}")
         require(_is_share(alpha), f"data.alpha={alpha}: must lie in [0, 1]")
-        shares = [share for share in split if _is_share(share) and share > 0]
-        fits = len(shares) == len(split) == 3 and math.isclose(sum(shares), 1.0)
-        require(fits, f"data.split={split}: must be three positive shares (train, val, test) that sum to 1")
+        shares = list(split) if hasattr(split, "__iter__") else []
+        fits = len(shares) == 3 and all(_is_share(share) and share > 0 for share in shares)
+        require(
+            fits and math.isclose(sum(shares), 1.0),
+            f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
+        )
         require(0 <= self.seed < 2**63, f"data.seed={self.seed}: must lie in [0, 2**63)")
         self.variant = VARIANTS[variant]
         self.data_dir = Path(data_dir).expanduser()
@@ -115,8 +120,8 @@ class MovieLensDataModule(TensorDataModule):
         """Return the description and the splits; every row is in exactly one of them."""
         start = time.perf_counter()
         ratings = self._read_ratings()
-        users, user = _unique(ratings["user"])
-        items, item = _unique(ratings["item"])
+        users, user = unique(ratings["user"])
+        items, item = unique(ratings["item"])
         generator = torch.Generator().manual_seed(self.seed)
         watched = (user * len(items) + item).sort().values
         free = self._draw_unwatched(watched, len(users), len(items), generator)
@@ -211,55 +216,3 @@ def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
 
 def _quote(line: str, limit: int = 60) -> str:
     return repr(line if len(line) <= limit else line[:limit] + "...")
-
-
-def draw_distinct(sizes: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw ``counts[s]`` distinct numbers from each block ``s`` of ``sizes[s]`` numbers, every subset alike.
-
-    Blocks follow one another: block ``s`` begins at ``sizes[:s].sum()``. Both ``[S]`` int64, counts <= sizes.
-    Returns ``[counts.sum()]``, in random order within a block.
-    """
-    starts = sizes.cumsum(0) - sizes
-    dense = counts * 4 > sizes  # here repeats are so frequent that listing all numbers is cheaper
-    pool = _list_blocks(starts[dense], sizes[dense])
-    short = counts.masked_fill(dense, 0)
-    while bool(short.any()):
-        block = torch.repeat_interleave(torch.where(short > 0, short + short // 4 + 8, 0))
-        place = torch.rand(len(block), generator=generator, dtype=torch.float64) * sizes[block]
-        place = torch.minimum(place.long(), sizes[block] - 1)  # the product can round up to the size
-        pool, _ = _unique(torch.cat([pool, starts[block] + place]))
-        owner = torch.searchsorted(starts, pool, right=True) - 1
-        have = torch.bincount(owner, minlength=len(sizes))
-        short = (counts - have).clamp(min=0)
-    owner = torch.searchsorted(starts, pool, right=True) - 1
-    # the distinct numbers of a block are a random subset of it; keep a random part of them
-    order = (owner + torch.rand(len(pool), generator=generator, dtype=torch.float64)).argsort(stable=True)
-    owner = owner[order]
-    have = torch.bincount(owner, minlength=len(sizes))
-    place = torch.arange(len(pool)) - (have.cumsum(0) - have)[owner]
-    return pool[order[place < counts[owner]]]
-
-
-def _unique(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sorted distinct values, and for each value its place among them."""
-    distinct, place = torch.unique(values, return_inverse=True)
-    return distinct, place
-
-
-def _list_blocks(starts: Tensor, sizes: Tensor) -> Tensor:
-    owner = torch.repeat_interleave(sizes)
-    return torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner] + starts[owner]
-
-
-def stratified_split(stratum: Tensor, shares: Sequence[float], generator: torch.Generator) -> list[Tensor]:
-    """Return the row indices of each share, in random order; each value of ``stratum [N]`` is split alike."""
-    shuffled = torch.randperm(len(stratum), generator=generator)
-    own = stratum[shuffled]
-    size = torch.bincount(own)
-    place = torch.empty_like(own)
-    order = own.argsort(stable=True)
-    place[order] = torch.arange(len(own)) - (size.cumsum(0) - size)[own[order]]
-    bounds = torch.tensor(shares, dtype=torch.float64).cumsum(0)[:-1]
-    last = (bounds[:, None] * size).round().long()  # [splits - 1, strata]: the first place of the next split
-    part = (place >= last[:, own]).sum(0)
-    return [shuffled[part == number] for number in range(len(shares))]

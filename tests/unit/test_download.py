@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from data_modules import download
-from data_modules.download import extract_zip, fetch
+from data_modules import archive as archive_module
+from data_modules.archive import extract_zip
+from data_modules.download import fetch
 from mtl.types import InputError
 
 CONTENT = bytes(i * 31 % 251 for i in range(300_000))
@@ -273,7 +274,7 @@ def test_zip_restores_what_is_missing_and_leaves_the_rest(tmp_path: Path) -> Non
 def test_zip_that_is_unpacked_already_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x"})
     extract_zip(archive, tmp_path)
-    monkeypatch.setattr(download, "_unpack", pytest.fail)
+    monkeypatch.setattr(archive_module, "_unpack", pytest.fail)
     extract_zip(archive, tmp_path)
 
 

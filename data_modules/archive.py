@@ -1,0 +1,53 @@
+"""Unpack archives so that a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from mtl.types import InputError
+
+
+def extract_zip(archive: Path, dest_dir: Path) -> None:
+    """Unpack ``archive`` into ``dest_dir``; files that are there already stay as they are.
+
+    Everything is unpacked into a hidden folder beside first and then renamed, so a file is there whole or not at
+    all. Raises ``InputError`` for a damaged archive, for members that point outside, and where ``dest_dir`` cannot
+    be written. Two processes must not unpack one archive at the same time.
+    """
+    try:
+        with zipfile.ZipFile(archive) as content:
+            names = [info.filename for info in content.infolist() if not info.is_dir()]
+            for name in names:
+                if re.search(r"^/|\\|^[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
+                    raise InputError(f"{archive}: the member {name!r} points outside the archive; delete the file")
+            missing = [name for name in names if not (dest_dir / name).exists()]
+            if missing:
+                _unpack(content, missing, archive, dest_dir)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InputError(
+            f"{archive} is damaged ({error}): delete it and start again to have it downloaded once more"
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot unpack {archive} into {dest_dir}: {error.strerror or error}") from error
+
+
+def _unpack(content: zipfile.ZipFile, names: list[str], archive: Path, dest_dir: Path) -> None:
+    for leftover in dest_dir.glob(f".{archive.name}.*.tmp"):  # of a process that was killed here
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = dest_dir / f".{archive.name}.{os.getpid()}.tmp"
+    try:
+        content.extractall(temporary, names)
+        for top in sorted({PurePosixPath(name).parts[0] for name in names}):
+            if not (dest_dir / top).exists():
+                os.replace(temporary / top, dest_dir / top)  # a whole folder in one step
+        for name in names:
+            if (temporary / name).exists():
+                (dest_dir / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary / name, dest_dir / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
