@@ -59,7 +59,7 @@ def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTa
 
 def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and logger."""
-    callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node]
+    callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
     trainer: Trainer = _instantiate(cfg.trainer, callbacks=callbacks, logger=logger)
     require(

@@ -40,4 +40,7 @@ def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for a shape that does not exist or ends that it cannot join."""
     require(shape in SHAPES, f"schedule shape {shape!r}: accepted are {', '.join(SHAPES)}")
     positive = shape != "log_linear" or (start > 0 and end > 0)
-    require(positive, f"schedule log_linear from {start} to {end}: both ends must be greater than 0")
+    require(
+        positive,
+        f"schedule log_linear from {start} to {end}: both ends must be greater than 0 (schedule=null for none)",
+    )

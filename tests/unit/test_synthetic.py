@@ -1,0 +1,98 @@
+"""The simulated data sets: what the papers say of them, holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from data_modules.synthetic_moe import SyntheticMoEDataModule, relu_sum
+from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.types import Batch, InputError
+
+
+def moe(**options: Any) -> SyntheticMoEDataModule:
+    return SyntheticMoEDataModule(**{"batch_size": 32, "rows": (4000, 100, 100)} | options)
+
+
+def test_groups_of_tasks() -> None:
+    spec, splits = moe(num_groups=2, tasks_per_group=3).load()
+    assert [task.kind for task in spec.tasks] == ["regression"] * 6
+    assert spec.extras["task_group"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert [len(splits[name]) for name in ("train", "val", "test")] == [4000, 100, 100]
+    x = splits["train"].inputs["x"]
+    assert x.shape == (4000, 10)
+    assert abs(float(x.mean())) < 0.02
+    assert float(x.std()) == pytest.approx(1, abs=0.02)
+
+
+def test_related_tasks_correlate_more_than_unrelated_ones() -> None:
+    spec, splits = moe(num_groups=2).load()
+    y = torch.stack(list(splits["train"].targets.values()))
+    correlation = torch.corrcoef(y)
+    group = spec.extras["task_group"]
+    same = (group[:, None] == group) & ~torch.eye(len(group), dtype=torch.bool)
+    assert correlation[same].mean() > correlation[group[:, None] != group].mean() + 0.2
+
+
+def test_correlation_of_one_makes_equal_tasks() -> None:
+    _, splits = moe(correlation=1.0, tasks_per_group=2).load()
+    first, second = splits["train"].targets.values()
+    torch.testing.assert_close(first, second)
+
+
+def test_targets_are_mixtures_of_four_experts() -> None:
+    """A convex mixture of four functions: 16 targets span at most four dimensions."""
+    _, splits = moe().load()
+    y = torch.stack(list(splits["train"].targets.values()), 1).double()
+    values = torch.linalg.svdvals(y)
+    assert values[3] > 1e-2 * values[0]
+    assert values[4] < 1e-5 * values[0]
+
+
+def test_same_seed_same_rows() -> None:
+    for make in (moe, lambda **o: SyntheticRecoveryDataModule(batch_size=8, rows=(500, 50, 50), **o)):
+        a, b, c = make(seed=1).load()[1], make(seed=1).load()[1], make(seed=2).load()[1]
+        assert torch.equal(a["test"].inputs["x"], b["test"].inputs["x"])
+        assert all(torch.equal(a["train"].targets[n], b["train"].targets[n]) for n in a["train"].targets)
+        assert not torch.equal(a["test"].inputs["x"], c["test"].inputs["x"])
+
+
+def test_recovery_labels_come_from_the_true_experts() -> None:
+    spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(20_000, 50, 50)).load()
+    weight, true = spec.extras["expert_weight"], spec.extras["true_experts"]
+    assert weight.shape == (16, 4, 10)
+    assert len(set(true.tolist())) == 4
+    rows: Batch = splits["train"]
+    outputs, label = relu_sum(rows.inputs["x"], weight), rows.targets["label"]
+    assert set(label.unique().tolist()) == {0.0, 1.0}
+
+    def separation(experts: torch.Tensor) -> float:
+        mixture = outputs[:, experts].mean(1)
+        return float(mixture[label == 1].mean() - mixture[label == 0].mean()) / float(mixture.std())
+
+    others = torch.tensor([e for e in range(16) if e not in true.tolist()])
+    assert separation(true) > 1.3
+    assert separation(true) > separation(others) + 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_groups": 0}, "data.num_groups=0"),
+        ({"correlation": 1.5}, r"data.correlation=1.5: must lie in \[0, 1\]"),
+        ({"rows": (10, 10)}, "data.rows"),
+        ({"rows": (10, 0, 10)}, "data.rows"),
+        ({"batch_size": 0}, "data.batch_size=0"),
+        ({"seed": "a"}, "data.seed='a'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        moe(**options)
+
+
+def test_more_true_experts_than_experts() -> None:
+    with pytest.raises(InputError, match="data.num_true=5"):
+        SyntheticRecoveryDataModule(batch_size=8, num_experts=4, num_true=5)
