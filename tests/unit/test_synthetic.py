@@ -94,5 +94,5 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_more_true_experts_than_experts() -> None:
-    with pytest.raises(InputError, match="data.num_true=5"):
+    with pytest.raises(InputError, match=r"data\.num_true=5"):
         SyntheticRecoveryDataModule(batch_size=8, num_experts=4, num_true=5)
