@@ -54,6 +54,7 @@ def stepper(gate: Callable[..., torch.nn.Module], dropout: Dropout) -> Callable[
         heads=partial(Heads, units=[256], dropout=0.5),
     )
     module = MultiTaskModule(network, SPEC.tasks, partial(torch.optim.Adam, lr=1e-4, fused=True))
+    module.log = lambda *args, **kwargs: None  # there is no trainer to log to
     optimizer = module.configure_optimizers()
 
     def step() -> None:

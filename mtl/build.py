@@ -49,12 +49,9 @@ def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
 
 def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTaskModule:
     """Return the LightningModule that trains ``network`` on the tasks of ``spec``."""
-    scheduler = _instantiate(cfg.scheduler) if cfg.get("scheduler") else None
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
-    return MultiTaskModule(
-        network, spec.tasks, _instantiate(cfg.optimizer), scheduler, {str(k): v for k, v in config.items()}
-    )
+    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), {str(k): v for k, v in config.items()})
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:

@@ -17,11 +17,11 @@ from mtl.types import Batch, NetworkOutput, TaskSpec
 class MultiTaskModule(LightningModule):
     """Minimise the weighted sum of task losses plus the network's auxiliary losses.
 
-    ``optimizer(params) -> Optimizer`` and, optionally, ``scheduler(optimizer)``, stepped once an epoch. ``config`` is
-    the resolved configuration as a plain dict; it travels in every checkpoint.
+    ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; it travels in every checkpoint.
 
     Logged per epoch: ``{train,val,test}/loss`` (task losses times weights, without auxiliary losses; on val it is what
-    early stopping and the best checkpoint watch), ``<stage>/<task>/loss`` and ``/<metric>``, ``train/aux/<name>``.
+    early stopping and the best checkpoint watch), ``<stage>/<task>/loss`` and ``/<metric>``, ``train/aux/<name>``. Per
+    step: ``train/step_loss``, the weighted sum on the batch.
     """
 
     def __init__(
@@ -29,14 +29,13 @@ class MultiTaskModule(LightningModule):
         network: nn.Module,
         tasks: Sequence[TaskSpec],
         optimizer: Callable[..., torch.optim.Optimizer],
-        scheduler: Callable[..., Any] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
-        self._optimizer, self._scheduler = optimizer, scheduler
+        self._optimizer = optimizer
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
@@ -57,8 +56,8 @@ class MultiTaskModule(LightningModule):
             self.aux_totals[name] = self.aux_totals.get(name, 0.0) + value.detach()
         self.aux_batches += 1
         self.train_meter.update(names, totals, counts)
-        total = loss + sum(output.losses.values())
-        return {"loss": total, "task_loss": loss.detach(), "routing": output.routing}
+        self.log("train/step_loss", loss.detach(), prog_bar=True, batch_size=len(batch))
+        return {"loss": loss + sum(output.losses.values()), "routing": output.routing}
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.reset()
@@ -81,11 +80,8 @@ class MultiTaskModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
 
-    def configure_optimizers(self) -> Any:
-        optimizer = self._optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
-        if self._scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self._scheduler(optimizer)}
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
