@@ -1,0 +1,189 @@
+"""What is particular to one gate: losses, noise, tables, patterns, refused options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mtl.functional import entropy
+from mtl.gates import (
+    CometGate,
+    DSelectKGate,
+    FixedGate,
+    GumbelSoftmaxGate,
+    HashGate,
+    SoftmaxSelectorGate,
+    TaskTop1Gate,
+    TopKGate,
+)
+from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
+from mtl.types import Categorical, InputError, Numeric
+
+D, E = 4, 8
+
+
+def one_hot(experts: list[int]) -> torch.Tensor:
+    """Return ``[B, 1, E]`` weights that send row b to ``experts[b]``."""
+    return torch.nn.functional.one_hot(torch.tensor(experts), E).float()[:, None]
+
+
+BALANCED, SKEWED = one_hot(list(range(E)) * 4), one_hot([0] * 4 * E)
+
+
+def test_skewed_routing_costs_more() -> None:
+    assert importance_loss(SKEWED) > importance_loss(BALANCED) + 1
+    assert float(importance_loss(BALANCED)) == pytest.approx(0)
+    assert balance_loss(SKEWED, SKEWED > 0) > balance_loss(BALANCED, BALANCED > 0) + 1
+    assert float(balance_loss(BALANCED, BALANCED > 0)) == pytest.approx(1)
+    noise = torch.randn(32, 1, E) * 0.1
+    even, skewed = torch.zeros(32, 1, E), SKEWED * 5
+    ones = torch.ones(32, 1, E)
+    assert load_loss(skewed, skewed + noise, ones, 2) > load_loss(even, even + noise, ones, 2)
+
+
+def test_z_loss_by_hand() -> None:
+    logits = torch.full((3, 2, E), 1.5)
+    assert float(z_loss(logits)) == pytest.approx(2 * (1.5 + torch.tensor(float(E)).log().item()) ** 2)
+
+
+def test_losses_are_off_unless_asked_for() -> None:
+    x = torch.randn(5, D)
+    assert TopKGate(2, E, D)(x).losses == {}
+    assert TaskTop1Gate(2, E, D)(x).losses == {}
+    asked = TopKGate(2, E, D, noisy=True, importance_weight=1, load_weight=2, balance_weight=3, z_weight=4)(x).losses
+    assert set(asked) == {"importance", "load", "balance", "z"}
+
+
+def test_losses_are_multiplied_by_their_weight() -> None:
+    gate = TopKGate(1, E, D, z_weight=0.5)
+    x = torch.randn(5, D)
+    logits = x @ gate.weight[0].T + gate.bias[0]
+    torch.testing.assert_close(gate(x).losses["z"], 0.5 * logits.logsumexp(-1).square().mean())
+
+
+@pytest.mark.parametrize("make", [CometGate, DSelectKGate, SoftmaxSelectorGate])
+def test_entropy_is_averaged_over_rows_and_summed_over_tasks(make: Any) -> None:
+    gate = make(3, E, D, k=2, entropy_weight=0.25)
+    routing = gate(torch.randn(6, D))
+    expected = 0.25 * entropy(routing.selectors).sum() / 6
+    torch.testing.assert_close(routing.losses["entropy"], expected)
+
+
+def test_noise_learns_and_is_for_training_only() -> None:
+    gate = TopKGate(1, E, D, k=2, noisy=True, load_weight=1.0)
+    x = torch.randn(64, D)
+    routing = gate(x)
+    routing.losses["load"].backward()
+    assert gate.noise_weight.grad.abs().max() > 0
+    assert not torch.equal(gate(x).weights, gate(x).weights)
+    gate.eval()
+    assert torch.equal(gate(x).weights, gate(x).weights)
+    assert gate(x).losses["load"] == 0
+
+
+def test_one_expert_needs_normalising_before() -> None:
+    """Softmax over a single survivor is 1 whatever the logit: no gradient reaches the gate."""
+    gradients = {}
+    for normalize in ("after", "before"):
+        gate = TopKGate(1, E, D, k=1, normalize=normalize)
+        weights = gate(torch.randn(16, D)).weights
+        (weights * torch.randn(E)).sum().backward()
+        gradients[normalize] = float(gate.weight.grad.abs().max())
+    assert gradients["after"] == 0
+    assert gradients["before"] > 0
+
+
+def test_hash_table() -> None:
+    inputs = {"x": Numeric(2), "user": Categorical(100), "item": Categorical(30)}
+    gate = HashGate(2, E, D, inputs=inputs)
+    assert gate.input_name == "user"
+    assert gate.table.shape == (2, 100)
+    assert not torch.equal(gate.table[0], gate.table[1])
+    counts = torch.bincount(gate.table[0], minlength=E)
+    assert int(counts.max() - counts.min()) <= 1
+    assert torch.equal(gate.table, HashGate(2, E, D, inputs=inputs).table)
+    assert not torch.equal(gate.table, HashGate(2, E, D, inputs=inputs, seed=1).table)
+    ids = torch.tensor([7, 99])
+    weights = gate(torch.randn(2, D), {"user": ids, "item": ids * 0}).weights
+    assert torch.equal(weights.argmax(-1), gate.table[:, ids].T)
+    named = HashGate(2, E, D, inputs=inputs, input_name="item")
+    assert named.table.shape == (2, 30)
+
+
+def test_hash_needs_an_id() -> None:
+    with pytest.raises(InputError, match=r"needs a categorical input; the inputs of this data are: x \(Numeric\)"):
+        HashGate(2, E, D, inputs={"x": Numeric(2)})
+    with pytest.raises(InputError, match=r"gate\.input_name='movie'"):
+        HashGate(2, E, D, inputs={"user": Categorical(3)}, input_name="movie")
+    with pytest.raises(ValueError, match="'user'"):
+        HashGate(2, E, D, inputs={"user": Categorical(3)})(torch.randn(1, D), {})
+
+
+def test_fixed_patterns() -> None:
+    full = FixedGate(2, 4, D)(None).weights
+    assert torch.equal(full, torch.full((2, 4), 0.25))
+    none = FixedGate(2, 4, D, pattern="none")(None).weights
+    assert none.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
+    bottom = FixedGate(2, 4, D, pattern="shared_bottom")(None).weights
+    assert bottom.tolist() == [[1, 0, 0, 0]] * 2
+    random = FixedGate(5, 16, D, pattern="random", k=3, seed=1)(None).weights
+    assert ((random > 0).sum(-1) == 3).all()
+    assert torch.equal(random, FixedGate(5, 16, D, pattern="random", k=3, seed=1)(None).weights)
+    given = FixedGate(2, 2, D, weights=[[1, 0], [0.25, 0.75]])(None).weights
+    assert given.tolist() == [[1, 0], [0.25, 0.75]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pattern": "none"}, "2 or more"),
+        ({"weights": [[1, 0]]}, "tasks x experts"),
+        ({"weights": [[0.5], [1.0]]}, "sum to 1"),
+        ({"pattern": "random", "k": 2}, "gate.k=2"),
+    ],
+)
+def test_fixed_patterns_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FixedGate(2, 1, D, **options)
+
+
+def test_gumbel_switches() -> None:
+    gate = GumbelSoftmaxGate(1, E, D, sparsity_weight=0.5, initial_probability=0.5)
+    x = torch.randn(200, D)
+    routing = gate(x)
+    alpha = (x @ gate.weight[0].T + gate.bias[0]).softmax(-1)
+    ratio = routing.weights[:, 0] / alpha
+    torch.testing.assert_close(ratio, (ratio > 0.5).float())  # binary in the forward pass
+    assert 0.4 < float(ratio.detach().mean()) < 0.6
+    logits = x @ gate.switch_weight[0].T + gate.switch_bias[0]
+    torch.testing.assert_close(routing.losses["sparsity"], 0.5 * logits.sigmoid().log().sum(-1).mean())
+    gate.eval()
+    torch.testing.assert_close(gate(x).weights[:, 0], alpha * (logits > 0))
+
+
+BAD = [
+    (TopKGate, {"k": 0}, "k"),
+    (TopKGate, {"k": 20}, "k"),
+    (TopKGate, {"k": True}, "k"),
+    (TopKGate, {"normalize": "foo"}, "normalize"),
+    (TopKGate, {"load_weight": 0.1}, "load_weight"),
+    (TopKGate, {"z_weight": -1}, "z_weight"),
+    (CometGate, {"gamma": 0}, "gamma"),
+    (CometGate, {"gamma": float("nan")}, "gamma"),
+    (CometGate, {"entropy_weight": -0.1}, "entropy_weight"),
+    (DSelectKGate, {"gamma": -1}, "gamma"),
+    (DSelectKGate, {"k": 1.5}, "k"),
+    (DSelectKGate, {"reachability_weight": -1}, "reachability_weight"),
+    (SoftmaxSelectorGate, {"temperature": 0}, "temperature"),
+    (GumbelSoftmaxGate, {"initial_probability": 1.0}, "initial_probability"),
+    (TaskTop1Gate, {"balance_weight": float("inf")}, "balance_weight"),
+    (FixedGate, {"pattern": "foo"}, "pattern"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "name"), BAD, ids=lambda value: str(value))
+def test_refused_options_are_named(make: Any, options: dict[str, Any], name: str) -> None:
+    with pytest.raises(InputError, match=rf"gate\.{name}"):
+        make(2, 16, D, **options)

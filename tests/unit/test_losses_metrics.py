@@ -1,0 +1,130 @@
+"""Missing labels take no part; sums do not depend on batches; each task has metrics of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mtl.losses import summed_loss
+from mtl.metrics import Evaluation, LossMeter
+from mtl.types import MISSING_CLASS, InputError, TaskSpec
+
+NAN = float("nan")
+BINARY = TaskSpec("a", "binary", weight=0.5)
+SECOND = TaskSpec("b", "binary")
+CLASSES = TaskSpec("c", "multiclass", num_classes=3)
+REAL = TaskSpec("d", "regression", weight=2.0)
+
+
+def target_for(task: TaskSpec, labels: list[float]) -> torch.Tensor:
+    if task.kind == "multiclass":
+        return torch.tensor([MISSING_CLASS if label != label else int(label) for label in labels])
+    return torch.tensor(labels)
+
+
+def prediction_for(task: TaskSpec, rows: int) -> torch.Tensor:
+    return torch.randn(*((rows, 3) if task.kind == "multiclass" else (rows,)), requires_grad=True)
+
+
+@pytest.mark.parametrize("task", [BINARY, CLASSES, REAL], ids=lambda task: task.kind)
+def test_missing_labels_take_no_part(task: TaskSpec) -> None:
+    prediction = prediction_for(task, 4)
+    total, count = summed_loss(task, prediction, target_for(task, [1, NAN, 0, NAN]))
+    rest, _ = summed_loss(task, prediction[[0, 2]], target_for(task, [1, 0]))
+    torch.testing.assert_close(total, rest)
+    assert count == 2
+    total.backward()
+    assert (prediction.grad[[1, 3]] == 0).all()
+    assert (prediction.grad[[0, 2]] != 0).any()
+
+
+@pytest.mark.parametrize("task", [BINARY, CLASSES, REAL], ids=lambda task: task.kind)
+def test_a_batch_without_labels_adds_exactly_zero(task: TaskSpec) -> None:
+    prediction = prediction_for(task, 3)
+    total, count = summed_loss(task, prediction, target_for(task, [NAN, NAN, NAN]))
+    assert (float(total.detach()), int(count)) == (0.0, 0)
+    (total / count.clamp(min=1)).backward()
+    assert (prediction.grad == 0).all()
+
+
+def test_losses_are_the_standard_ones() -> None:
+    logits, labels = torch.tensor([0.3, -2.0]), torch.tensor([1.0, 0.0])
+    expected = F.binary_cross_entropy(logits.sigmoid(), labels, reduction="sum")
+    torch.testing.assert_close(summed_loss(BINARY, logits, labels)[0], expected)
+    torch.testing.assert_close(summed_loss(REAL, logits, labels)[0], (logits - labels).square().sum())
+    scores, classes = torch.randn(2, 3), torch.tensor([2, 0])
+    expected = -(scores[0].log_softmax(-1)[2] + scores[1].log_softmax(-1)[0])
+    torch.testing.assert_close(summed_loss(CLASSES, scores, classes)[0], expected)
+
+
+def test_half_precision_predictions_are_compared_in_float32() -> None:
+    logits = torch.tensor([12.0], dtype=torch.bfloat16)
+    assert summed_loss(BINARY, logits, torch.tensor([1.0]))[0].dtype == torch.float32
+
+
+def evaluate(splits: list[int]) -> dict[str, float]:
+    torch.manual_seed(3)
+    rows = sum(splits)
+    tasks = [BINARY, SECOND, CLASSES, REAL]
+    predictions = {task.name: prediction_for(task, rows).detach() * 20 for task in tasks}
+    targets = {"a": (torch.rand(rows) > 0.5).float(), "b": (predictions["b"] > 0).float()}
+    targets |= {"c": torch.randint(3, (rows,)), "d": torch.randn(rows)}
+    targets["a"][:3] = NAN
+    evaluation, start = Evaluation(tasks), 0
+    for size in splits:
+        part = slice(start, start + size)
+        evaluation.update({n: p[part] for n, p in predictions.items()}, {n: t[part] for n, t in targets.items()})
+        start += size
+    return evaluation.compute()
+
+
+def test_results_do_not_depend_on_the_batches() -> None:
+    assert evaluate([50]) == pytest.approx(evaluate([1, 2, 30, 17]), rel=1e-6)
+
+
+def test_tasks_have_metrics_of_their_own() -> None:
+    result = evaluate([20, 30])
+    assert result["b/auroc"] == pytest.approx(1.0)
+    assert 0.2 < result["a/auroc"] < 0.8
+    assert result["b/accuracy"] == pytest.approx(1.0)
+    assert {"c/accuracy", "c/loss", "d/mse", "d/loss"} <= result.keys()
+
+
+def test_the_loss_is_the_weighted_sum() -> None:
+    result = evaluate([50])
+    expected = 0.5 * result["a/loss"] + result["b/loss"] + result["c/loss"] + 2 * result["d/loss"]
+    assert result["loss"] == pytest.approx(expected)
+    assert result["d/mse"] == pytest.approx(result["d/loss"], rel=1e-5)
+
+
+def test_auroc_by_hand() -> None:
+    evaluation = Evaluation([BINARY])
+    evaluation.update({"a": torch.tensor([9.0, -9.0, 0.5, 0.1])}, {"a": torch.tensor([1.0, 0.0, 0.0, 1.0])})
+    result = evaluation.compute()
+    assert result["a/auroc"] == pytest.approx(3 / 4)  # of the four pairs, (0.1, 0.5) alone stands the wrong way round
+    assert result["a/accuracy"] == pytest.approx(3 / 4)
+
+
+def test_a_task_without_labels_is_left_out() -> None:
+    evaluation = Evaluation([BINARY, REAL])
+    evaluation.update({"d": torch.ones(2)}, {"d": torch.zeros(2)})
+    assert evaluation.compute() == pytest.approx({"loss": 2.0, "d/loss": 1.0, "d/mse": 1.0})
+    evaluation.reset()
+    assert evaluation.compute() == {"loss": 0.0}
+
+
+def test_meter_counts_rows() -> None:
+    meter = LossMeter([BINARY, REAL])
+    meter.update(["d"], torch.tensor([6.0]), torch.tensor([3]))
+    meter.update(["a", "d"], torch.tensor([1.0, 2.0]), torch.tensor([4, 1]))
+    assert meter.compute() == pytest.approx({"loss": 0.5 * 0.25 + 2 * 2.0, "a/loss": 0.25, "d/loss": 2.0})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "ranking"}, {"weight": -1.0}, {"num_classes": 4}, {"kind": "multiclass"}],
+)
+def test_task_specs_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="task 'x'"):
+        TaskSpec(**{"name": "x", "kind": "binary"} | options)

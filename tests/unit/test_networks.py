@@ -1,0 +1,147 @@
+"""Networks: stacked parts equal separate ones, tasks can be asked for alone, what must not learn does not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.experts.dense import StackedDense, StackedLinear
+from mtl.gates import CometGate, DSelectKGate, SoftmaxGate
+from mtl.networks.baselines import SharedBottom, SingleTask
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.frozen_experts import FrozenExpertsMoE
+from mtl.networks.heads import Heads
+from mtl.networks.mmoe import MMoE, mix
+from mtl.types import Categorical, DataSpec, Image, InputError, NetworkOutput, Numeric, TaskSpec
+from tests.gate_cases import CASES, GateCase, harden
+
+B = 5
+TASKS = [
+    TaskSpec("click", "binary"),
+    TaskSpec("kind", "multiclass", num_classes=3),
+    TaskSpec("seconds", "regression"),
+    TaskSpec("buy", "binary"),
+]
+SPEC = DataSpec({"id": Categorical(50), "age": Numeric(2)}, TASKS)
+PARTS: dict[str, Any] = {
+    "bottom": partial(TabularBottom, embedding_dim=4),
+    "experts": partial(StackedDense, units=[8, 6]),
+    "heads": partial(Heads, units=[5]),
+}
+NETWORKS = {
+    "mmoe": lambda: MMoE(SPEC, num_experts=4, gate=SoftmaxGate, **PARTS),
+    "mmoe_static": lambda: MMoE(SPEC, num_experts=4, gate=DSelectKGate, static_gate=True, **PARTS),
+    "shared_bottom": lambda: SharedBottom(SPEC, **PARTS),
+    "single_task": lambda: SingleTask(SPEC, **PARTS),
+}
+
+
+def inputs(rows: int = B) -> dict[str, Tensor]:
+    return {"id": torch.randint(50, (rows,)), "age": torch.randn(rows, 2)}
+
+
+def check_shapes(output: NetworkOutput) -> None:
+    shapes = {name: tuple(value.shape) for name, value in output.predictions.items()}
+    assert shapes == {"click": (B,), "kind": (B, 3), "seconds": (B,), "buy": (B,)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_mmoe_with_every_gate(case: GateCase) -> None:
+    def gate(**options: Any) -> nn.Module:
+        return case.make(**options)
+
+    output = MMoE(SPEC, num_experts=4, gate=gate, **PARTS)(inputs())
+    check_shapes(output)
+    assert output.routing.weights.shape[-2:] == (4, 4)
+    assert output.losses == output.routing.losses
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_some_tasks_alone(name: str) -> None:
+    network, x = NETWORKS[name](), inputs()
+    whole = network(x)
+    check_shapes(whole)
+    for wanted in (["buy"], ["click", "seconds"], ["kind", "buy"]):
+        part = network(x, wanted).predictions
+        assert list(part) == wanted
+        for task in wanted:
+            torch.testing.assert_close(part[task], whole.predictions[task])
+
+
+def test_stacked_experts_equal_separate_modules() -> None:
+    stacked = StackedDense(3, 7, [5, 4])
+    separate = nn.ModuleList(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU()) for _ in range(3))
+    with torch.no_grad():
+        for layer, position in ((0, 0), (1, 2)):
+            for expert, module in enumerate(separate):
+                module[position].weight.copy_(stacked.layers[layer].weight[expert])
+                module[position].bias.normal_()
+                stacked.layers[layer].bias[expert] = module[position].bias
+    x = torch.randn(B, 7)
+    ours, theirs = stacked(x), torch.stack([module(x) for module in separate], 1)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    c = torch.randn_like(ours)
+    (ours * c).sum().backward()
+    (theirs * c).sum().backward()
+    for layer, position in ((0, 0), (1, 2)):
+        for kind in ("weight", "bias"):
+            expected = torch.stack([getattr(module[position], kind).grad for module in separate])
+            torch.testing.assert_close(getattr(stacked.layers[layer], kind).grad, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_initial_values() -> None:
+    layer = StackedLinear(5, 30, 20)
+    bound = (6 / 50) ** 0.5  # Glorot of one expert, not of the stack
+    assert 0.9 * bound < float(layer.weight.detach().abs().max()) <= bound
+    assert (layer.bias == 0).all()
+    table = TabularBottom({"id": Categorical(1000)}, 16).embeddings["id"].weight.detach()
+    assert 0.045 < float(table.abs().max()) <= 0.05
+
+
+def test_bottom_concatenates_and_refuses_images() -> None:
+    bottom, x = TabularBottom(SPEC.inputs, 4), inputs()
+    out = bottom(x)
+    assert out.shape == (B, bottom.output_dim) == (B, 6)
+    torch.testing.assert_close(out[:, 4:], x["age"])
+    with pytest.raises(InputError, match="'photo' is Image"):
+        TabularBottom({"photo": Image(1, 8, 8)})
+
+
+def test_mix_is_the_weighted_sum() -> None:
+    outputs, weights = torch.randn(B, 4, 6), torch.rand(B, 2, 4)
+    torch.testing.assert_close(mix(outputs, weights), torch.einsum("bte,beh->bth", weights, outputs))
+    torch.testing.assert_close(mix(outputs, weights[0]), torch.einsum("te,beh->bth", weights[0], outputs))
+
+
+def test_unselected_experts_get_no_gradient() -> None:
+    network = MMoE(SPEC, num_experts=8, gate=partial(CometGate, k=2), **PARTS)
+    harden(network.gate)
+    output = network(inputs(1))
+    sum(value.sum() for value in output.predictions.values()).backward()
+    used = (output.routing.weights > 0).any(1).squeeze(0)
+    assert 0 < int(used.sum()) < 8
+    for layer in network.experts.layers:
+        assert (layer.weight.grad[~used] == 0).all()
+
+
+def test_single_task_shares_nothing() -> None:
+    network = SingleTask(SPEC, **PARTS)
+    network(inputs()).predictions["kind"].sum().backward()
+    touched = {int(name.split(".")[1]) for name, p in network.named_parameters() if p.grad is not None}
+    assert touched == {1}
+
+
+def test_only_gate_and_logistic_unit_learn_among_frozen_experts() -> None:
+    spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(100, 10, 10)).load()
+    network = FrozenExpertsMoE(spec, gate=partial(DSelectKGate, k=4))
+    names = {name.split(".")[0] for name, _ in network.named_parameters()}
+    assert names == {"gate", "head_scale", "head_bias"}
+    output = network(splits["test"].inputs)
+    assert output.predictions["label"].shape == (10,)
+    with pytest.raises(InputError, match="synthetic_recovery"):
+        FrozenExpertsMoE(SPEC, gate=DSelectKGate)
