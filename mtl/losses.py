@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,9 +22,10 @@ def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Ten
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``. A row without a label adds exactly 0 to loss and gradient.
+    Binary and regression tasks may come stacked, ``[N, B]``; then both results are ``[N]``.
     """
     prediction, mask = at_least_float32(prediction), labelled(task, target)
-    count = mask.sum()
+    count = mask.sum(-1)
     if task.kind == "multiclass":
         return F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="sum"), count
     # 0 stands in for both sides where there is no label: NaN * 0 would be NaN in the gradient
@@ -30,10 +33,27 @@ def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Ten
     target = torch.where(mask, target, 0.0).to(prediction.dtype)
     loss = F.binary_cross_entropy_with_logits if task.kind == "binary" else F.mse_loss
     each = loss(prediction, target, reduction="none")
-    return torch.where(mask, each, 0.0).sum(), count
+    return torch.where(mask, each, 0.0).sum(-1), count
 
 
-def mean_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the mean loss over the labelled rows of a batch; exactly 0 where there are none."""
-    total, count = summed_loss(task, prediction, target)
-    return total / count.clamp(min=1)
+def summed_losses(
+    tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> tuple[list[str], Tensor, Tensor]:
+    """Return the names of the predicted tasks, and ``summed_loss`` of each: losses ``[N]``, numbers of labels ``[N]``.
+
+    Tasks of one kind go through one operation: with 128 tasks, one at a time would take longer than the network.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in predictions:
+        kind = tasks[name].kind
+        kinds.setdefault(name if kind == "multiclass" else kind, []).append(name)
+    names, totals, counts = [], [], []
+    for members in kinds.values():
+        task, alone = tasks[members[0]], tasks[members[0]].kind == "multiclass"
+        prediction = predictions[members[0]] if alone else torch.stack([predictions[name] for name in members])
+        target = targets[members[0]] if alone else torch.stack([targets[name] for name in members])
+        total, count = summed_loss(task, prediction, target)
+        names += members
+        totals.append(total.reshape(-1))
+        counts.append(count.reshape(-1))
+    return names, torch.cat(totals), torch.cat(counts)

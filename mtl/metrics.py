@@ -11,7 +11,7 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassA
 from torchmetrics.regression import MeanSquaredError
 
 from mtl.functional import at_least_float32
-from mtl.losses import labelled, summed_loss
+from mtl.losses import labelled, summed_losses
 from mtl.types import TaskSpec
 
 
@@ -68,20 +68,16 @@ class Evaluation(nn.Module):
 
     def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
         """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``."""
-        totals, counts = [], []
+        self.meter.update(*summed_losses(self.tasks, predictions, targets))
         for name, prediction in predictions.items():
-            task, target, prediction = self.tasks[name], targets[name], at_least_float32(prediction)
-            total, count = summed_loss(task, prediction, target)
-            totals.append(total)
-            counts.append(count)
+            task, target = self.tasks[name], targets[name]
             mask = labelled(task, target)
-            prediction, target = prediction[mask], target[mask]
+            prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "binary":  # never logits: torchmetrics decides batch by batch whether they are
                 prediction, target = prediction.sigmoid(), target.long()
             if len(target):
                 for metric in self._of(name).values():
                     metric.update(prediction, target)  # type: ignore[operator]
-        self.meter.update(list(predictions), torch.stack(totals), torch.stack(counts))
 
     def compute(self) -> dict[str, float]:
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass."""

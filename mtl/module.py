@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from mtl.losses import summed_loss
+from mtl.losses import summed_losses
 from mtl.metrics import Evaluation, LossMeter
 from mtl.types import Batch, NetworkOutput, TaskSpec
 
@@ -47,9 +47,7 @@ class MultiTaskModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))
-        names = list(output.predictions)
-        sums = [summed_loss(self.tasks[n], output.predictions[n], batch.targets[n]) for n in names]
-        totals, counts = torch.stack([s for s, _ in sums]), torch.stack([c for _, c in sums])
+        names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
         weights = totals.new_tensor([self.tasks[name].weight for name in names])
         loss = (weights * totals / counts.clamp(min=1)).sum()
         for name, value in output.losses.items():

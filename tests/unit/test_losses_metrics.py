@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtl.losses import summed_loss
+from mtl.losses import summed_loss, summed_losses
 from mtl.metrics import Evaluation, LossMeter
 from mtl.types import MISSING_CLASS, InputError, TaskSpec
 
@@ -56,6 +56,19 @@ def test_losses_are_the_standard_ones() -> None:
     scores, classes = torch.randn(2, 3), torch.tensor([2, 0])
     expected = -(scores[0].log_softmax(-1)[2] + scores[1].log_softmax(-1)[0])
     torch.testing.assert_close(summed_loss(CLASSES, scores, classes)[0], expected)
+
+
+def test_all_tasks_at_once_equal_one_at_a_time() -> None:
+    tasks = {task.name: task for task in (BINARY, CLASSES, SECOND, REAL)}
+    labels = {"a": [1, NAN, 0], "b": [0, 1, 1], "c": [2, NAN, 0], "d": [0.5, NAN, NAN]}
+    predictions = {name: prediction_for(task, 3) for name, task in tasks.items()}
+    targets = {name: target_for(task, labels[name]) for name, task in tasks.items()}
+    names, totals, counts = summed_losses(tasks, predictions, targets)
+    assert sorted(names) == sorted(tasks)
+    for name, total, count in zip(names, totals, counts, strict=True):
+        expected = summed_loss(tasks[name], predictions[name], targets[name])
+        torch.testing.assert_close(total, expected[0])
+        assert count == expected[1]
 
 
 def test_half_precision_predictions_are_compared_in_float32() -> None:
