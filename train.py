@@ -30,10 +30,11 @@ HARMLESS_WARNINGS = (
 )
 
 
-def run_dir(ckpt: str | None, default: str) -> str:
-    """Return the folder of a run: that of the checkpoint it goes on from, else ``default``, never one in use."""
+def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
+    """Return the folder of a run: that of the checkpoint it goes on from, else ``<stem>_<name>``, never one in use."""
     if ckpt:
         return str(Path(ckpt).absolute().parent.parent)
+    default = f"{stem}_{'evaluate' if evaluate else name}"
     path, number = Path(default), 2
     while path.exists():
         path, number = Path(f"{default}_{number}"), number + 1

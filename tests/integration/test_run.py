@@ -140,6 +140,10 @@ def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/*/results.json"))) == 1
     record = json.loads((last.parent.parent / "results.json").read_text())
     assert record["epochs"] == 2
+    done = program(f"evaluate={last.parent}/best.ckpt", f"paths.output_dir={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [evaluated] = tmp_path.glob("*/*_evaluate/results.json")
+    assert json.loads(evaluated.read_text())["test"] == pytest.approx(record["test"])
 
 
 @pytest.mark.parametrize(
