@@ -1,0 +1,133 @@
+"""Gates over random numbers of selections and tasks, and the dropout mask: what holds whatever the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtl.functional import relu_dropout, smooth_step
+from mtl.gates import CometGate, DSelectKGate, Gate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
+from tests.gate_cases import CASES, GateCase, harden, route
+
+modest = settings(derandomize=True, deadline=None, max_examples=30)
+experts, seeds = st.integers(1, 17), st.integers(0, 2**31)
+gammas, scales = st.sampled_from([0.05, 1.0, 20.0]), st.sampled_from([0.01, 1.0, 100.0])
+
+
+@modest
+@given(experts, st.integers(1, 17), st.booleans(), scales, seeds)
+def test_topk_keeps_the_k_largest(num_experts: int, k: int, before: bool, scale: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    k = min(k, num_experts)
+    gate = TopKGate(2, num_experts, 3, k=k, normalize="before" if before else "after").double()
+    x = scale * torch.randn(4, 3, dtype=torch.float64)
+    weights = gate(x).weights
+    logits = torch.einsum("bd,ted->bte", x, gate.weight) + gate.bias
+    kept = logits >= logits.sort(-1).values[..., -k : num_experts - k + 1]
+    assert torch.equal(weights > 0, kept)
+    expected = logits.exp() * kept
+    torch.testing.assert_close(weights, expected / (logits.exp() if before else expected).sum(-1, keepdim=True))
+
+
+@modest
+@given(st.sampled_from([CometGate, DSelectKGate]), experts, st.integers(1, 5), gammas, scales, seeds)
+def test_binary_codes_with_any_k(
+    make: type[Gate], num_experts: int, k: int, gamma: float, scale: float, seed: int
+) -> None:
+    """K may exceed E, since selectors may agree; the sum falls short of 1 for DSelect-k's surplus codes only."""
+    torch.manual_seed(seed)
+    gate = make(2, num_experts, 3, k=k, gamma=gamma)
+    x = scale * torch.randn(4, 3)
+    total = gate(x).weights.sum(-1)
+    assert (total <= 1 + 1e-5).all()
+    if make is CometGate or num_experts & (num_experts - 1) == 0:
+        torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
+    harden(gate, 1e12)
+    assert ((gate(x).weights > 0).sum(-1) <= min(k, num_experts)).all()
+
+
+@modest
+@given(experts, st.integers(1, 5), st.sampled_from([0.01, 0.5, 3.0]), seeds)
+def test_softmax_selector_is_its_definition(num_experts: int, k: int, temperature: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    gate = SoftmaxSelectorGate(2, num_experts, 3, k=k, temperature=temperature).double()
+    gate.temperature.fill_(temperature)  # float32 rounded it
+    x = torch.randn(4, 3, dtype=torch.float64)
+    weights = gate(x).weights
+    for task in range(2):
+        expected = torch.zeros(4, num_experts, dtype=torch.float64)
+        mix = (x @ gate.mix_weight[task].T + gate.mix_bias[task]).softmax(-1)
+        for j in range(k):
+            beta = x @ gate.selector_weight[task, j].T + gate.selector_bias[task, j]
+            expected = expected + mix[:, j, None] * (beta / temperature).softmax(-1)
+        torch.testing.assert_close(weights[:, task], expected)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4, 2, dtype=torch.float64))
+
+
+@modest
+@given(experts, st.booleans(), scales, seeds)
+def test_task_top1_keeps_the_most_probable_unscaled(num_experts: int, shared: bool, scale: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    gate = TaskTop1Gate(3, num_experts, 4, shared=shared)
+    x = scale * torch.randn(5, 4)
+    weights = gate(x).weights
+    probability = (torch.einsum("bd,ted->bte", x, gate.weight) + gate.bias).softmax(-1)
+    assert ((weights > 0).sum(-1) == 1).all()
+    torch.testing.assert_close(weights.sum(-1), probability.amax(-1).expand(5, 3))
+
+
+@modest
+@given(st.sampled_from([c for c in CASES if c.learns]), experts, st.permutations(range(4)), seeds)
+def test_permuted_tasks_permute_the_weights(case: GateCase, num_experts: int, order: list[int], seed: int) -> None:
+    """No task may leak into another's gate, and none has a privileged place."""
+    torch.manual_seed(seed)
+    gate = case.build(4, num_experts, 3).eval()
+    x = torch.randn(5, 3)
+    before = route(gate, x, 5).weights
+    with torch.no_grad():
+        for parameter in gate.parameters():
+            if len(parameter) == 4:  # a shared gate has nothing to permute
+                parameter.copy_(parameter[order])
+    torch.testing.assert_close(route(gate, x, 5).weights, before[:, order])
+
+
+@modest
+@given(st.floats(1e-2, 50), st.floats(0, 0.999), st.booleans())
+def test_smooth_step_slope(gamma: float, share: float, right: bool) -> None:
+    """The derivative of the cubic, 6 s (1 - s) / gamma, vanishes at the ends: the step joins its flats smoothly."""
+    t = torch.tensor((1 if right else -1) * share * gamma / 2, dtype=torch.float64, requires_grad=True)
+    smooth_step(t, gamma).backward()
+    s = 0.5 + t.item() / gamma
+    assert t.grad.item() == pytest.approx(6 * s * (1 - s) / gamma, rel=1e-6, abs=1e-9)
+
+
+DROPS: list[tuple[float, int]] = [(0.5, 256), (0.25, 256), (1 / 256, 256), (0.1, 65536), (0.3, 65536), (0.77, 65536)]
+
+
+@pytest.mark.parametrize(("p", "levels"), DROPS)
+@pytest.mark.parametrize("make", [torch.ones, lambda *s: torch.ones(*s[::-1]).t()], ids=["contiguous", "transposed"])
+def test_dropout_scale_and_gradient_are_exact(p: float, levels: int, make: Callable[..., torch.Tensor]) -> None:
+    """The mean is kept only if the scale is the inverse of the probability that the random bits really give."""
+    x = make(37, 501).requires_grad_()  # no multiple of the elements that one random word decides
+    y = relu_dropout(x, p, training=True)
+    kept, scale = y.detach() > 0, levels / (levels - round(p * levels))
+    torch.testing.assert_close(y.detach(), kept * torch.tensor(scale), rtol=1e-7, atol=0)
+    y.backward(torch.full_like(y, 3.0))
+    torch.testing.assert_close(x.grad, kept * torch.tensor(3.0 * scale), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("p", "levels"), DROPS)
+def test_dropout_keeps_the_right_share_everywhere(p: float, levels: int) -> None:
+    """Neighbours share a random word; each position in it must be fair, and no two may go together."""
+    rows = 20_000
+    kept = (relu_dropout(torch.ones(rows, 8), p, training=True) > 0).double()
+    share = 1 - round(p * levels) / levels
+    margin = 5 * (share * (1 - share) / rows) ** 0.5
+    torch.testing.assert_close(kept.mean(0), torch.full((8,), share, dtype=torch.float64), rtol=0, atol=margin)
+    apart = kept - share
+    covariance = apart.T @ apart / rows
+    assert (covariance - covariance.diag().diag()).abs().max() < 5 * share * (1 - share) / rows**0.5
