@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl import build, results
 from mtl.checkpoint import config_from_checkpoint
-from mtl.types import InputError
+from mtl.types import InputError, require
 
 log = logging.getLogger("mtl")
 
@@ -55,6 +55,7 @@ def run(cfg: DictConfig) -> float | None:
 def _run(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
+    require(cfg.tested in ("best", "last"), f"tested={cfg.tested}: accepted are best, last")
     build.check_options(cfg)
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     data.prepare_data()
@@ -68,12 +69,14 @@ def _run(cfg: DictConfig) -> float | None:
     checkpoint = cfg.evaluate
     if not checkpoint:
         trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
-        saved = trainer.checkpoint_callback
         if trainer.interrupted:
             raise InputError(f"stopped by the user; go on with: python train.py ckpt={folder}/checkpoints/last.ckpt")
-        checkpoint = str(getattr(saved, "best_model_path", "")) or None
+        saved = trainer.checkpoint_callback
         score = getattr(saved, "best_model_score", None)
         best = None if score is None else float(score)
+        checkpoint = str(getattr(saved, "best_model_path", "")) or None
+        if cfg.tested == "last":
+            checkpoint = str(folder / "checkpoints" / "last.ckpt")
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
     record = results.collect(

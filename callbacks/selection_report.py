@@ -14,7 +14,8 @@ from mtl.types import Routing
 class SelectionReport(Callback):
     """Log at test what only simulated data can tell; does nothing on other data.
 
-    ``test/true_experts_found``: how many of ``extras["true_experts"]`` are selected, mean over samples and tasks.
+    ``test/true_experts_found``: of N ``extras["true_experts"]``, how many are among the N experts of largest weight
+    (a weight of 0 does not count), mean over samples and tasks.
     ``test/jaccard_related``, ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks of the same,
     of different, ``extras["task_group"]``.
     """
@@ -40,7 +41,9 @@ class SelectionReport(Callback):
         chosen = chosen if chosen.dim() == 3 else chosen[None]
         values: dict[str, Tensor] = {}
         if "true_experts" in spec.extras:
-            values["true_experts_found"] = chosen[..., spec.extras["true_experts"]].sum(-1).double().mean()
+            true = spec.extras["true_experts"].to(chosen.device)
+            largest = heaviest_experts(routing.weights, len(true))
+            values["true_experts_found"] = largest[..., true].sum(-1).double().mean()
         if "task_group" in spec.extras:
             group = spec.extras["task_group"].to(chosen.device)
             related = (group[:, None] == group).fill_diagonal_(False)
@@ -66,6 +69,12 @@ def selected_experts(routing: Routing) -> Tensor:
         return routing.weights > 0
     best = routing.selectors.argmax(-1)  # [..., T, K]
     return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def heaviest_experts(weights: Tensor, count: int) -> Tensor:
+    """Return which experts have the ``count`` largest weights, ``[..., E]``; a weight of 0 is never among them."""
+    mask = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, weights.topk(count, -1).indices, True)
+    return mask & (weights > 0)
 
 
 def jaccard(chosen: Tensor) -> Tensor:

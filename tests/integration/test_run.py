@@ -52,6 +52,13 @@ def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_movie
     assert test["rating/mse"] == pytest.approx(test["rating/loss"], rel=1e-5)
 
 
+def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "tested=last"))
+    assert json.loads((tmp_path / "results.json").read_text())["checkpoint"].endswith("last.ckpt")
+    with pytest.raises(InputError, match="accepted are best, last"):
+        run(compose_small(tmp_path, "tested=first"))
+
+
 def test_same_command_same_numbers(tmp_path: Path) -> None:
     results = []
     for name in ("a", "b"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
-from callbacks.selection_report import SelectionReport, jaccard, selected_experts
+from callbacks.selection_report import SelectionReport, heaviest_experts, jaccard, selected_experts
 from mtl.gates import SoftmaxSelectorGate
 from mtl.types import InputError, Routing
 
@@ -117,6 +117,11 @@ def test_selected_experts() -> None:
     assert selected_experts(Routing(weights)).tolist() == [[True, True, False, False]]
     selectors = torch.tensor([[[0.9, 0.1, 0, 0], [0.2, 0.1, 0.7, 0]]])  # two selectors of one task
     assert selected_experts(Routing(weights, {}, selectors)).tolist() == [[True, False, True, False]]
+
+
+def test_heaviest_experts() -> None:
+    weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [1.0, 0, 0, 0]])
+    assert heaviest_experts(weights, 2).tolist() == [[False, True, False, True], [True, False, False, False]]
 
 
 def test_jaccard_of_pairs() -> None:

@@ -121,6 +121,16 @@ def test_auroc_counts_pairs_and_ties_as_half() -> None:
     assert evaluation.compute()["click/auroc"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_batch_of_small_logits_is_not_taken_for_probabilities() -> None:
+    """Logits in [0, 1] look like probabilities; ranked beside another batch's, they must be logits all the same."""
+    evaluation = Evaluation([TASKS[0]])
+    evaluation.update({"click": torch.tensor([0.2, 0.3])}, {"click": torch.tensor([1.0, 1.0])})
+    evaluation.update({"click": torch.tensor([-0.3, -2.0])}, {"click": torch.tensor([0.0, 0.0])})
+    result = evaluation.compute()
+    assert result["click/auroc"] == pytest.approx(1.0)
+    assert result["click/accuracy"] == pytest.approx(1.0)
+
+
 def test_uneven_missing_labels_and_splits() -> None:
     """Means are over labelled rows of the whole pass, so a batch with few or no labels must not weigh as much."""
     scores, values = torch.randn(12, 3), torch.randn(12)
