@@ -43,10 +43,10 @@ def summed_losses(
 
     Tasks of one kind go through one operation: with 128 tasks, one at a time would take longer than the network.
     """
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[tuple[str, str], list[str]] = {}
     for name in predictions:
         kind = tasks[name].kind
-        kinds.setdefault(name if kind == "multiclass" else kind, []).append(name)
+        kinds.setdefault((kind, name if kind == "multiclass" else ""), []).append(name)
     names, totals, counts = [], [], []
     for members in kinds.values():
         task, alone = tasks[members[0]], tasks[members[0]].kind == "multiclass"

@@ -74,7 +74,7 @@ class Evaluation(nn.Module):
             mask = labelled(task, target)
             prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "binary":  # never logits: torchmetrics decides batch by batch whether they are
-                prediction, target = prediction.sigmoid(), target.long()
+                prediction, target = prediction.double().sigmoid(), target.long()  # float32 ties from 17 on
             if len(target):
                 for metric in self._of(name).values():
                     metric.update(prediction, target)  # type: ignore[operator]

@@ -59,6 +59,7 @@ CASES = [
     GateCase("topk", TopKGate, k=2),
     GateCase("topk_before", partial(TopKGate, normalize="before"), k=2, sums_to_one=False),
     GateCase("topk_noisy", partial(TopKGate, noisy=True, importance_weight=0.1, balance_weight=0.1, z_weight=0.1), k=2),
+    GateCase("topk_load", partial(TopKGate, noisy=True, load_weight=0.1), k=2),
     GateCase("hash", HashGate, k=1, learns=False, static=False),
     GateCase("dselect_k", partial(DSelectKGate, entropy_weight=0.1), k=2),
     GateCase("softmax_selector", partial(SoftmaxSelectorGate, entropy_weight=0.1), k=2),

@@ -44,10 +44,12 @@ class StackedDense(nn.Module):
         require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")
         widths = [input_dim, *units]
         self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in pairwise(widths))
-        self.dropout, self.output_dim = dropout, widths[-1]
+        self.num_experts, self.dropout, self.output_dim = num_experts, dropout, widths[-1]
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Map ``[B, D]`` or ``[B, E, D]`` to ``[B, E, H]``."""
+        if not self.layers and x.dim() == 2:
+            return x[:, None].expand(-1, self.num_experts if subset is None else len(subset), -1)
         for layer in self.layers:
             x = relu_dropout(layer(x, subset), self.dropout, self.training)
         return x

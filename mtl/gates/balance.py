@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _CV_EPS = 1e-10
+_MIN_STDDEV = 1e-6  # softplus underflows to 0
 
 
 def squared_variation(x: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
     largest = noisy.topk(k + 1, dim=-1).values  # [B, T, K+1]
     kth, next_ = largest[..., k - 1 : k], largest[..., k : k + 1]
     threshold = torch.where(noisy >= kth, next_, kth)
-    probability = torch.special.ndtr((clean - threshold) / stddev)
+    probability = torch.special.ndtr((clean - threshold) / stddev.clamp(min=_MIN_STDDEV))
     return squared_variation(probability.sum(0)).sum()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtl.gates.base import Gate, check_choice, check_k
-from mtl.types import Routing, require
+from mtl.types import InputError, Routing, require
 
 PATTERNS = ("full", "none", "shared_bottom", "random")
 
@@ -38,7 +38,12 @@ class FixedGate(Gate):
         super().__init__(num_tasks, num_experts, input_dim, **common)
         check_choice("pattern", pattern, PATTERNS)
         if weights is not None:
-            table = torch.tensor([list(row) for row in weights], dtype=torch.get_default_dtype())
+            try:
+                table = torch.tensor([list(row) for row in weights], dtype=torch.get_default_dtype())
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"gate.weights={weights!r}: must be a list of numbers for each task ({error})"
+                ) from None
             self._check_weights(table)
         else:
             table = self._pattern(pattern, k, seed)

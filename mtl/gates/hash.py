@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtl.gates.base import Gate, check_count
-from mtl.types import Categorical, InputSpec, Routing, Tokens, require
+from mtl.types import Categorical, InputSpec, Routing, require
 
 
 class HashGate(Gate):
@@ -35,7 +35,6 @@ class HashGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, inputs, **common)
         sizes = {name: spec.size for name, spec in (inputs or {}).items() if isinstance(spec, Categorical)}
-        sizes |= {name: spec.vocab for name, spec in (inputs or {}).items() if isinstance(spec, Tokens)}
         if input_name is None and sizes:
             input_name = next(iter(sizes))
         if table_size is None:

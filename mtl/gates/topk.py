@@ -50,10 +50,8 @@ class TopKGate(Gate):
         }
         for name, value in self.loss_weights.items():
             check_number(f"{name}_weight", value)
-        usable = load_weight == 0 or (noisy and k < num_experts)
         require(
-            usable,
-            "gate.load_weight is the expected load under the noise: needs gate.noisy=true and gate.k below num_experts",
+            load_weight == 0 or noisy, "gate.load_weight is the expected load under the noise: it needs gate.noisy=true"
         )
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
@@ -85,9 +83,12 @@ class TopKGate(Gate):
         weights, selected = weights.view(shape), selected.view(shape)
         terms = {
             "importance": lambda: importance_loss(weights),
-            # outside training there is no noise, and so no expected load to balance
-            "load": lambda: load_loss(clean, logits, stddev, self.k) if self.training else clean.new_zeros(()),
+            # nothing to balance without noise, outside training, nor where every expert gets every sample
+            "load": lambda: load_loss(clean, logits, stddev, self.k) if self._has_load() else clean.new_zeros(()),
             "balance": lambda: balance_loss(logits.softmax(-1), selected),
             "z": lambda: z_loss(logits),
         }
         return {name: weight * terms[name]() for name, weight in self.loss_weights.items() if weight > 0}
+
+    def _has_load(self) -> bool:
+        return self.training and self.k < self.num_experts

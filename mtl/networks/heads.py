@@ -54,4 +54,7 @@ def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     """Return the positions of the named tasks in the order of the data's description; None means all."""
     if names is None:
         return list(range(len(tasks)))
-    return [index for index, task in enumerate(tasks) if task.name in set(names)]
+    unknown = set(names) - {task.name for task in tasks}
+    if unknown:
+        raise ValueError(f"no such task: {', '.join(sorted(unknown))}; there are {', '.join(t.name for t in tasks)}")
+    return [index for index, task in enumerate(tasks) if task.name in names]

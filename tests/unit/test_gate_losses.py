@@ -147,7 +147,6 @@ def test_hash_tables_of_shared_and_one_task_gates() -> None:
 @pytest.mark.parametrize(
     ("make", "options", "name"),
     [
-        (TopKGate, {"load_weight": 0.1, "noisy": True, "k": 16}, "load_weight"),
         (TopKGate, {"importance_weight": float("nan")}, "importance_weight"),
         (SoftmaxSelectorGate, {"k": 0}, "k"),
         (SoftmaxSelectorGate, {"temperature": -1}, "temperature"),

@@ -71,6 +71,21 @@ def test_all_tasks_at_once_equal_one_at_a_time() -> None:
         assert count == expected[1]
 
 
+@pytest.mark.parametrize("order", [("binary", "a"), ("a", "binary")])
+def test_a_task_may_be_called_like_a_kind(order: tuple[str, ...]) -> None:
+    tasks = {"binary": TaskSpec("binary", "multiclass", num_classes=3), "a": BINARY}
+    predictions = {name: prediction_for(tasks[name], 2) for name in order}
+    names, totals, _ = summed_losses(tasks, predictions, {n: target_for(tasks[n], [1, 0]) for n in order})
+    assert sorted(names) == ["a", "binary"]
+    assert len(totals) == 2
+
+
+def test_auroc_keeps_the_order_of_large_logits() -> None:
+    evaluation = Evaluation([BINARY])
+    evaluation.update({"a": torch.tensor([20.0, 30.0])}, {"a": torch.tensor([0.0, 1.0])})
+    assert evaluation.compute()["a/auroc"] == pytest.approx(1.0)
+
+
 def test_half_precision_predictions_are_compared_in_float32() -> None:
     logits = torch.tensor([12.0], dtype=torch.bfloat16)
     assert summed_loss(BINARY, logits, torch.tensor([1.0]))[0].dtype == torch.float32

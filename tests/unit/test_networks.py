@@ -99,7 +99,7 @@ def test_initial_values() -> None:
     bound = (6 / 50) ** 0.5  # Glorot of one expert, not of the stack
     assert 0.9 * bound < float(layer.weight.detach().abs().max()) <= bound
     assert (layer.bias == 0).all()
-    table = TabularBottom({"id": Categorical(1000)}, 16).embeddings["id"].weight.detach()
+    table = TabularBottom({"id": Categorical(1000)}, 16).embeddings[0].weight.detach()
     assert 0.045 < float(table.abs().max()) <= 0.05
 
 
@@ -110,6 +110,24 @@ def test_bottom_concatenates_and_refuses_images() -> None:
     torch.testing.assert_close(out[:, 4:], x["age"])
     with pytest.raises(InputError, match="'photo' is Image"):
         TabularBottom({"photo": Image(1, 8, 8)})
+
+
+@pytest.mark.parametrize("names", [("type", "items"), ("a.b", "embeddings")])
+def test_inputs_may_have_any_name(names: tuple[str, ...]) -> None:
+    bottom = TabularBottom({name: Categorical(5) for name in names}, 3)
+    assert bottom({name: torch.zeros(2, dtype=torch.long) for name in names}).shape == (2, 6)
+
+
+def test_experts_without_layers_pass_the_input_on() -> None:
+    x = torch.randn(4, 3)
+    assert torch.equal(StackedDense(4, 3, [])(x), x[:, None].expand(4, 4, 3))
+    network = MMoE(SPEC, num_experts=B, gate=SoftmaxGate, **PARTS | {"experts": partial(StackedDense, units=[])})
+    check_shapes(network(inputs()))
+
+
+def test_unknown_tasks_are_named() -> None:
+    with pytest.raises(ValueError, match="no such task: typo"):
+        NETWORKS["mmoe"]()(inputs(), ["typo"])
 
 
 def test_mix_is_the_weighted_sum() -> None:
