@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
 
@@ -52,18 +53,50 @@ def logistic_noise(like: Tensor) -> Tensor:
     return uniform.log() - torch.log1p(-uniform)
 
 
-def relu_dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Return dropout(relu(x)) with drop probability ``p``.
+def draw_key() -> int:
+    """Draw the key of one dropout mask from torch's generator: the same seed gives the same masks, on any device."""
+    return int(torch.randint(2**62, ()))
 
-    On a CPU one random byte decides an element (two bytes where p is no multiple of 1/256, p exact to 2^-16):
-    drawing a float for each element costs as much as a network's matrix products. The kept elements are
-    scaled by the inverse of the exact probability.
+
+def keep_scale(p: float) -> float:
+    """Return 1 / (probability to keep an element), the factor of kept elements; 0 where none is kept."""
+    levels, threshold = _levels(p)
+    return levels / (levels - threshold) if threshold < levels else 0.0
+
+
+def keep_mask(key: int, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a dropout mask ``[N, width]``: 1 where an element is kept, else 0.
+
+    Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone: whoever computes only some of
+    the rows gets the same mask for them. One 64-bit hash (splitmix64: Steele et al. 2014) decides eight elements
+    with a byte each, or four with two bytes where ``p`` is no multiple of 1/256; p is exact to 2^-16. Drawing a
+    float per element instead would cost as much as a network's matrix products.
+    """
+    levels, threshold = _levels(p)
+    words = -(-width * (1 if levels == 256 else 2) // 8)
+    z = (rows[:, None] * words + torch.arange(words, device=rows.device)).mul_(_GOLDEN).add_(key)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))  # int64 shifts in copies of the sign
+        if factor is not None:
+            z.mul_(factor)
+    # noise >= threshold as integer arithmetic, which the CPU does for many elements at once: a comparison it does not
+    if levels == 256:
+        noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8
+    else:
+        noise = (z.view(torch.int16).to(torch.int32).bitwise_and_(levels - 1)).add_(levels - threshold) >> 16
+    return noise[:, :width].to(dtype)
+
+
+def relu_dropout(x: Tensor, p: float, training: bool, key: int | None = None, rows: Tensor | None = None) -> Tensor:
+    """Return dropout(relu(x)) with drop probability ``p``; ``x [..., H]``.
+
+    ``key`` and ``rows`` (ids of the rows of x, int64; default 0, 1, ...) choose the mask: see ``keep_mask``.
     """
     if not training or p == 0.0:
         return F.relu(x)
-    if x.device.type != "cpu":
-        return F.dropout(F.relu(x), p)
-    result: Tensor = _ReluDropout.apply(x, p)  # type: ignore[no-untyped-call]
+    if rows is None:
+        rows = torch.arange(x[..., 0].numel(), device=x.device)
+    result: Tensor = _ReluDropout.apply(x, p, draw_key() if key is None else key, rows.flatten())  # type: ignore[no-untyped-call]
     return result
 
 
@@ -71,21 +104,28 @@ class _ReluDropout(torch.autograd.Function):
     """Fuse relu and dropout; the output alone is saved, since it is positive just where the gradient passes."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
-        one_byte = (p * 256).is_integer()
-        levels, dtype = (256, torch.uint8) if one_byte else (65536, torch.uint16)
-        per_word = 8 if one_byte else 4
-        words = torch.empty(-(-x.numel() // per_word), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits
-        noise = words.view(dtype)[: x.numel()].view(x.shape)
-        if not one_byte:
-            noise = noise.to(torch.int32)  # uint16 has no comparison
-        threshold = round(p * levels)
-        ctx.scale = levels / (levels - threshold) if threshold < levels else 0.0
-        y = x.relu().mul_(noise >= threshold).mul_(ctx.scale)  # masked_fill_ takes four times as long
+    def forward(ctx, x: Tensor, p: float, key: int, rows: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.scale = keep_scale(p)
+        y = x.relu().mul_(keep_mask(key, rows, x.shape[-1], p, x.dtype).view_as(x)).mul_(ctx.scale)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
         (y,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
+        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None, None
+
+
+def _levels(p: float) -> tuple[int, int]:
+    """Return of how many equally likely noise values how many drop an element."""
+    levels = 256 if (p * 256).is_integer() else 65536
+    return levels, round(p * levels)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 of the same 64 bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+_GOLDEN, _MIX_1, _MIX_2 = (_signed(v) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

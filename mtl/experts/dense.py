@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.functional import relu_dropout
+from mtl.experts.kernels import grouped_linear, linear_relu_dropout_mix, mix
+from mtl.experts.pairs import Pairs
+from mtl.functional import draw_key, relu_dropout
 from mtl.types import require
 
 
@@ -24,18 +26,24 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, D]``, the same for all, or ``[B, E, D]`` to ``[B, E, H]``; E counts ``subset`` if given."""
-        weight, bias = (
-            (self.weight, self.bias) if subset is None else (self.weight[list(subset)], self.bias[list(subset)])
-        )
+        weight, bias = self.parameters_of(subset)
         if x.dim() == 2:  # one product for all experts, and no transposition before the mixture
             return F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), *bias.shape)
         return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+    def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the experts in ``subset`` (None: all)."""
+        if subset is None:
+            return self.weight, self.bias
+        return self.weight[list(subset)], self.bias[list(subset)]
 
 
 class StackedDense(nn.Module):
     """Stack of ``units`` dense layers for each of E experts, each followed by relu and dropout.
 
-    With no units the experts pass their input on; ``output_dim`` says how wide the result is.
+    With no units the experts pass their input on; ``output_dim`` says how wide the result is. There are three ways
+    to compute, with equal results: all outputs (``forward``), their mixture without keeping more than it needs
+    (``mixture``), and some outputs (``on_pairs``). Equal ``keys`` give equal dropout masks in all of them.
     """
 
     def __init__(self, num_experts: int, input_dim: int, units: Sequence[int], dropout: float = 0.0) -> None:
@@ -46,10 +54,52 @@ class StackedDense(nn.Module):
         self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in pairwise(widths))
         self.num_experts, self.dropout, self.output_dim = num_experts, dropout, widths[-1]
 
-    def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
-        """Map ``[B, D]`` or ``[B, E, D]`` to ``[B, E, H]``."""
-        if not self.layers and x.dim() == 2:
-            return x[:, None].expand(-1, self.num_experts if subset is None else len(subset), -1)
-        for layer in self.layers:
-            x = relu_dropout(layer(x, subset), self.dropout, self.training)
+    def draw_keys(self) -> list[int]:
+        """Draw the keys of a step's dropout masks, one per layer."""
+        random = self.training and self.dropout > 0
+        return [draw_key() if random else 0 for _ in self.layers]
+
+    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None) -> Tensor:
+        """Map ``[B, D]`` or ``[B, E, D]`` to ``[B, E, H]``; E counts ``subset`` if given."""
+        return self._run(self.layers, x, subset, self.draw_keys() if keys is None else keys)
+
+    def mixture(
+        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, D]``.
+
+        ``weights [B, T, E]`` or ``[T, E]``, where E counts ``subset`` if given.
+        """
+        keys = self.draw_keys() if keys is None else keys
+        x = self._run(self.layers[:-1], x, subset, keys)
+        if not self.layers:
+            return mix(x, weights)
+        weight, bias = self.layers[-1].parameters_of(subset)  # type: ignore[operator]
+        p = self.dropout if self.training else 0.0
+        return linear_relu_dropout_mix(x, weight, bias, weights, p, keys[-1], self._rows(len(x), subset, x.device))
+
+    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+        """Map ``x [B, D]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
+        keys = self.draw_keys() if keys is None else keys
+        x = x.index_select(0, pairs.sample)
+        rows = pairs.sample * self.num_experts + pairs.expert
+        for layer, key in zip(self.layers, keys, strict=True):
+            weight, bias = layer.parameters_of(None)  # type: ignore[operator]
+            x = grouped_linear(x, weight, bias, pairs.counts)
+            x = relu_dropout(x, self.dropout, self.training, key, rows)
         return x
+
+    def _run(self, layers: nn.ModuleList, x: Tensor, subset: Sequence[int] | None, keys: Sequence[int]) -> Tensor:
+        if not self.layers:
+            x = x[:, None] if x.dim() == 2 else x
+            return x.expand(-1, self.num_experts if subset is None else len(subset), -1)
+        for layer, key in zip(layers, keys, strict=False):
+            x = relu_dropout(layer(x, subset), self.dropout, self.training, key, self._rows(len(x), subset, x.device))
+        return x
+
+    def _rows(self, num_samples: int, subset: Sequence[int] | None, device: torch.device) -> Tensor:
+        """Return the ids ``[B, E]`` of all pairs, as ``on_pairs`` has them."""
+        if subset is None:
+            return torch.arange(num_samples * self.num_experts, device=device).view(num_samples, self.num_experts)
+        experts = torch.tensor(list(subset), dtype=torch.int64, device=device)
+        return torch.arange(num_samples, device=device)[:, None] * self.num_experts + experts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -58,7 +59,7 @@ class Gate(nn.Module):
         weights = weights.expand(*weights.shape[:-2], count, self.num_experts)
         if selectors is not None:
             selectors = selectors.expand(*selectors.shape[:-3], count, *selectors.shape[-2:])
-        return Routing(weights, routing.losses, selectors)
+        return replace(routing, weights=weights, selectors=selectors)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""

@@ -58,4 +58,4 @@ class GumbelSoftmaxGate(Gate):
         switch = hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1
         weights = self.affine(x, "", tasks).softmax(-1) * switch
         loss = self.sparsity_weight * F.logsigmoid(logits).sum((-2, -1)).mean()
-        return Routing(weights, {"sparsity": loss})
+        return Routing(weights, {"sparsity": loss}, exact_zeros=not self.training)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.experts.kernels import mix
 from mtl.gates.base import Gate
 from mtl.networks.heads import wanted_tasks
-from mtl.networks.mmoe import mix
 from mtl.types import DataSpec, NetworkOutput, require
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
+from mtl.experts.dispatch import Dispatch, Experts
 from mtl.gates.base import Gate
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.types import DataSpec, NetworkOutput, require
@@ -17,7 +17,7 @@ class MMoE(nn.Module):
 
     ``bottom(inputs=...)``, ``experts(num_experts=, input_dim=)``, ``gate(num_tasks=, num_experts=, input_dim=,
     inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; their sizes follow from ``spec``. With
-    ``static_gate`` the gates do not look at the example.
+    ``static_gate`` the gates do not look at the example. ``execution``: see ``Dispatch``.
     """
 
     def __init__(
@@ -25,10 +25,11 @@ class MMoE(nn.Module):
         spec: DataSpec,
         num_experts: int,
         bottom: Callable[..., nn.Module],
-        experts: Callable[..., nn.Module],
+        experts: Callable[..., Experts],
         gate: Callable[..., Gate],
         heads: Callable[..., Heads],
         static_gate: bool = False,
+        execution: str = "auto",
     ) -> None:
         super().__init__()
         require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
@@ -38,6 +39,7 @@ class MMoE(nn.Module):
         self.experts = experts(num_experts=num_experts, input_dim=width)
         gate_width = None if static_gate else width
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
+        self.dispatch = Dispatch(execution)
         self.heads = heads(tasks=self.tasks, input_dim=self.experts.output_dim)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
@@ -45,10 +47,5 @@ class MMoE(nn.Module):
         wanted = wanted_tasks(self.tasks, tasks)
         x = self.bottom(inputs)  # [B, D]
         routing = self.gate(x, inputs, None if len(wanted) == len(self.tasks) else wanted)
-        mixed = mix(self.experts(x), routing.weights)  # [B, T, H]
+        mixed = self.dispatch(self.experts, x, routing)  # [B, T, H]
         return NetworkOutput(self.heads(mixed, wanted), routing, routing.losses)
-
-
-def mix(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Mix the experts' ``outputs [B, E, H]`` by ``weights [B, T, E]`` or ``[T, E]`` into ``[B, T, H]``."""
-    return torch.matmul(weights.to(outputs.dtype), outputs)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.experts.dense import StackedDense, StackedLinear
+from mtl.experts.kernels import mix
 from mtl.gates import CometGate, DSelectKGate, SoftmaxGate
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
-from mtl.networks.mmoe import MMoE, mix
+from mtl.networks.mmoe import MMoE
 from mtl.types import Categorical, DataSpec, Image, InputError, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
