@@ -7,6 +7,7 @@ import logging
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from callbacks.length import Length
 from mtl.schedules import SHAPES, check_schedule
 from mtl.types import require
 
@@ -16,9 +17,10 @@ log = logging.getLogger(__name__)
 class ScheduledBuffer(Callback):
     """Set the buffer ``target`` before each step to its scheduled value, and log it as ``schedule/<target>``.
 
-    The course runs from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, or over ``epochs``
-    (fractions of an epoch count), and stays at ``end``. The value is a pure function of ``trainer.global_step``, so a
-    resumed run goes on where it was. A network without such a buffer is an error, unless not ``required``.
+    The course runs from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, over ``epochs``
+    (need not be whole), or over a ``fraction`` of the run, and stays at ``end``. The value is a pure function of
+    ``trainer.global_step``, so a resumed run goes on where it was. A network without such a buffer is an error,
+    unless not ``required``.
     """
 
     def __init__(
@@ -29,14 +31,12 @@ class ScheduledBuffer(Callback):
         shape: str = "linear",
         steps: int | None = None,
         epochs: float | None = None,
+        fraction: float | None = None,
         required: bool = True,
     ) -> None:
         check_schedule(shape, start, end)
-        require((steps is None) != (epochs is None), f"schedule of {target}: give either steps or epochs")
-        length = steps if steps is not None else epochs
-        require(length is not None and length > 0, f"schedule of {target}: its length {length} must be greater than 0")
-        self.target, self.start, self.end, self.shape = target, start, end, shape
-        self.steps, self.epochs, self.required = steps, epochs, required
+        self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
+        self.length = Length(f"schedule of {target}", steps, epochs, fraction)
         self._present = True
 
     @property
@@ -57,12 +57,11 @@ class ScheduledBuffer(Callback):
         if not self._present:
             return
         buffer = pl_module.get_buffer(self.target)
-        value = self.value(trainer.global_step, trainer.num_training_batches)
+        value = self.value(trainer.global_step, self.length.in_steps(trainer))
         buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             pl_module.log(f"schedule/{self.target.removeprefix('network.')}", value, on_step=True, on_epoch=False)
 
-    def value(self, step: int, steps_per_epoch: float) -> float:
-        """Return the value at optimiser step ``step``."""
-        length = self.steps if self.steps is not None else float(self.epochs or 0) * steps_per_epoch
+    def value(self, step: int, length: float) -> float:
+        """Return the value at optimiser step ``step`` of a course of ``length`` steps."""
         return SHAPES[self.shape](min(1.0, step / length), self.start, self.end)

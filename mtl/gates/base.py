@@ -22,8 +22,10 @@ class Gate(nn.Module):
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend
     on the example; ``inputs`` describes the raw inputs, for gates that read one; ``shared`` makes one gate serve
     all tasks. A subclass implements ``route`` and draws its parameters with ``num_gates`` (1 when shared, else T)
-    as leading dimension.
+    as leading dimension. ``sums_to_one`` says whether the weights of a sample always do.
     """
+
+    sums_to_one = True
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class DSelectKGate(Gate):
     from E on select nothing, and ``reachability_weight`` times 1 / (sum of a selector) drives them out of use.
     """
 
+    sums_to_one = False  # where E is no power of two; the reference never normalises
     entropy_weight: Tensor
 
     def __init__(

@@ -24,6 +24,7 @@ class GumbelSoftmaxGate(Gate):
     shapes give logit psi, which starts at ``initial_probability``; a static gate has the biases alone.
     """
 
+    sums_to_one = False
     sparsity_weight: Tensor
     temperature: Tensor
 

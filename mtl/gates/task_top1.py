@@ -21,6 +21,8 @@ class TaskTop1Gate(Gate):
     ``weight [T, E, D]``, ``bias [T, E]``; a static gate has the bias alone.
     """
 
+    sums_to_one = False
+
     def __init__(
         self,
         num_tasks: int,

@@ -56,6 +56,7 @@ class TopKGate(Gate):
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
         self.k, self.noisy, self.normalize = k, noisy, normalize
+        self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)
         self.add_affine("", shape, WEIGHT_RANGE)
         if noisy:

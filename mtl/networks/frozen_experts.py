@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mtl.experts.kernels import mix
 from mtl.gates.base import Gate
 from mtl.networks.heads import wanted_tasks
+from mtl.permutation import Permutation
 from mtl.types import DataSpec, NetworkOutput, require
 
 
@@ -22,7 +23,13 @@ class FrozenExpertsMoE(nn.Module):
 
     expert_weight: Tensor
 
-    def __init__(self, spec: DataSpec, gate: Callable[..., Gate], input_name: str = "x") -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        gate: Callable[..., Gate],
+        input_name: str = "x",
+        permutation: Callable[..., Permutation] | None = None,
+    ) -> None:
         super().__init__()
         known = "expert_weight" in spec.extras
         require(known, "network=frozen_experts needs data that gives its experts, as data=synthetic_recovery does")
@@ -30,6 +37,7 @@ class FrozenExpertsMoE(nn.Module):
         self.register_buffer("expert_weight", spec.extras["expert_weight"].clone())
         num_experts = len(self.expert_weight)
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=None, inputs=spec.inputs)
+        self.permutation = permutation and permutation(num_experts=num_experts, num_tasks=len(self.tasks))
         self.head_scale = nn.Parameter(self.expert_weight.new_ones(len(self.tasks)))
         self.head_bias = nn.Parameter(self.expert_weight.new_zeros(len(self.tasks)))
 
@@ -40,6 +48,8 @@ class FrozenExpertsMoE(nn.Module):
         units = F.linear(x, self.expert_weight.flatten(0, 1)).view(len(x), *self.expert_weight.shape[:2])  # [B, E, U]
         outputs = units.relu().sum(-1, keepdim=True)  # [B, E, 1]
         routing = self.gate(None, inputs, wanted)
+        if self.permutation is not None:
+            routing = self.permutation(routing, wanted, self.gate.sums_to_one)
         mixed = mix(outputs, routing.weights).squeeze(-1)  # [B, T]
         logits = mixed * self.head_scale[wanted] + self.head_bias[wanted]
         names = [self.tasks[index].name for index in wanted]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mtl.experts.dispatch import Dispatch, Experts
 from mtl.gates.base import Gate
 from mtl.networks.heads import Heads, wanted_tasks
+from mtl.permutation import Permutation
 from mtl.types import DataSpec, NetworkOutput, require
 
 
@@ -17,7 +18,8 @@ class MMoE(nn.Module):
 
     ``bottom(inputs=...)``, ``experts(num_experts=, input_dim=)``, ``gate(num_tasks=, num_experts=, input_dim=,
     inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; their sizes follow from ``spec``. With
-    ``static_gate`` the gates do not look at the example. ``execution``: see ``Dispatch``.
+    ``static_gate`` the gates do not look at the example. ``execution``: see ``Dispatch``;
+    ``permutation(num_experts=, num_tasks=)``: local search around the gate.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class MMoE(nn.Module):
         heads: Callable[..., Heads],
         static_gate: bool = False,
         execution: str = "auto",
+        permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__()
         require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
@@ -39,6 +42,7 @@ class MMoE(nn.Module):
         self.experts = experts(num_experts=num_experts, input_dim=width)
         gate_width = None if static_gate else width
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
+        self.permutation = permutation and permutation(num_experts=num_experts, num_tasks=len(self.tasks))
         self.dispatch = Dispatch(execution)
         self.heads = heads(tasks=self.tasks, input_dim=self.experts.output_dim)
 
@@ -47,5 +51,7 @@ class MMoE(nn.Module):
         wanted = wanted_tasks(self.tasks, tasks)
         x = self.bottom(inputs)  # [B, D]
         routing = self.gate(x, inputs, None if len(wanted) == len(self.tasks) else wanted)
+        if self.permutation is not None:
+            routing = self.permutation(routing, wanted, self.gate.sums_to_one)
         mixed = self.dispatch(self.experts, x, routing)  # [B, T, H]
         return NetworkOutput(self.heads(mixed, wanted), routing, routing.losses)

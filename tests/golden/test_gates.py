@@ -15,6 +15,8 @@ from torch import Tensor
 
 from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
+from mtl.permutation import Permutation, matrix_entropy, permute, sinkhorn
+from mtl.schedules import linear, log_linear
 from mtl.types import Routing
 from tests.conftest import golden_dir
 
@@ -154,3 +156,64 @@ def test_smooth_step(path: Path, dtype: torch.dtype) -> None:
     torch.testing.assert_close(x.grad, expected, atol=TOLERANCE[dtype] * 1.5 / case.scalar("gamma"), rtol=1e-5)
     if dtype == torch.float64:
         assert (x.grad[expected == 0] == 0).all()
+
+
+@cases(r"sinkhorn_.*")
+def test_sinkhorn(path: Path) -> None:
+    case = Case(path, torch.float64)
+    logits = case["U"]
+    for number, (rounds, tau) in enumerate(zip([20, 50, 150, 20, 20], [1e-3, 1e-4, 1e-7, 1.0, 0.1], strict=True)):
+        permutation = Permutation(len(logits), tau=tau, rounds=rounds, entropy_weight=1.0).double()
+        with torch.no_grad():
+            permutation.logits.copy_(logits[None])
+        soft = permutation.soft()
+        close(soft[0], case["S"][number])
+        (soft[0] * case["c"]).sum().backward()
+        expected = case["grad_U"][number]
+        torch.testing.assert_close(
+            permutation.logits.grad[0], expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max())
+        )
+        close(matrix_entropy(soft.detach()), case["entropy"][number])
+
+        weights = case["g"][:, None]  # [B, T=1, E]
+        routing = permutation.train()(Routing(weights))
+        close(routing.weights[:, 0], case["g_soft"][number])
+        close(routing.losses["permutation"].detach(), case["entropy"][number])
+        hard = permutation.matrix()[0]
+        gained = (case["S"][number] * hard).sum()
+        close(gained, (case["S"][number] * case["hard"][number]).sum())  # as good an assignment,
+        if case["hard_gap"][number] > 1e-6:  # and the same one where there is but one
+            close(hard, case["hard"][number])
+            close(permutation.eval()(Routing(weights)).weights[:, 0], case["g_hard"][number])
+
+
+@cases(r"sinkhorn_.*")
+def test_sinkhorn_float32(path: Path) -> None:
+    case = Case(path, torch.float32)
+    for number, (rounds, tau) in enumerate(zip([20, 20], [1.0, 0.1], strict=True), start=3):
+        close(sinkhorn(case["U"], tau, rounds), case["S"][number], 1e-5)
+
+
+@cases(r"schedule")
+def test_schedule(path: Path) -> None:
+    case = Case(path, torch.float64)
+    for number, fraction in enumerate(case["fraction"].tolist()):
+        close(log_linear(fraction, 1e-3, 1e-7), case["tau"][number], 1e-15)
+        rounds = linear(fraction, 20, 150)
+        close(rounds, case["R_real"][number])
+        assert int(rounds) == int(case["R"][number])
+
+
+def close(actual: Tensor | float, expected: Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(torch.as_tensor(actual, dtype=expected.dtype), expected, rtol=tolerance, atol=tolerance)
+
+
+@cases(r"topk_.*")
+def test_permuted_topk(path: Path) -> None:
+    """A soft matrix around a gate: weights times the matrix, divided by the sum."""
+    case = Case(path, torch.float64)
+    if "perm" not in case.arrays:
+        pytest.skip("no permuted weights in this file")
+    n, k = len(case["weight"]), case["indices"].shape[1]
+    gate = load(TopKGate(1, n, case["x"].shape[1], k=k), case, {"weight": "weight", "bias": "bias"})
+    close(permute(gate(case["x"]).weights, case["perm"].mean(0)[None], normalise=True)[:, 0], case["weights_perm"])

@@ -72,7 +72,7 @@ def scheduled(**options: Any) -> ScheduledBuffer:
 
 
 def trainer(step: int) -> Any:
-    return SimpleNamespace(global_step=step, num_training_batches=10, log_every_n_steps=5)
+    return SimpleNamespace(global_step=step, num_training_batches=10, log_every_n_steps=5, max_epochs=5, max_steps=-1)
 
 
 def test_schedule_moves_the_buffer() -> None:
@@ -87,7 +87,11 @@ def test_schedule_moves_the_buffer() -> None:
 
 
 def test_schedule_is_a_function_of_the_step_alone() -> None:
-    assert scheduled(epochs=None, steps=20).value(7, 123.0) == scheduled().value(7, 10.0)
+    for options in ({"steps": 20}, {"epochs": 2}, {"fraction": 0.4}):
+        callback, module = scheduled(**{"epochs": None} | options), Recorder(["p"])
+        callback.on_train_start(trainer(0), module)
+        callback.on_train_batch_start(trainer(7), module, None, 0)
+        assert float(module.gate.temperature) == pytest.approx(1 - 0.9 * 7 / 20)
 
 
 def test_schedule_without_its_target() -> None:

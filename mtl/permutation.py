@@ -1,0 +1,175 @@
+"""Local search around any gate: a learnt permutation of the experts (COMET, Ibrahim et al. 2023, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mtl.functional import entropy
+from mtl.types import Routing, require
+
+LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
+
+
+class Permutation(nn.Module):
+    """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
+
+    *Soft phase*: P = Sinkhorn(U / ``tau``) with ``rounds`` normalisations of rows and columns, doubly stochastic in
+    the limit; the weights are divided by their sum where the gate's sum to one. ``entropy_weight`` (zeta) times the
+    entropies of P and of its row-normalised form drives P to a vertex. ``harden()`` ends it: P becomes the Hungarian
+    assignment of the last soft P, the order of experts a buffer, and only network and gate go on.
+    Evaluation always uses the assignment, also during the soft phase.
+
+    Parameters ``logits [P, E, E]`` with P = ``num_tasks`` if ``per_task``, else 1 for all tasks; buffers ``tau`` and
+    ``rounds`` (schedulable), ``order [P, E]`` (output j takes weight ``order[j]``) and ``hardened``. ``noise`` scales
+    standard Gumbel noise that is added to U in training.
+    """
+
+    tau: Tensor
+    rounds: Tensor
+    order: Tensor
+    hardened: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_tasks: int = 1,
+        per_task: bool = False,
+        tau: float = 1e-3,
+        rounds: float = 20,
+        entropy_weight: float = 0.0,
+        noise: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require(tau > 0, f"permutation.tau={tau}: must be greater than 0")
+        require(rounds >= 1, f"permutation.rounds={rounds}: must be at least 1")
+        require(entropy_weight >= 0, f"permutation.entropy_weight={entropy_weight}: must be at least 0")
+        require(noise >= 0, f"permutation.noise={noise}: must be at least 0")
+        self.per_task, self.entropy_weight, self.noise = per_task, entropy_weight, noise
+        count = num_tasks if per_task else 1
+        self.logits = nn.Parameter(torch.empty(count, num_experts, num_experts).uniform_(-LOGIT_RANGE, LOGIT_RANGE))
+        self.register_buffer("tau", torch.tensor(float(tau), dtype=torch.float64))  # the reference's digits
+        self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
+        self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
+        self.register_buffer("hardened", torch.tensor(False))
+        self._is_hard = False  # the buffer's value, to be had without waiting for the device
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether the soft phase is over."""
+        return self._is_hard
+
+    def soft(self) -> Tensor:
+        """Return the doubly stochastic matrices of the soft phase, ``[P, E, E]``."""
+        logits: Tensor = self.logits
+        if self.noise and self.training:
+            uniform = torch.rand_like(logits, dtype=torch.float64).clamp(1e-300, 1 - 1e-16)
+            logits = logits - self.noise * (-uniform.log()).log().to(logits.dtype)
+        return sinkhorn(logits, float(self.tau), int(self.rounds))
+
+    @torch.no_grad()
+    def assignment(self) -> Tensor:
+        """Return ``[P, E]``: which weight each output takes by the Hungarian assignment of the soft matrices."""
+        if self._is_hard:
+            return self.order
+        matrices = sinkhorn(self.logits, float(self.tau), int(self.rounds)).cpu().numpy()
+        rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
+        return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
+
+    def matrix(self) -> Tensor:
+        """Return the permutation matrices that evaluation uses, ``[P, E, E]``: P_ij = 1 where output j takes i."""
+        order = self.assignment()
+        return torch.zeros_like(self.logits).scatter_(1, order[:, None], 1.0)
+
+    @torch.no_grad()
+    def harden(self, order: Tensor | None = None) -> float:
+        """End the soft phase, with ``order [P, E]`` or the assignment of now; return how far P moved.
+
+        The distance is the Frobenius norm of soft minus hard, mean over the matrices.
+        """
+        soft = sinkhorn(self.logits, float(self.tau), int(self.rounds))
+        self.order.copy_(self.assignment() if order is None else order)
+        self.hardened.fill_(True)
+        self._is_hard = True
+        return float((soft - self.matrix()).flatten(1).norm(dim=1).mean())
+
+    def forward(self, routing: Routing, tasks: Sequence[int] | None = None, sums_to_one: bool = True) -> Routing:
+        """Permute ``routing.weights [B, T, E]`` or ``[T, E]`` of the wanted ``tasks`` (default all).
+
+        ``sums_to_one``: the gate's weights do, and shall again after a soft matrix.
+        """
+        weights = routing.weights
+        rows = list(tasks) if self.per_task and tasks is not None else slice(None)
+        if self._is_hard or not self.training:
+            order = self.assignment()[rows]
+            permuted = weights.gather(-1, order.expand(weights.shape))  # moved, not multiplied: a zero stays one
+            if not self.training:
+                return replace(routing, weights=permuted)
+            # a gradient of exactly 0 for the logits: DDP waits for one of every parameter
+            return replace(routing, weights=permuted, losses={**routing.losses, "permutation": 0.0 * self.logits.sum()})
+        soft = self.soft()
+        permuted = permute(weights, soft[rows], normalise=sums_to_one)
+        losses = {**routing.losses, "permutation": self.entropy_weight * matrix_entropy(soft)}
+        return replace(routing, weights=permuted, losses=losses, exact_zeros=False)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._is_hard = bool(self.hardened)
+
+
+def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
+    """Return S^R(U / tau): ``rounds`` times, make rows sum to 1, then columns (Sinkhorn 1964; Mena et al. 2018).
+
+    ``logits U [..., E, E]``. In log space and float64, since U / tau reaches 1e6. After the last step the columns sum
+    to 1; at a low tau the rows need not.
+    """
+    result: Tensor = _Sinkhorn.apply(logits.double() / tau, rounds)  # type: ignore[no-untyped-call]
+    return result.to(logits.dtype)
+
+
+def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
+    """Return out_j = sum_i g_i P_ij, divided by its sum if ``normalise``.
+
+    ``weights [..., T, E]``, ``matrices [T, E, E]``, or ``[1, E, E]`` for all tasks.
+    """
+    permuted = (weights[..., None, :] @ matrices.to(weights.dtype)).squeeze(-2)
+    return permuted / permuted.sum(-1, keepdim=True) if normalise else permuted
+
+
+def matrix_entropy(matrices: Tensor) -> Tensor:
+    """Return the entropy of all entries, plus that of the row-normalised matrix; mean over ``matrices [P, E, E]``."""
+    by_row = matrices / matrices.sum(-1, keepdim=True)
+    return (entropy(matrices, (-2, -1)) + entropy(by_row, (-2, -1))).mean()
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """Run the rounds in place; autograd's own graph of 300 steps takes three times as long."""
+
+    @staticmethod
+    def forward(ctx, log_matrix: Tensor, rounds: int) -> Tensor:  # type: ignore[no-untyped-def]
+        x = log_matrix.clone()
+        steps = x.new_empty(2 * rounds, *x.shape) if ctx.needs_input_grad[0] else None
+        for step in range(2 * rounds):
+            x -= torch.logsumexp(x, -2 if step % 2 else -1, keepdim=True)  # rows first
+            if steps is not None:
+                torch.exp(x, out=steps[step])
+        if steps is not None:
+            ctx.save_for_backward(steps)
+        return x.exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        (steps,) = ctx.saved_tensors
+        grad = grad * steps[-1]  # of exp
+        for step in range(len(steps) - 1, -1, -1):
+            # x - logsumexp(x): the gradient minus the softmax, which is the step's result, times the gradient's sum
+            grad.addcmul_(steps[step], grad.sum(-2 if step % 2 else -1, keepdim=True), value=-1)
+        return grad, None

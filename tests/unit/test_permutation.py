@@ -1,0 +1,251 @@
+"""Local search around every gate: soft phase, hardening, hard phase, and what must not change."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from callbacks.hardening import PermutationHardening
+from callbacks.length import Length
+from mtl.experts.dense import StackedDense
+from mtl.functional import entropy
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.heads import Heads
+from mtl.networks.mmoe import MMoE
+from mtl.permutation import Permutation, matrix_entropy, sinkhorn
+from mtl.types import Categorical, DataSpec, InputError, Routing, TaskSpec
+from tests.gate_cases import CASES, IDS, GateCase, harden
+
+EXPERTS = 8
+SPEC = DataSpec({"id": Categorical(IDS)}, [TaskSpec("a", "binary"), TaskSpec("b", "regression")])
+EVERY_GATE = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+def network(case: GateCase, per_task: bool = False, dropout: float = 0.0) -> MMoE:
+    options = {} if case.k is None or case.name.startswith(("task", "hash")) else {"k": case.k}
+    return MMoE(
+        SPEC,
+        EXPERTS,
+        partial(TabularBottom, embedding_dim=6),
+        partial(StackedDense, units=[5], dropout=dropout),
+        partial(case.make, **options),
+        partial(Heads),
+        permutation=partial(Permutation, per_task=per_task, entropy_weight=0.1, tau=0.1, rounds=30),
+    )
+
+
+def weights_of(net: MMoE, inputs: dict[str, Tensor]) -> Tensor:
+    return net.gate(net.bottom(inputs), inputs).weights
+
+
+@EVERY_GATE
+@pytest.mark.parametrize("per_task", [False, True])
+def test_every_gate_trains_hardens_and_keeps_its_sparsity(case: GateCase, per_task: bool) -> None:
+    torch.manual_seed(0)
+    net = network(case, per_task)
+    inputs = {"id": torch.randint(IDS, (40,))}
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    before = net.permutation.logits.detach().clone()
+    for step in range(12):
+        output = net(inputs)
+        if step < 6:
+            assert not output.routing.exact_zeros  # dense while P is soft
+        loss = sum((value - 1).square().mean() for value in output.predictions.values()) + sum(output.losses.values())
+        optimizer.zero_grad()
+        loss.backward()
+        logits = net.permutation.logits
+        assert logits.grad is not None
+        assert torch.isfinite(logits.grad).all()
+        assert bool(logits.grad.any()) == (step < 6)
+        optimizer.step()
+        if step == 5:
+            assert not torch.equal(before, logits)
+            expected = net.permutation.matrix().clone()
+            net.permutation.harden()
+            assert torch.equal(net.permutation.matrix(), expected)  # what evaluation used is what it becomes
+            optimizer.state.pop(logits, None)
+            frozen = logits.detach().clone()
+    assert torch.equal(frozen, net.permutation.logits)
+    harden(net.gate)
+    net.eval()
+    permuted, plain = net(inputs).routing.weights, weights_of(net, inputs)
+    assert torch.equal((permuted != 0).sum(-1).expand(40, 2), (plain != 0).sum(-1).expand(40, 2))
+    assert torch.equal(permuted.sort(-1).values, plain.sort(-1).values.expand(permuted.shape))
+
+
+@EVERY_GATE
+@pytest.mark.parametrize("hard", [False, True])
+def test_order_of_experts_and_matrix_together_change_nothing(case: GateCase, hard: bool) -> None:
+    torch.manual_seed(1)
+    net = network(case).double()
+    inputs = {"id": torch.randint(IDS, (20,))}
+    torch.manual_seed(2)
+    if hard:
+        net.permutation.harden()
+    net.train()
+    torch.manual_seed(3)
+    first = net(inputs).predictions
+    new = torch.randperm(EXPERTS)  # expert j moves to place where new == j
+    with torch.no_grad():
+        for layer in net.experts.layers:
+            layer.weight.copy_(layer.weight[new])
+            layer.bias.copy_(layer.bias[new])
+        if hard:
+            net.permutation.harden(net.permutation.order[:, new])
+        else:
+            net.permutation.logits.copy_(net.permutation.logits[:, :, new])
+    torch.manual_seed(3)
+    for name, value in net(inputs).predictions.items():
+        assert torch.allclose(value, first[name], atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("comet", "topk")], ids=str)
+def test_evaluation_is_always_hard(case: GateCase) -> None:
+    net = network(case)
+    harden(net.gate)
+    inputs = {"id": torch.arange(20)}
+    soft = net.train()(inputs).routing.weights
+    hard = net.eval()(inputs).routing.weights
+    assert (soft != 0).all()
+    assert torch.equal(hard.sort(-1).values, weights_of(net, inputs).sort(-1).values)
+
+
+def test_one_task_of_two_uses_its_own_matrix() -> None:
+    permutation = Permutation(4, num_tasks=2, per_task=True)
+    permutation.harden(torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]]))
+    weights = torch.rand(5, 2, 4)
+    both = permutation(Routing(weights)).weights
+    assert torch.equal(both[:, 0], weights[:, 0])
+    assert torch.equal(both[:, 1], weights[:, 1].flip(-1))
+    assert torch.equal(permutation(Routing(weights[:, 1:]), [1]).weights[:, 0], both[:, 1])
+    assert torch.equal(permutation(Routing(weights[0])).weights, both[0])  # a static gate
+
+
+def test_matrix_agrees_with_order() -> None:
+    permutation = Permutation(5)
+    permutation.harden(torch.tensor([[2, 0, 4, 1, 3]]))
+    weights = torch.rand(6, 1, 5)
+    moved = permutation.eval()(Routing(weights)).weights
+    assert torch.allclose(moved, weights @ permutation.matrix())
+
+
+def test_sinkhorn_against_autograd_and_its_limit() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
+
+    def slow(u: Tensor) -> Tensor:
+        x = u / 0.5
+        for _ in range(7):
+            x = x - x.logsumexp(-1, keepdim=True)
+            x = x - x.logsumexp(-2, keepdim=True)
+        return x.exp()
+
+    assert torch.allclose(sinkhorn(logits, 0.5, 7), slow(logits), atol=1e-14)
+    assert torch.autograd.gradcheck(lambda u: sinkhorn(u, 0.5, 7), (logits,))
+    rounds = sinkhorn(logits, 0.5, 500).detach()
+    assert torch.allclose(rounds.sum(-1), torch.ones(2, 6, dtype=torch.float64), atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sinkhorn_at_the_extremes(dtype: torch.dtype) -> None:
+    logits = torch.zeros(1, 4, 4, dtype=dtype)
+    logits[0] = torch.eye(4) * 1e4
+    logits.requires_grad_()
+    matrix = sinkhorn(logits, 1e-7, 150)
+    matrix.square().sum().backward()
+    assert torch.isfinite(matrix).all()
+    assert torch.isfinite(logits.grad).all()
+    assert torch.allclose(matrix[0], torch.eye(4, dtype=dtype))
+
+
+def test_regulariser_by_hand() -> None:
+    matrix = torch.tensor([[[0.5, 0.1], [0.5, 0.9]]], dtype=torch.float64)
+    by_row = torch.tensor([[5 / 6, 1 / 6], [5 / 14, 9 / 14]], dtype=torch.float64)
+    expected = entropy(matrix[0], (0, 1)) + entropy(by_row, (0, 1))
+    assert torch.allclose(matrix_entropy(matrix), expected)
+
+
+def test_noise_only_in_training() -> None:
+    permutation = Permutation(6, noise=1.0, tau=1.0)
+    assert not torch.equal(permutation.soft(), permutation.soft())
+    permutation.eval()
+    assert torch.equal(permutation.soft(), permutation.soft())
+
+
+def test_state_is_kept() -> None:
+    permutation = Permutation(6)
+    permutation.harden(torch.randperm(6)[None])
+    other = Permutation(6)
+    other.load_state_dict(permutation.state_dict())
+    assert other.is_hard
+    assert torch.equal(other.matrix(), permutation.matrix())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tau": 0.0}, "tau=0.0"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"noise": -1.0}, "noise=-1.0"),
+        ({"entropy_weight": -1.0}, "entropy_weight"),
+    ],
+)
+def test_bad_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Permutation(4, **options)
+
+
+class Module(torch.nn.Module):
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Module()
+        self.network.permutation = Permutation(4)
+        self.logged: dict[str, float] = {}
+
+    def log(self, name: str, value: float, **options: Any) -> None:
+        self.logged[name] = value
+
+
+def test_hardening_at_its_step() -> None:
+    module = Module()
+    optimizer = torch.optim.Adam(module.parameters())
+    module.network.permutation.soft().sum().backward()
+    optimizer.step()
+    trainer = SimpleNamespace(
+        global_step=3,
+        num_training_batches=4,
+        max_steps=-1,
+        max_epochs=2,
+        optimizers=[optimizer],
+        strategy=SimpleNamespace(broadcast=lambda value: value),
+    )
+    callback = PermutationHardening(fraction=0.5)
+    callback.on_train_batch_start(trainer, module, None, 0)
+    assert not module.network.permutation.is_hard
+    assert optimizer.state
+    trainer.global_step = 4
+    callback.on_train_batch_start(trainer, module, None, 0)
+    assert module.network.permutation.is_hard
+    assert not optimizer.state
+    assert module.logged["permutation/soft_to_hard"] >= 0
+
+
+def test_length() -> None:
+    trainer = SimpleNamespace(num_training_batches=10, max_epochs=5, max_steps=-1)
+    assert Length("x", steps=7).in_steps(trainer) == 7
+    assert Length("x", epochs=1.5).in_steps(trainer) == 15
+    assert Length("x", fraction=0.5).in_steps(trainer) == 25
+    trainer.max_steps = 20
+    assert Length("x", fraction=0.5).in_steps(trainer) == 10
+    for options in ({}, {"steps": 1, "epochs": 2}, {"steps": 0}, {"fraction": 1.5}):
+        with pytest.raises(InputError, match="phase: "):
+            Length("phase", **options)
+    with pytest.raises(InputError, match="needs trainer"):
+        Length("x", fraction=0.5).in_steps(SimpleNamespace(num_training_batches=10, max_epochs=-1, max_steps=-1))
