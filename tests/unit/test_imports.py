@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 LAYERS = [
     {"compat", "console", "types"},
     {"functional", "schedules"},
-    {"gates", "experts", "losses"},
+    {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
     {"module", "results", "checkpoint", "sweep"},
     {"build"},
