@@ -12,6 +12,7 @@ from torchmetrics.regression import MeanSquaredError
 
 from mtl.functional import at_least_float32
 from mtl.losses import labelled, summed_losses
+from mtl.parallel import total
 from mtl.types import TaskSpec
 
 
@@ -21,40 +22,42 @@ def task_metrics(task: TaskSpec) -> dict[str, Metric]:
         return {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy()}
     if task.kind == "multiclass":
         return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro")}
-    return {"mse": MeanSquaredError()}
+    return {"mse": MeanSquaredError().set_dtype(torch.float64)}  # sums that do not depend on their order
 
 
 class LossMeter(nn.Module):
-    """Sum the losses of every task over labelled rows: the mean does not depend on how rows fell into batches."""
+    """Sum the losses of every task over labelled rows: the mean does not depend on how rows fell into batches.
 
-    totals: Tensor
-    counts: Tensor
+    ``sums [2, T]`` float64: losses, and numbers of labels, of this process.
+    """
+
+    sums: Tensor
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         super().__init__()
         self.tasks = list(tasks)
         self.position = {task.name: index for index, task in enumerate(self.tasks)}
-        self.register_buffer("totals", torch.zeros(len(self.tasks), dtype=torch.float64), persistent=False)
-        self.register_buffer("counts", torch.zeros(len(self.tasks), dtype=torch.float64), persistent=False)
+        self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
-        index = torch.tensor([self.position[name] for name in names], device=self.totals.device)
-        self.totals.index_add_(0, index, totals.detach().double())
-        self.counts.index_add_(0, index, counts.double())
+        index = torch.tensor([self.position[name] for name in names], device=self.sums.device)
+        self.sums.index_add_(1, index, torch.stack([totals.detach().double(), counts.double()]))
 
     def compute(self) -> dict[str, float]:
-        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out."""
+        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
+
+        Over the rows of all processes, so all have to call it.
+        """
         result, weighted = {}, 0.0
-        for task, total, count in zip(self.tasks, self.totals.tolist(), self.counts.tolist(), strict=True):
+        for task, (loss, count) in zip(self.tasks, total(self.sums).t().tolist(), strict=True):
             if count:
-                result[f"{task.name}/loss"] = total / count
-                weighted += task.weight * total / count
+                result[f"{task.name}/loss"] = loss / count
+                weighted += task.weight * loss / count
         return {"loss": weighted, **result}
 
     def reset(self) -> None:
-        self.totals.zero_()
-        self.counts.zero_()
+        self.sums.zero_()
 
 
 class Evaluation(nn.Module):
@@ -73,6 +76,8 @@ class Evaluation(nn.Module):
             task, target = self.tasks[name], targets[name]
             mask = labelled(task, target)
             prediction, target = at_least_float32(prediction)[mask], target[mask]
+            if task.kind == "regression":
+                prediction, target = prediction.double(), target.double()
             if task.kind == "binary":  # never logits: torchmetrics decides batch by batch whether they are
                 prediction, target = prediction.double().sigmoid(), target.long()  # float32 ties from 17 on
             if len(target):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mtl.losses import summed_losses
 from mtl.metrics import Evaluation, LossMeter
+from mtl.parallel import gather, total, world_size
 from mtl.types import Batch, NetworkOutput, TaskSpec
 
 
@@ -49,12 +50,15 @@ class MultiTaskModule(LightningModule):
         output = self(batch.inputs, list(batch.targets))
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
         weights = totals.new_tensor([self.tasks[name].weight for name in names])
-        loss = (weights * totals / counts.clamp(min=1)).sum()
+        # A task's loss is its mean over the labels of all processes; DDP averages what each has of it
+        everywhere = total(torch.stack([totals, counts.to(totals.dtype)]))
+        labels = everywhere[1].clamp(min=1)
+        loss = world_size() * (weights * totals / labels).sum()
         for name, value in output.losses.items():
             self.aux_totals[name] = self.aux_totals.get(name, 0.0) + value.detach()
         self.aux_batches += 1
         self.train_meter.update(names, totals, counts)
-        self.log("train/step_loss", loss.detach(), prog_bar=True, batch_size=len(batch))
+        self.log("train/step_loss", (weights * everywhere[0] / labels).sum(), prog_bar=True, batch_size=len(batch))
         return {"loss": loss + sum(output.losses.values()), "routing": output.routing}
 
     def on_train_epoch_start(self) -> None:
@@ -63,7 +67,10 @@ class MultiTaskModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self.log_dict({f"train/{name}": value for name, value in self.train_meter.compute().items()})
-        means = {f"train/aux/{name}": value / self.aux_batches for name, value in self.aux_totals.items()}
+        means = {
+            f"train/aux/{name}": total(value) / world_size() / self.aux_batches
+            for name, value in self.aux_totals.items()
+        }
         self.log_dict(means)
 
     def validation_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
@@ -83,6 +90,18 @@ class MultiTaskModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
+        # What this epoch has summed up so far, by process: a run that goes on inside an epoch reports the same means
+        sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
+        checkpoint["epoch_sums"] = gather(sums)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        everyone = checkpoint.get("epoch_sums", [])
+        if len(everyone) != self.trainer.world_size:  # of a run on other processes: their sums have no home here
+            return
+        sums = everyone[self.trainer.global_rank]
+        self.train_meter.sums.copy_(sums["meter"])
+        self.aux_totals = {name: value.to(self.device) for name, value in sums["aux"].items()}
+        self.aux_batches = sums["batches"]
 
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))

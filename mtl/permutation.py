@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtl.functional import entropy
+from mtl.parallel import from_first
 from mtl.types import Routing, require
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
@@ -71,7 +72,8 @@ class Permutation(nn.Module):
         logits: Tensor = self.logits
         if self.noise and self.training:
             uniform = torch.rand_like(logits, dtype=torch.float64).clamp(1e-300, 1 - 1e-16)
-            logits = logits - self.noise * (-uniform.log()).log().to(logits.dtype)
+            gumbel = -(-uniform.log()).log()
+            logits = logits + self.noise * from_first(gumbel).to(logits.dtype)  # one matrix on all processes
         return sinkhorn(logits, float(self.tau), int(self.rounds))
 
     @torch.no_grad()

@@ -1,12 +1,15 @@
 """Auxiliary losses that spread the samples over the experts; each averages over the batch and sums over tasks.
 
-All take ``[B, T, E]``; a static gate is a batch of one. "Batch" is the batch a process sees.
+All take ``[B, T, E]``; a static gate is a batch of one. "Batch" is the batch of all processes together: the losses do
+not depend on how many there are.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from mtl.parallel import batch_mean, batch_sum
 
 _CV_EPS = 1e-10
 _MIN_STDDEV = 1e-6  # softplus underflows to 0
@@ -19,7 +22,7 @@ def squared_variation(x: Tensor) -> Tensor:
 
 def importance_loss(weights: Tensor) -> Tensor:
     """Return CV^2 of the experts' summed weights (Shazeer et al. 2017, equations 6 and 7)."""
-    return squared_variation(weights.sum(0)).sum()
+    return squared_variation(batch_sum(weights)).sum()
 
 
 def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
@@ -32,7 +35,7 @@ def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
     kth, next_ = largest[..., k - 1 : k], largest[..., k : k + 1]
     threshold = torch.where(noisy >= kth, next_, kth)
     probability = torch.special.ndtr((clean - threshold) / stddev.clamp(min=_MIN_STDDEV))
-    return squared_variation(probability.sum(0)).sum()
+    return squared_variation(batch_sum(probability)).sum()
 
 
 def balance_loss(probabilities: Tensor, selected: Tensor) -> Tensor:
@@ -40,11 +43,12 @@ def balance_loss(probabilities: Tensor, selected: Tensor) -> Tensor:
 
     P: the mean of ``probabilities``; f: the share of all selections that expert i gets, from ``selected`` (bool).
     """
-    share = selected.to(probabilities.dtype).mean(0)  # [T, E]
+    share = batch_sum(selected.to(probabilities.dtype))  # [T, E]
     share = share / share.sum(-1, keepdim=True)
-    return probabilities.shape[-1] * (share * probabilities.mean(0)).sum()
+    rows = batch_sum(probabilities.new_ones(len(probabilities)))
+    return probabilities.shape[-1] * (share * batch_sum(probabilities) / rows).sum()
 
 
 def z_loss(logits: Tensor) -> Tensor:
     """Return the mean squared log-partition of the router (ST-MoE: Zoph et al. 2022, equation 5)."""
-    return logits.logsumexp(-1).square().mean(0).sum()
+    return batch_mean(logits.logsumexp(-1).square().sum(-1))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.functional import at_least_float32, entropy, stacked_affine
+from mtl.parallel import batch_mean
 from mtl.types import InputSpec, Routing, require
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -89,7 +90,7 @@ class Gate(nn.Module):
 def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
     """Return weight * mean over the batch of the summed entropies; selectors ``[..., T, K, E]``."""
     per_example = entropy(selectors, dim=(-3, -2, -1))  # [B] or []
-    return weight.to(per_example.dtype) * per_example.mean()
+    return weight.to(per_example.dtype) * batch_mean(per_example)
 
 
 def check_count(name: str, value: Any) -> None:

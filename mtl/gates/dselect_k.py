@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtl.functional import smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
+from mtl.parallel import batch_mean
 from mtl.types import Routing
 
 _REACH_EPS = 1e-6
@@ -63,5 +64,5 @@ class DSelectKGate(Gate):
         losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
         if codes.shape[-1] > self.num_experts:
             unreached = 1 / (_REACH_EPS + selectors.sum(-1))  # [B, T, K]
-            losses["reachability"] = self.reachability_weight * unreached.sum((-2, -1)).mean()
+            losses["reachability"] = self.reachability_weight * batch_mean(unreached.sum((-2, -1)))
         return Routing(weights, losses, selectors)

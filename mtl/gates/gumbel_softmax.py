@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mtl.functional import logistic_noise
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
+from mtl.parallel import batch_mean
 from mtl.types import Routing, require
 
 
@@ -58,5 +59,5 @@ class GumbelSoftmaxGate(Gate):
         hard = (noisy > 0).to(relaxed.dtype)
         switch = hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1
         weights = self.affine(x, "", tasks).softmax(-1) * switch
-        loss = self.sparsity_weight * F.logsigmoid(logits).sum((-2, -1)).mean()
+        loss = self.sparsity_weight * batch_mean(F.logsigmoid(logits).sum((-2, -1)))
         return Routing(weights, {"sparsity": loss}, exact_zeros=not self.training)

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
     {"compat", "console", "types"},
-    {"functional", "schedules"},
+    {"functional", "parallel", "schedules"},
     {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
     {"module", "results", "checkpoint", "sweep"},
