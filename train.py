@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -14,11 +16,12 @@ import hydra
 import pytorch_lightning as pl
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtl import build, results
-from mtl.checkpoint import config_from_checkpoint
-from mtl.types import InputError, require
+from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
+from mtl.types import InputError, Stopped, require
 
 log = logging.getLogger("mtl")
 
@@ -27,11 +30,21 @@ HARMLESS_WARNINGS = (
     ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
     ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
+    ".*recommended to use .self.log.*sync_dist.*",  # what we log is of all processes already
 )
 
 
+# One process writes: the first. torchrun and SLURM say which this is, and Lightning when it starts more itself.
+RANK = int(next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), 0))
+
+
 def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
-    """Return the folder of a run: that of the checkpoint it goes on from, else ``<stem>_<name>``, never one in use."""
+    """Return the folder of a run: that of the checkpoint it goes on from, else ``<stem>_<name>``, never one in use.
+
+    Processes other than the first write nothing that is kept.
+    """
+    if RANK:
+        return tempfile.mkdtemp(prefix="mtl-")
     if ckpt:
         return str(Path(ckpt).absolute().parent.parent)
     default = f"{stem}_{'evaluate' if evaluate else name}"
@@ -58,12 +71,18 @@ def _run(cfg: DictConfig) -> float | None:
     require(cfg.tested in ("best", "last"), f"tested={cfg.tested}: accepted are best, last")
     build.check_options(cfg)
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
+    require(
+        trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
+        f"-m with {trainer.world_size} processes: each would run the whole sweep again. A job of a sweep takes one "
+        "device (trainer=default); without -m, one run takes several",
+    )
     data.prepare_data()
     data.setup()
     network = build.build_network(cfg, data.spec)
     module = build.build_module(cfg, network, data.spec)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
-    OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
+    if trainer.is_global_zero:
+        OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
 
     best: float | None = None
     checkpoint = cfg.evaluate
@@ -76,14 +95,15 @@ def _run(cfg: DictConfig) -> float | None:
         best = None if score is None else float(score)
         checkpoint = str(getattr(saved, "best_model_path", "")) or None
         if cfg.tested == "last":
-            checkpoint = str(folder / "checkpoints" / "last.ckpt")
+            checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
     record = results.collect(
         cfg.label, cfg.seed, checkpoint or "last weights", test, fit_metrics, network, epochs, best
     )
-    results.write_json(folder / "results.json", record)
-    results.print_results(record, folder)
+    if trainer.is_global_zero:
+        results.write_json(folder / "results.json", record)
+        results.print_results(record, folder)
     return best if best is not None else record["test"]["loss"]
 
 
@@ -91,13 +111,20 @@ def _run(cfg: DictConfig) -> float | None:
 def main(cfg: DictConfig) -> float | None:
     hydra_cfg = HydraConfig.get()
     try:
+        if RANK:
+            logging.disable(logging.WARNING)
         start = cfg.ckpt or cfg.evaluate
+        if cfg.ckpt:
+            start = cfg.ckpt = str(whole_checkpoint(cfg.ckpt))
         if start:
             cfg = config_from_checkpoint(cfg, start, hydra_cfg.overrides.task, list(hydra_cfg.runtime.choices))
         else:
             with open_dict(cfg):
                 cfg.label = str(cfg.label)  # it names Hydra's choices, which a resumed run does not have
         return run(cfg)
+    except Stopped as stop:
+        log.warning("%s", stop)
+        sys.exit(0 if RANK else 128 + stop.number)
     except InputError as error:
         if os.environ.get("HYDRA_FULL_ERROR"):
             raise

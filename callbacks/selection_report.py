@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from mtl.parallel import gather
 from mtl.types import Routing
 
 
@@ -35,7 +36,7 @@ class SelectionReport(Callback):
     ) -> None:
         routing: Routing | None = outputs["routing"]
         spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
-        if routing is None or spec is None:
+        if routing is None or spec is None or not len(batch):
             return
         chosen = selected_experts(routing)
         chosen = chosen if chosen.dim() == 3 else chosen[None]
@@ -57,7 +58,10 @@ class SelectionReport(Callback):
         self._rows += len(batch)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module.log_dict({f"test/{name}": value / self._rows for name, value in self._sums.items()})
+        everyone = gather((self._rows, self._sums))
+        rows = sum(count for count, _ in everyone)
+        names = {name: None for _, sums in everyone for name in sums}
+        pl_module.log_dict({f"test/{n}": sum(sums.get(n, 0.0) for _, sums in everyone) / rows for n in names})
 
 
 def selected_experts(routing: Routing) -> Tensor:

@@ -25,27 +25,74 @@ class RowsDataset(Dataset[Batch]):
         return self.rows.select(index)
 
 
-class BatchIndexSampler(Sampler[Tensor]):
-    """Yield the row indices ``[<= batch_size]`` of one batch after the other.
+class TrainingSampler(Sampler[Tensor]):
+    """Yield the row indices ``[<= batch_size]`` of this process's part of one batch after the other.
 
-    The order is a function of ``seed`` and of ``epoch()`` alone, so that it can be drawn again; the epoch is
-    asked for when the first batch is.
+    The order is a function of ``seed`` and of the epoch alone, so that it can be drawn again. ``position()`` tells
+    the epoch and how many of its batches are done; it is asked when the first batch is. A batch is the next
+    ``batch_size * world_size`` rows of the order, cut into one part per process; an epoch's last rows are left out
+    where they are fewer than the processes.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, shuffle: bool, seed: int, epoch: Callable[[], int]) -> None:
-        self.num_rows, self.batch_size, self.shuffle, self.seed = num_rows, batch_size, shuffle, seed
-        self.epoch = epoch
+    def __init__(
+        self,
+        num_rows: int,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        require(num_rows >= world_size, f"{num_rows} rows for training: fewer than the {world_size} processes")
+        self.num_rows, self.size, self.seed, self.position = num_rows, batch_size * world_size, seed, position
+        self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
-        return -(-self.num_rows // self.batch_size)
+        whole, rest = divmod(self.num_rows, self.size)
+        return whole + (rest >= self.world_size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch())
-            order = torch.randperm(self.num_rows, generator=generator)
-        else:
-            order = torch.arange(self.num_rows)
-        yield from order.split(self.batch_size)
+        epoch, done = self.position()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        batches = torch.randperm(self.num_rows, generator=generator).split(self.size)
+        for batch in batches[done : len(self)]:
+            yield batch.tensor_split(self.world_size)[self.rank]
+
+
+class EvaluationSampler(Sampler[Tensor]):
+    """Yield every ``world_size``-th batch of row indices ``[<= batch_size]``, beginning with batch ``rank``.
+
+    No row is seen twice and none is left out: a process that runs short gets an empty batch. Batches are the same
+    for any number of processes, and so are the numbers computed from them.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.num_rows, self.batch_size, self.rank, self.world_size = num_rows, batch_size, rank, world_size
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        batches = torch.arange(self.num_rows).split(self.batch_size)[self.rank :: self.world_size]
+        yield from batches
+        yield from [torch.arange(0)] * (len(self) - len(batches))
+
+
+class RowsLoader(DataLoader[Batch]):
+    """Load batches by index tensor, in the process; its place in an epoch is the sampler's to know."""
+
+    def __init__(self, rows: Batch, sampler: Sampler[Tensor], pin_memory: bool) -> None:
+        # a generator of its own: at each epoch a loader draws a number, by default from the stream that dropout uses
+        super().__init__(
+            RowsDataset(rows), sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator()
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """Tell Lightning that the loader can go on in the middle of an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Do nothing: the batches done are counted by the trainer."""
 
 
 class TensorDataModule(LightningDataModule):
@@ -54,7 +101,7 @@ class TensorDataModule(LightningDataModule):
     A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)`` and, where files have to be
     fetched or parsed, ``prepare_data()``, which runs in one process and leaves a cache that ``load`` reads.
     ``spec`` is known after ``setup()``. ``seed`` is that of the rows and splits, ``shuffle_seed`` that of their order
-    in training. Arguments are checked in the constructor, before any work.
+    in training. ``batch_size`` is what one process takes. Arguments are checked in the constructor, before any work.
     """
 
     def __init__(
@@ -90,23 +137,30 @@ class TensorDataModule(LightningDataModule):
         if self._spec is None:  # Lightning calls setup once per stage; the data is the same
             self._spec, self.splits = self.load()
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("train", self.batch_size, shuffle=True)
+    def train_dataloader(self) -> RowsLoader:
+        rows, (rank, world_size) = self.splits["train"], self._processes()
+        sampler = TrainingSampler(len(rows), self.batch_size, self.shuffle_seed, self._position, rank, world_size)
+        return RowsLoader(rows, sampler, self.pin_memory)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("val", self.eval_batch_size, shuffle=False)
+    def val_dataloader(self) -> RowsLoader:
+        return self._evaluation("val")
 
-    def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("test", self.eval_batch_size, shuffle=False)
+    def test_dataloader(self) -> RowsLoader:
+        return self._evaluation("test")
 
-    def _loader(self, split: str, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
-        dataset = RowsDataset(self.splits[split])
-        sampler = BatchIndexSampler(len(dataset), batch_size, shuffle, self.shuffle_seed, self._epoch)
-        return DataLoader(dataset, sampler=sampler, batch_size=None, pin_memory=self.pin_memory)
+    def _evaluation(self, split: str) -> RowsLoader:
+        rows = self.splits[split]
+        return RowsLoader(rows, EvaluationSampler(len(rows), self.eval_batch_size, *self._processes()), self.pin_memory)
 
-    def _epoch(self) -> int:
+    def _processes(self) -> tuple[int, int]:
+        """Return the rank of this process and the number of processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _position(self) -> tuple[int, int]:
+        """Return the epoch and how many of its batches are done."""
         if self.trainer is None or not self.trainer.training:
-            return 0
+            return 0, 0
         # Counted from the batches done: the epoch counter still lags by one when a run goes on from a checkpoint
         done = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        return int(done // self.trainer.num_training_batches)
+        epoch, batches = divmod(done, int(self.trainer.num_training_batches))
+        return epoch, batches

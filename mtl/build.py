@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
+from mtl.checkpoint import AtomicCheckpointIO
 from mtl.gates.base import check_k
 from mtl.module import MultiTaskModule
-from mtl.types import Categorical, DataSpec, InputError, require
+from mtl.types import Categorical, DataSpec, InputError
 
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
@@ -58,12 +59,7 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and logger."""
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
-    trainer: Trainer = _instantiate(cfg.trainer, callbacks=callbacks, logger=logger)
-    require(
-        trainer.world_size == 1,
-        f"trainer.devices={cfg.trainer.devices}: {trainer.world_size} processes; accepted is one device: "
-        "each process would train on all rows",
-    )
+    trainer: Trainer = _instantiate(cfg.trainer, callbacks=callbacks, logger=logger, plugins=[AtomicCheckpointIO()])
     return trainer
 
 

@@ -2,19 +2,86 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from mtl.types import InputError, require
+
+log = logging.getLogger(__name__)
 
 # What the weights in a checkpoint are a function of: a run that starts from it must agree in these sections,
 FIXED_SECTIONS = ("gate", "network", "data")
 # but for where the files are and how they are fed.
 FREE_KEYS = {"data.data_dir", "data.download", "data.base_url", "data.eval_batch_size", "data.pin_memory"}
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write a checkpoint beside its place and rename it.
+
+    A process that is killed, or a disk that is full, leaves the earlier files as they are.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write ``checkpoint`` to ``path``; InputError when it cannot be written."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+            full = getattr(error, "errno", None) == errno.ENOSPC or shutil.disk_usage(path.parent).free < 2**20
+            reason = "no space left on the device" if full else str(error).splitlines()[0]
+            kept = f"; {path} is the one of before, whole" if path.exists() else ""
+            raise InputError(f"checkpoint {path} cannot be written: {reason}{kept}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def previous_checkpoint(path: str | Path) -> Path:
+    """Return where the checkpoint before the one at ``path`` is kept."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def keep_previous(path: Path) -> None:
+    """Give the checkpoint at ``path`` a second name, under which it stays when a new one takes its place."""
+    if not path.exists():
+        return
+    previous = previous_checkpoint(path)
+    link = previous.with_name(f".{previous.name}.{os.getpid()}")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, link)
+    link.replace(previous)
+
+
+def whole_checkpoint(path: str | Path) -> Path:
+    """Return ``path``, or, where that file is damaged, the one before it if that is whole, and say so."""
+    path, previous = Path(path), previous_checkpoint(path)
+    try:
+        read_checkpoint(path)
+    except InputError as error:
+        if not previous.is_file():
+            raise
+        read_checkpoint(previous)
+        log.warning("%s; going on with the one before it, %s", str(error).split(";")[0], previous)
+        return previous
+    return path
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

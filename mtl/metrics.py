@@ -12,17 +12,22 @@ from torchmetrics.regression import MeanSquaredError
 
 from mtl.functional import at_least_float32
 from mtl.losses import labelled, summed_losses
-from mtl.parallel import total
+from mtl.parallel import gather_tensors, total
 from mtl.types import TaskSpec
 
 
 def task_metrics(task: TaskSpec) -> dict[str, Metric]:
     """Return fresh metrics for a task: AUROC and accuracy, accuracy, or mean squared error, by its kind."""
     if task.kind == "binary":
-        return {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy()}
+        return {
+            "auroc": BinaryAUROC(dist_sync_fn=gather_tensors),
+            "accuracy": BinaryAccuracy(dist_sync_fn=gather_tensors),
+        }
     if task.kind == "multiclass":
-        return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro")}
-    return {"mse": MeanSquaredError().set_dtype(torch.float64)}  # sums that do not depend on their order
+        return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro", dist_sync_fn=gather_tensors)}
+    return {
+        "mse": MeanSquaredError(dist_sync_fn=gather_tensors).set_dtype(torch.float64)
+    }  # sums that do not depend on their order
 
 
 class LossMeter(nn.Module):

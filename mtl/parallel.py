@@ -56,6 +56,16 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def gather_tensors(value: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the tensors of all processes, in order of rank; for torchmetrics.
+
+    They may differ in length, and an empty one in its type.
+    """
+    values: list[Tensor] = gather(value.cpu())
+    dtype = next((other.dtype for other in values if other.numel()), value.dtype)
+    return [other.to(value.device, dtype) for other in values]
+
+
 def from_first(value: Tensor) -> Tensor:
     """Return the first process's value."""
     if world_size() > 1:

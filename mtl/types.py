@@ -25,6 +25,14 @@ class InputError(ValueError):
     """
 
 
+class Stopped(Exception):  # noqa: N818  (not an error)
+    """Say that a run was asked to stop by signal ``number`` and how to go on with it."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ``InputError(message)`` unless ``condition`` holds."""
     if not condition:
@@ -102,7 +110,7 @@ class DataSpec:
         return [task.name for task in self.tasks]
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning converts precision inside it
 class Batch:
     """Hold ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``; only the tasks this batch is for.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from data_modules.base import BatchIndexSampler, RowsDataset, TensorDataModule
-from mtl.types import Batch, Categorical, DataSpec, TaskSpec
+from data_modules.base import EvaluationSampler, RowsDataset, TensorDataModule, TrainingSampler
+from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec
 
 
-def sampler(epoch: int = 0, seed: int = 0, shuffle: bool = True) -> BatchIndexSampler:
-    return BatchIndexSampler(10, 4, shuffle, seed, lambda: epoch)
+def sampler(epoch: int = 0, seed: int = 0, done: int = 0, rank: int = 0, processes: int = 1) -> TrainingSampler:
+    return TrainingSampler(10, 4, seed, lambda: (epoch, done), rank, processes)
 
 
 def rows(count: int = 10) -> Batch:
@@ -37,12 +38,11 @@ def test_order_follows_from_seed_and_epoch() -> None:
     assert order(epoch=1) == order(epoch=1)
     assert order(epoch=1) != order(epoch=2)
     assert order(epoch=1, seed=1) != order(epoch=1, seed=2)
-    assert torch.cat(list(sampler(shuffle=False))).tolist() == list(range(10))
 
 
 def test_the_epoch_is_asked_for_when_the_first_batch_is() -> None:
     now = [0]
-    lazy = iter(BatchIndexSampler(10, 4, True, 0, lambda: now[0]))
+    lazy = iter(TrainingSampler(10, 4, 0, lambda: (now[0], 0)))
     now[0] = 2
     assert torch.equal(next(lazy), next(iter(sampler(2))))
 
@@ -62,3 +62,46 @@ def test_dataset_selects_rows() -> None:
     batch = RowsDataset(rows())[torch.tensor([3, 1])]
     assert batch.inputs["id"].tolist() == [3, 1]
     assert batch.to("cpu").targets["y"].tolist() == [3.0, 1.0]
+
+
+def test_an_epoch_goes_on_where_it_was() -> None:
+    whole = list(sampler(3))
+    assert [batch.tolist() for batch in sampler(3, done=2)] == [batch.tolist() for batch in whole[2:]]
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("num_rows", [4, 10, 16, 17, 33])
+def test_processes_share_the_batches_of_one(processes: int, num_rows: int) -> None:
+    one = list(TrainingSampler(num_rows, 4 * processes, 1, lambda: (2, 0)))
+    parts = [list(TrainingSampler(num_rows, 4, 1, lambda: (2, 0), rank, processes)) for rank in range(processes)]
+    assert {len(part) for part in parts} == {len(TrainingSampler(num_rows, 4, 1, lambda: (2, 0), 0, processes))}
+    joined = [torch.cat(batches).tolist() for batches in zip(*parts, strict=True)]
+    assert joined == [batch.tolist() for batch in one][: len(joined)]
+    assert num_rows - sum(map(len, joined)) < processes
+    assert all(len(batch) for part in parts for batch in part)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 1001])
+def test_evaluation_sees_every_row_once(processes: int, num_rows: int) -> None:
+    parts = [list(EvaluationSampler(num_rows, 8, rank, processes)) for rank in range(processes)]
+    assert len({len(part) for part in parts}) == 1
+    assert sorted(torch.cat([batch for part in parts for batch in part]).tolist()) == list(range(num_rows))
+    whole = {tuple(batch.tolist()) for batch in EvaluationSampler(num_rows, 8)}
+    assert all(tuple(batch.tolist()) in whole for part in parts for batch in part if len(batch))
+
+
+def test_more_processes_than_rows() -> None:
+    with pytest.raises(InputError, match="3 rows for training: fewer than the 4 processes"):
+        TrainingSampler(3, 4, 0, lambda: (0, 0), 0, 4)
+
+
+def test_loaders_leave_the_random_stream_alone() -> None:
+    data = Ten(batch_size=4)
+    data.setup()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        list(loader)
+    assert torch.equal(torch.rand(3), expected)

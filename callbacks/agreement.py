@@ -1,0 +1,55 @@
+"""Refuse to train when the processes of a run do not agree."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from mtl.parallel import gather, world_size
+from mtl.types import InputError
+
+
+class ProcessAgreement(Callback):
+    """Compare configuration and initial state of all processes before the first step; InputError where they differ.
+
+    It runs before DDP hands out the first process's weights, which would hide a difference.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or world_size() == 1:
+            return
+        config = flatten(pl_module.config)
+        folder = str(config.get("paths.run_dir"))  # may differ: only the first process writes
+        config = {key: value.replace(folder, "<run>") for key, value in config.items()}
+        digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
+        everyone = gather((config, digests))
+        for rank, (theirs, state) in enumerate(everyone[1:], start=1):
+            first_config, first_state = everyone[0]
+            keys = sorted(k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k))
+            if keys:
+                shown = "; ".join(f"{key} is {theirs.get(key)} there, {first_config.get(key)} here" for key in keys[:3])
+                raise InputError(f"process {rank} runs another configuration than process 0: {shown}. {_ADVICE}")
+            names = sorted(k for k in state.keys() | first_state.keys() if state.get(k) != first_state.get(k))
+            if names:
+                raise InputError(
+                    f"process {rank} starts from other values than process 0 in {', '.join(names[:3])} "
+                    f"({len(names)} differ). {_ADVICE}"
+                )
+
+
+_ADVICE = "Start all processes with the same words and versions; a sweep (-m) takes one device per job."
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, str]:
+    """Return the leaves of a nested dict by their dotted names."""
+    if not isinstance(node, dict):
+        return {prefix: repr(node)}
+    parts = [flatten(child, f"{prefix}.{name}" if prefix else str(name)) for name, child in node.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a tensor's bytes."""
+    return hashlib.sha256(value.detach().cpu().contiguous().view(-1).numpy().tobytes()).hexdigest()[:16]
