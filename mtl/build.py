@@ -11,6 +11,7 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from mtl.checkpoint import AtomicCheckpointIO
@@ -70,11 +71,13 @@ def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Let an InputError out of the exception that Hydra wraps it in."""
+    """Let an InputError, or what Lightning says of its options, out of the exception that Hydra wraps it in."""
     try:
         yield
     except InstantiationException as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InputError):
+        while cause is not None and not isinstance(cause, InputError | MisconfigurationException):
             cause = cause.__cause__
+        if isinstance(cause, MisconfigurationException):
+            raise InputError(f"trainer: {cause}") from None
         raise cause or error from None

@@ -21,6 +21,7 @@ NEEDS = {  # what a file only makes sense with
     "schedule=temperature": ["gate=softmax_selector"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -68,9 +69,10 @@ def test_options_are_checked_before_data_is_touched(words: list[str], message: s
         build.check_options(cfg)
 
 
-def test_several_devices_are_refused(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer.devices=2")
-    with pytest.raises(InputError, match="one device"):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
+def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer=ddp", "trainer.accelerator=gpu")
+    with pytest.raises(InputError, match=r"trainer: .*gpu"):
         build.build_trainer(cfg)
 
 
