@@ -7,6 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from mtl.checkpoint import flatten
 from mtl.parallel import gather, world_size
 from mtl.types import InputError
 
@@ -20,8 +21,8 @@ class ProcessAgreement(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or world_size() == 1:
             return
-        config = flatten(pl_module.config)
-        folder = str(config.get("paths.run_dir"))  # may differ: only the first process writes
+        config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
+        folder = config["paths.run_dir"].strip("'")  # may differ: only the first process writes
         config = {key: value.replace(folder, "<run>") for key, value in config.items()}
         digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
         everyone = gather((config, digests))
@@ -40,14 +41,6 @@ class ProcessAgreement(Callback):
 
 
 _ADVICE = "Start all processes with the same words and versions; a sweep (-m) takes one device per job."
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, str]:
-    """Return the leaves of a nested dict by their dotted names."""
-    if not isinstance(node, dict):
-        return {prefix: repr(node)}
-    parts = [flatten(child, f"{prefix}.{name}" if prefix else str(name)) for name, child in node.items()]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def digest(value: Any) -> str:

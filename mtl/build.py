@@ -9,9 +9,9 @@ from typing import Any
 import hydra.utils
 import torch
 from hydra.errors import InstantiationException
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from mtl.checkpoint import AtomicCheckpointIO

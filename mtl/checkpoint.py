@@ -144,10 +144,13 @@ def _differences(saved: DictConfig, given: DictConfig) -> list[str]:
 
 
 def _flat(cfg: DictConfig, section: str) -> dict[str, Any]:
-    def walk(prefix: str, node: Any) -> dict[str, Any]:
-        if not isinstance(node, dict):
-            return {prefix: node}
-        return {key: value for name, child in node.items() for key, value in walk(f"{prefix}.{name}", child).items()}
-
     node = cfg.get(section)
-    return walk(section, OmegaConf.to_container(node, resolve=True)) if node is not None else {}
+    return flatten(OmegaConf.to_container(node, resolve=True), section) if node is not None else {}
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts by their dotted names."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    parts = [flatten(child, f"{prefix}.{name}" if prefix else str(name)) for name, child in node.items()]
+    return {key: value for part in parts for key, value in part.items()}

@@ -88,12 +88,8 @@ class Dispatch(nn.Module):
             share = used_share(routing.weights)
             sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
             if sparse != self.sparse:
-                log.info(
-                    "step %d: %s execution, %.0f %% of the expert evaluations are needed",
-                    self.steps,
-                    "sparse" if sparse else "dense",
-                    100 * share,
-                )
+                kind = "sparse" if sparse else "dense"
+                log.info("experts are executed %s: %.0f %% of their evaluations are needed", kind, 100 * share)
             self.sparse = sparse
         self.steps += 1
         return self.sparse

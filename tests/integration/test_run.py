@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checkpoint import config_from_checkpoint, read_checkpoint
 from mtl.types import InputError
@@ -39,9 +41,33 @@ def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
     assert record["seconds_per_epoch"] > 0
     assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= record["test"].keys()
     assert record["versions"]["torch"] == torch.__version__
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "last.previous.ckpt",
+    }
     assert list((tmp_path / "tensorboard").glob("events*"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
+    assert record["test"]["flops_selected"] <= record["test"]["flops_dense"]
+    routing = {path.name for path in (tmp_path / "routing").iterdir()}
+    names = ("expert_share", "weights_over_training")
+    assert routing == {f"{name}.{kind}" for name in names for kind in ("png", "csv")}
+
+
+def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "permutation=sinkhorn", "callbacks.routing.pictures_every=1"))
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = events.Tags()
+    names = ("expert_share", "permutation", "weights_over_training")
+    assert {f"routing/{name}" for name in names} <= set(tags["images"])
+    assert {f"routing/{name}_tested" for name in names} <= set(tags["images"])
+    assert {"final/test/loss", "permutation/soft_to_hard", "schedule/permutation.tau", "train/step_loss"} <= set(
+        tags["scalars"]
+    )
+    plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data
+    record = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
+    assert record["gate.k"].number_value == 2
+    assert (tmp_path / "routing" / "permutation.csv").is_file()
 
 
 def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_movielens: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from callbacks.routing_monitor import RoutingMonitor
+from callbacks.routing_monitor import History, RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport, heaviest_experts, jaccard, selected_experts
-from mtl.gates import SoftmaxSelectorGate
-from mtl.types import InputError, Routing
+from mtl.experts.dense import StackedDense
+from mtl.flops import expert_flops, forward_flops
+from mtl.gates import SoftmaxSelectorGate, TopKGate
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.heads import Heads
+from mtl.networks.mmoe import MMoE
+from mtl.types import Categorical, DataSpec, InputError, Routing, TaskSpec
 
 
 class Recorder(torch.nn.Module):
@@ -32,39 +38,69 @@ class Recorder(torch.nn.Module):
         self.logged[name] = value
 
 
-def outputs(weights: Tensor) -> dict[str, Routing]:
-    return {"routing": Routing(weights)}
-
-
-def monitor(batches: list[tuple[Tensor, int]], tasks: list[str]) -> dict[str, float]:
-    callback, module = RoutingMonitor(), Recorder(tasks)
-    callback.on_test_epoch_start(None, module)
-    for weights, rows in batches:
-        callback.on_test_batch_end(None, module, outputs(weights), range(rows), 0)
-    callback.on_test_epoch_end(None, module)
+def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict[str, float]:
+    callback, module = RoutingMonitor("unused"), Recorder(tasks)
+    callback.on_validation_epoch_start(None, module)
+    for routing, rows in batches:
+        callback.on_validation_batch_end(None, module, {"routing": routing}, range(rows), 0)
+    callback.on_validation_epoch_end(SimpleNamespace(is_global_zero=False), module)
     return module.logged
 
 
 def test_monitor_counts_over_unequal_batches() -> None:
     a = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])  # one row, two tasks, three experts
     b = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]).expand(3, -1, -1)
-    logged = monitor([(a, 1), (b, 3)], ["p", "q"])
-    assert logged["test/experts_per_sample/p"] == pytest.approx((2 + 3 * 1) / 4)
-    assert logged["test/experts_per_sample/q"] == pytest.approx(1)
-    assert logged["test/experts_per_sample"] == pytest.approx((1.25 + 1) / 2)
-    assert logged["test/union_per_sample"] == pytest.approx((2 + 3 * 2) / 4)
-    assert logged["test/expert_share/p/00"] == pytest.approx((0.5 + 3) / 4)
-    assert logged["test/expert_share/q/02"] == pytest.approx(3 / 4)
+    logged = monitor([(Routing(a), 1), (Routing(b), 3), (Routing(b[:0]), 0)], ["p", "q"])
+    assert logged["val/experts_per_sample/p"] == pytest.approx((2 + 3 * 1) / 4)
+    assert logged["val/experts_per_sample/q"] == pytest.approx(1)
+    assert logged["val/experts_per_sample"] == pytest.approx((1.25 + 1) / 2)
+    assert logged["val/union_per_sample"] == pytest.approx((2 + 3 * 2) / 4)
+    assert logged["val/expert_share/p/00"] == pytest.approx((0.5 + 3) / 4)
+    assert logged["val/expert_share/q/02"] == pytest.approx(3 / 4)
+    assert logged["val/routing_entropy"] == pytest.approx(math.log(2) / 2 / 4, abs=1e-5)
+    assert logged["val/dead_experts"] == 0
+    assert "val/binary_selectors" not in logged
+
+
+def test_monitor_looks_at_selectors_and_dead_experts() -> None:
+    selectors = torch.tensor([[[[1.0, 0, 0], [0.9, 0.1, 0]]], [[[0, 1.0, 0], [0, 1.0, 0]]]])  # [B=2, T=1, K=2, E=3]
+    logged = monitor([(Routing(selectors.mean(-2), {}, selectors), 2)], ["p"])
+    assert logged["val/binary_selectors"] == pytest.approx(3 / 4)
+    assert logged["val/dead_experts"] == 1
 
 
 def test_monitor_takes_static_gates_and_networks_without_a_gate() -> None:
-    logged = monitor([(torch.tensor([[0.5, 0.5]]), 7)], ["p"])
-    assert logged["test/experts_per_sample/p"] == pytest.approx(2)
-    callback, module = RoutingMonitor(), Recorder(["p"])
-    callback.on_validation_epoch_start(None, module)
-    callback.on_validation_batch_end(None, module, {"routing": None}, range(2), 0)
-    callback.on_validation_epoch_end(None, module)
-    assert module.logged == {}
+    logged = monitor([(Routing(torch.tensor([[0.5, 0.5]])), 7)], ["p"])
+    assert logged["val/experts_per_sample/p"] == pytest.approx(2)
+    assert monitor([(None, 2)], ["p"]) == {}
+
+
+def test_history_knows_since_when_selectors_are_binary() -> None:
+    history = History()
+    soft, hard = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]])
+    seen = []
+    for step, selectors in enumerate([soft, hard, hard, soft, hard, hard], start=1):
+        history.add(step, Routing(selectors.mean(-2), {}, selectors), 16)
+        seen.append(history.binary_since)
+    assert seen == [-1, 2, 2, -1, 5, 5]
+    assert history.steps == [1, 2, 3, 4, 5, 6]
+    for step in range(7, 1200):
+        history.add(step, Routing(hard.mean(-2), {}, hard), 16)
+    assert len(history.steps) == len(history.shares) <= 1000
+    history.add(1200, Routing(torch.rand(3, 5)), 14)
+    assert history.steps[-1] < 1200  # too many shares to keep
+
+
+def test_flops_by_hand() -> None:
+    """A sample through embeddings (free), 3 experts 4 -> 5, gates of 2 tasks 4 -> 3, mixture, heads 5 -> 1."""
+    spec = DataSpec({"id": Categorical(7)}, [TaskSpec("p", "binary"), TaskSpec("q", "binary")])
+    net = MMoE(
+        spec, 3, partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]), TopKGate, partial(Heads)
+    )
+    inputs = {"id": torch.arange(7)}
+    assert expert_flops(net.eval(), inputs) == 2 * 4 * 5
+    assert forward_flops(net, inputs) == 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
+    assert net.dispatch.execution == "auto"
 
 
 def scheduled(**options: Any) -> ScheduledBuffer:
@@ -140,7 +176,7 @@ def test_selection_report_against_the_simulated_truth() -> None:
     weights = torch.tensor([[0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]])  # tasks x experts
     callback, module = SelectionReport(), Recorder(["a", "b", "c"])
     callback.on_test_epoch_start(run, module)
-    callback.on_test_batch_end(run, module, outputs(weights), range(5), 0)
+    callback.on_test_batch_end(run, module, {"routing": Routing(weights)}, range(5), 0)
     callback.on_test_epoch_end(run, module)
     assert module.logged["test/true_experts_found"] == pytest.approx(1)
     assert module.logged["test/jaccard_related"] == pytest.approx(0.5)

@@ -15,7 +15,7 @@ LAYERS = [
     {"functional", "parallel", "schedules"},
     {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
-    {"module", "results", "checkpoint", "sweep"},
+    {"module", "results", "checkpoint", "flops", "sweep"},
     {"build"},
 ]
 PACKAGES = ("mtl", "data_modules", "callbacks", "conf")

@@ -1,0 +1,98 @@
+"""Draw routing; colours that colour-blind readers tell apart (viridis, and Okabe and Ito's eight)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+LINES = ["-", "--", "-.", ":"]
+_MOST_TASKS = 16  # whose courses are drawn
+
+
+def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
+    """Draw ``share [T, E]``, the mean weight of each expert for each task."""
+    values = share.double().cpu().numpy()
+    num_tasks, num_experts = values.shape
+    figure = Figure(figsize=(3 + 0.38 * num_experts, 2 + 0.3 * num_tasks), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=max(values.max(), 1e-9), aspect="auto")
+    axes.set(title="Which experts each task uses", xlabel="expert", ylabel="task")
+    axes.set_xticks(range(num_experts), [str(n) for n in range(num_experts)], fontsize=8)
+    axes.set_yticks(range(num_tasks), list(tasks), fontsize=8)
+    if values.size <= 256:
+        for row, column in np.ndindex(values.shape):
+            value = values[row, column]
+            ink = "white" if value < 0.6 * values.max() else "black"
+            axes.text(column, row, _short(value), ha="center", va="center", fontsize=7, color=ink)
+    figure.colorbar(image, ax=axes, label="mean weight over samples")
+    return figure
+
+
+def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str]) -> Figure:
+    """Draw the permutation matrices ``[P, E, E]``: the soft ones and what evaluation uses."""
+    shown = min(len(hard), _MOST_TASKS)
+    size = 2.2 + 0.14 * hard.shape[-1]
+    figure = Figure(figsize=(2 * size + 1, 0.8 + size * shown), layout="constrained")
+    grid = figure.subplots(shown, 2, squeeze=False)
+    for row in range(shown):
+        whose = f", task {tasks[row]}" if len(hard) > 1 else ""
+        titles = (f"soft (Sinkhorn){whose}", f"used{', for good' if is_hard else ' in evaluation'}{whose}")
+        for axes, matrix, title in zip(grid[row], (soft[row], hard[row]), titles, strict=True):
+            image = axes.imshow(matrix.double().numpy(), cmap="viridis", vmin=0, vmax=1)
+            axes.set(title=title, xlabel="expert", ylabel="output of the gate")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.yaxis.get_major_locator().set_params(integer=True)
+    figure.colorbar(image, ax=grid, label="entry", shrink=0.8)
+    figure.suptitle("Permutation of the experts")
+    return figure
+
+
+def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
+    """Draw ``shares [N, T, E]``, the experts' mean weights in the batches of ``steps``, a panel per task.
+
+    As figures C.3 to C.5 of DSelect-k's supplement. The heaviest experts at the end have colours.
+    """
+    shown = min(shares.shape[1], _MOST_TASKS)
+    columns = min(shown, 4)
+    rows = math.ceil(shown / columns)
+    figure = Figure(figsize=(1.6 + 3.1 * columns, 1.3 + 2.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    values = shares[:, :shown].double().numpy()
+    heaviest = np.argsort(-values[-1].sum(0), kind="stable")[: len(COLOURS)]
+    for index, axes in enumerate(grid.flat):
+        if index >= shown:
+            axes.set_axis_off()
+            continue
+        for expert in range(values.shape[2]):
+            if expert not in heaviest:
+                axes.plot(steps, values[:, index, expert], color="0.75", linewidth=0.8)
+        for place, expert in enumerate(heaviest):
+            style = LINES[place % len(LINES)]
+            line = axes.plot(steps, values[:, index, expert], style, color=COLOURS[place], linewidth=1.4)
+            line[0].set_label(f"expert {expert}")
+        if binary_since >= 0:
+            axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.set_title(tasks[index], fontsize=9)
+        axes.grid(alpha=0.25)
+    for axes in grid[-1]:
+        axes.set_xlabel("training step")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("mean weight")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    others = values.shape[2] - len(heaviest)
+    title = None if not others else f"grey: {others} others"
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
+    since = f"; all selectors binary since step {binary_since} (dotted)" if binary_since >= 0 else ""
+    more = "" if shown == shares.shape[1] else f"; first {shown} of {shares.shape[1]} tasks"
+    figure.suptitle(f"Weights of the experts in training{since}{more}", fontsize=11)
+    return figure
+
+
+def _short(value: float) -> str:
+    """Return two digits of a weight, and nothing for none."""
+    return "" if value == 0 else f"{value:.2f}".lstrip("0") if value < 0.995 else "1"

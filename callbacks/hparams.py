@@ -1,0 +1,31 @@
+"""Record a run's options with its results, once."""
+
+from __future__ import annotations
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from mtl.checkpoint import flatten
+
+SECTIONS = ("seed", "label", "setting.", "gate.", "optimizer.", "permutation.", "data.", "network.execution")
+PARTS = ("test/expert_share/", "test/experts_per_sample/")  # of single experts and tasks
+HIDDEN = ("._partial_", ".data_dir", ".base_url", ".pin_memory", ".download")
+
+
+class HParamsRecord(Callback):
+    """Write one line in TensorBoard's HParams page after the test: what was chosen, and the final metrics."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        config = {
+            key: value
+            for key, value in flatten(pl_module.config).items()
+            if key.startswith(SECTIONS) and not key.endswith(HIDDEN)
+        }
+        metrics = {
+            f"final/{name}": float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith("test/") and not name.startswith(PARTS)
+        }
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+                logger.log_hyperparams(config, metrics)

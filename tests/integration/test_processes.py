@@ -1,0 +1,148 @@
+"""Two processes with half the batch each are one process with the whole batch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtl.checkpoint import read_checkpoint
+from tests.conftest import ROOT
+
+BASE = [
+    "trainer.precision=64-true",
+    "trainer.log_every_n_steps=1",
+    "logger=csv",
+    "callbacks.progress=null",
+    "seed=3",
+]
+TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
+
+
+def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "train.py"), *words]
+    if not any(word.startswith("ckpt=") for word in words):
+        command.append(f"hydra.run.dir={folder}")
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
+    output, _ = process.communicate(timeout=timeout)
+    assert process.returncode == code, output
+    return output
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
+    return {int(row["step"]): float(row["train/step_loss"]) for row in rows if row.get("train/step_loss")}
+
+
+def result(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "results.json").read_text())["test"]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """Over 201 steps of float64 and across the hardening of a permutation; evaluation of 1001 rows exactly."""
+    words = [*BASE, "data.rows=[8576,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
+    words += ["permutation=sinkhorn", "setting.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
+    words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    running = [start(one, *words, "data.batch_size=128"), start(two, *words, "data.batch_size=64", *TWO)]
+    for process in running:
+        finish(process)
+    expected, got = losses(one), losses(two)
+    assert len(expected) == 201
+    assert got == pytest.approx(expected, abs=1e-6)
+    theirs = weights(two)
+    for name, value in weights(one).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+    assert bool(theirs["network.permutation.hardened"])
+    assert result(two) == pytest.approx(result(one), abs=1e-9)
+
+    best = one / "checkpoints" / "best.ckpt"  # the same weights evaluated by one and by two: the same numbers
+    again = [start(tmp_path / "e1", f"evaluate={best}"), start(tmp_path / "e2", f"evaluate={best}", *TWO, BASE[0])]
+    for process in again:
+        finish(process)
+    assert result(tmp_path / "e1") == result(tmp_path / "e2") == result(one)
+
+
+def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_movielens: Path) -> None:
+    words = [*BASE, "data=movielens", f"paths.data_dir={tiny_movielens}", "trainer.max_epochs=2", "setting.dropout=0"]
+    words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    running = [start(one, *words, "data.batch_size=40"), start(two, *words, "data.batch_size=20", *TWO)]
+    for process in running:
+        finish(process)
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+    assert result(two) == pytest.approx(result(one), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"), [("seed=2", "seed is 2 there, 1 here"), ("gate.gamma=0.5", "gate.gamma is 0.5 there, 1.0 here")]
+)
+def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29617",
+        "WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+    }
+    common |= {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}
+    began = time.monotonic()
+    first = start(tmp_path / "a", *TWO, "seed=1", **common, RANK="0", LOCAL_RANK="0")
+    second = start(tmp_path / "b", *TWO, "seed=1", word, **common, RANK="1", LOCAL_RANK="1")
+    output = finish(first, code=1, timeout=60)
+    finish(second, code=1, timeout=60)
+    assert time.monotonic() - began < 60
+    assert f"process 1 runs another configuration than process 0: {reason}" in output.replace("\n", " ")
+
+
+def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), "-m", "seed=1,2", *TWO, f"paths.output_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "-m with 2 processes" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_two_processes_stop_and_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    words = [*BASE[1:], *TWO, "data.rows=[4000,200,200]", "data.batch_size=32", "permutation=sinkhorn"]
+    words += ["setting.dropout=0.3", "setting.head_units=[8]", "trainer.max_epochs=4", "callbacks.last.every_steps=5"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    finish(start(whole, *words))
+    process = start(parts, *words)
+    last = parts / "checkpoints" / "last.ckpt"
+    while not last.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    output = finish(process, code=128 + number)
+    assert "stopped by SIGTERM after step" in output
+    finish(start(parts, f"ckpt={last}", "callbacks.progress=null"))
+    expected = weights(whole)
+    for name, value in weights(parts).items():
+        assert torch.equal(value, expected[name]) if isinstance(value, torch.Tensor) else value == expected[name], name
+    assert result(parts) == result(whole)

@@ -1,0 +1,214 @@
+"""A run that is stopped anywhere and goes on equals the run that was not stopped, to the last bit."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import open_dict
+from pytorch_lightning import Callback
+
+from mtl.checkpoint import config_from_checkpoint, previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.types import InputError, Stopped
+from tests.conftest import ROOT
+from tests.integration.helpers import compose_small
+from train import run
+
+GROUPS = ["data", "gate", "network", "optimizer", "trainer", "callbacks", "logger", "paths", "schedule", "experiment"]
+# dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
+WORDS = [
+    "trainer.max_epochs=3",
+    "setting.dropout=0.3",
+    "setting.head_units=[8]",
+    "permutation=sinkhorn",
+    "setting.permutation.epochs=1.4",
+    "permutation.noise=0.1",
+    "logger=csv",
+    "trainer.log_every_n_steps=1",
+]
+
+
+class StopAt(Callback):
+    """Send the process a signal in the middle of a step."""
+
+    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+        self.step, self.number = step, number
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """Return what must be the same: weights, optimiser, best score, early stopping, test."""
+    last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    callbacks = {k: v for k, v in last["callbacks"].items() if "EarlyStopping" in k or "RandomState" in k}
+    best = [v["best_model_score"] for k, v in last["callbacks"].items() if "ModelCheckpoint" in k]
+    test = json.loads((folder / "results.json").read_text())["test"]
+    return {
+        "w": last["state_dict"],
+        "o": last["optimizer_states"],
+        "c": callbacks,
+        "b": best,
+        "t": test,
+    }
+
+
+def losses(folder: Path) -> dict[tuple[str, int], str]:
+    """Return what was logged of the training losses, as written."""
+    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
+    names = ("train/step_loss", "train/loss", "val/loss")
+    return {(name, int(row["step"])): row[name] for row in rows for name in names if row.get(name)}
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("whole")
+    run(compose_small(folder, *WORDS))
+    return {"state": state(folder), "losses": losses(folder)}
+
+
+@pytest.mark.parametrize("step", [0, 2, 4, 5, 6, 7, 8, 9, 12])  # hardening comes before step 7
+def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, *WORDS)
+    with open_dict(cfg):
+        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step \d+, saved; go on with: python train.py ckpt="):
+        run(cfg)
+    saved = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert saved["global_step"] == step + 1
+    (tmp_path / "csv" / "metrics.csv").unlink(missing_ok=True)
+    torch.manual_seed(99)  # what the new process draws before it goes on does not count
+    go_on(tmp_path)
+    again, logged = state(tmp_path), losses(tmp_path)
+    for key, value in whole["state"].items():
+        assert same(value, again[key]), key
+    expected = {key: value for key, value in whole["losses"].items() if key[1] > step}
+    assert expected
+    assert expected == {key: value for key, value in logged.items() if key[1] > step}
+
+
+def go_on(folder: Path) -> None:
+    path = folder / "checkpoints" / "last.ckpt"
+    cfg = config_from_checkpoint(compose_small(folder, f"ckpt='{path}'"), str(path), [f"ckpt={path}"], GROUPS)
+    with open_dict(cfg):
+        cfg.callbacks.pop("stop", None)
+    run(cfg)
+
+
+def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(compose_small(tmp_path, "trainer.max_epochs=2"))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert whole_checkpoint(last) == last
+    assert read_checkpoint(previous_checkpoint(last))["epoch"] == 0
+    last.write_bytes(last.read_bytes()[:2000])
+    assert whole_checkpoint(last) == previous_checkpoint(last)
+    assert "damaged or truncated" in caplog.text
+    assert "going on with the one before" in caplog.text
+    previous_checkpoint(last).write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"last.previous.ckpt .* is damaged"):
+        whole_checkpoint(last)
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = torch.save, []
+
+    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append(file)
+        if len(calls) > 4:  # best and last of two epochs
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(content, file, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(InputError, match=r"cannot be written: no space left .* is the one of before, whole"):
+        run(compose_small(tmp_path, "trainer.max_epochs=4"))
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
+    assert read_checkpoint(folder / "last.ckpt")["epoch"] == 1
+
+
+def test_steps_and_minutes(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer.max_epochs=1", "callbacks.last.every_steps=2")
+    seen: list[int] = []
+    with open_dict(cfg):
+        cfg.callbacks.count = {"_target_": f"{__name__}.Saves", "seen": []}
+    Saves.seen = seen
+    run(cfg)
+    assert sorted(set(seen)) == [2, 4, 5]
+    with pytest.raises(InputError, match=r"callbacks.last.every_minutes=0"):
+        run(compose_small(tmp_path / "b", "callbacks.last.every_minutes=0"))
+
+
+class Saves(Callback):
+    seen: list[int]
+
+    def __init__(self, seen: list[int]) -> None:
+        pass
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        Saves.seen.append(trainer.global_step)
+
+
+class Poison(Callback):
+    """Make a weight infinite after some steps."""
+
+    def __init__(self, step: int, what: str) -> None:
+        self.step, self.what = step, what
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            with torch.no_grad():
+                pl_module.get_parameter(self.what)[1].fill_(float("inf"))
+
+
+@pytest.mark.parametrize("what", ["network.experts.layers.0.weight", "network.gate.split_bias"])
+def test_numbers_that_are_none_stop_the_run(what: str, tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "trainer.max_epochs=3")
+    with open_dict(cfg):
+        cfg.callbacks.poison = {"_target_": f"{__name__}.Poison", "step": 7, "what": what}
+    kind = "experts" if "experts" in what else "tasks"
+    with pytest.raises(InputError, match=r"step \d+: .*not finite|is nan|is inf") as error:
+        run(cfg)
+    assert f"{what} ({kind} 1)" in str(error.value)
+    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert last["epoch"] == 0
+    assert all(torch.isfinite(v).all() for v in last["state_dict"].values() if isinstance(v, torch.Tensor))
+
+
+def test_sigterm_from_outside(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "setting.patience=500"]
+    command += ["trainer.accelerator=cpu", "callbacks.progress=null", f"hydra.run.dir={tmp_path}"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "checkpoints" / "last.ckpt").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after step" in output
+    assert "Traceback" not in output
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
+    read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
