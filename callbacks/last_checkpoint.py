@@ -99,7 +99,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:
             keep_previous(self.path)
-        trainer.save_checkpoint(self.path)
+        trainer.save_checkpoint(self.path, weights_only=False)  # with optimiser and loops
         self._saved_at = time.monotonic()
 
     def _stop(self, trainer: Trainer, number: int) -> None:

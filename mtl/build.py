@@ -60,7 +60,11 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and logger."""
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
-    trainer: Trainer = _instantiate(cfg.trainer, callbacks=callbacks, logger=logger, plugins=[AtomicCheckpointIO()])
+    shown = bool(cfg.callbacks.get("progress"))  # without ours, Lightning would add its own bar
+    plugins = [AtomicCheckpointIO()]
+    trainer: Trainer = _instantiate(
+        cfg.trainer, callbacks=callbacks, logger=logger, plugins=plugins, enable_progress_bar=shown
+    )
     return trainer
 
 

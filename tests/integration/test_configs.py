@@ -14,7 +14,18 @@ from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from train import run
 
-GROUPS = ["gate", "network", "optimizer", "logger", "trainer", "callbacks", "schedule", "experiment", "paths"]
+GROUPS = [
+    "gate",
+    "permutation",
+    "network",
+    "optimizer",
+    "logger",
+    "trainer",
+    "callbacks",
+    "schedule",
+    "experiment",
+    "paths",
+]
 NEEDS = {  # what a file only makes sense with
     "gate=hash": ["data=movielens"],
     "network=frozen_experts": ["data=synthetic_recovery"],

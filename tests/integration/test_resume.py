@@ -24,7 +24,19 @@ from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from train import run
 
-GROUPS = ["data", "gate", "network", "optimizer", "trainer", "callbacks", "logger", "paths", "schedule", "experiment"]
+GROUPS = [
+    "data",
+    "gate",
+    "network",
+    "optimizer",
+    "trainer",
+    "callbacks",
+    "logger",
+    "paths",
+    "schedule",
+    "permutation",
+    "experiment",
+]
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
     "trainer.max_epochs=3",

@@ -19,7 +19,19 @@ from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from train import run
 
-GROUPS = ["data", "gate", "network", "optimizer", "trainer", "callbacks", "logger", "paths", "schedule", "experiment"]
+GROUPS = [
+    "data",
+    "gate",
+    "network",
+    "optimizer",
+    "trainer",
+    "callbacks",
+    "logger",
+    "paths",
+    "schedule",
+    "permutation",
+    "experiment",
+]
 
 
 def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
