@@ -7,7 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from mtl.checkpoint import flatten
+from mtl.checkpoint import flatten, resolved
 from mtl.parallel import gather, world_size
 from mtl.types import InputError
 
@@ -21,14 +21,15 @@ class ProcessAgreement(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or world_size() == 1:
             return
-        config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
+        config = {key: repr(value) for key, value in flatten(resolved(pl_module.config)).items()}
         folder = config["paths.run_dir"].strip("'")  # may differ: only the first process writes
         config = {key: value.replace(folder, "<run>") for key, value in config.items()}
         digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
         everyone = gather((config, digests))
         for rank, (theirs, state) in enumerate(everyone[1:], start=1):
             first_config, first_state = everyone[0]
-            keys = sorted(k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k))
+            keys = [k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k)]
+            keys.sort(key=lambda key: (key.count("."), key))  # first what the others follow from
             if keys:
                 shown = "; ".join(f"{key} is {theirs.get(key)} there, {first_config.get(key)} here" for key in keys[:3])
                 raise InputError(f"process {rank} runs another configuration than process 0: {shown}. {_ADVICE}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from mtl.checkpoint import flatten
+from mtl.checkpoint import flatten, resolved
 
-SECTIONS = ("seed", "label", "setting.", "gate.", "optimizer.", "permutation.", "data.", "network.execution")
+CHOICES = ("seed", "label", "setting.", "gate.", "optimizer.", "permutation.", "data._target_", "network._target_")
 PARTS = ("test/expert_share/", "test/experts_per_sample/")  # of single experts and tasks
-HIDDEN = ("._partial_", ".data_dir", ".base_url", ".pin_memory", ".download")
 
 
 class HParamsRecord(Callback):
@@ -18,8 +17,8 @@ class HParamsRecord(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = {
             key: value
-            for key, value in flatten(pl_module.config).items()
-            if key.startswith(SECTIONS) and not key.endswith(HIDDEN)
+            for key, value in flatten(resolved(pl_module.config)).items()
+            if key.startswith(CHOICES) and not key.endswith("._partial_")
         }
         metrics = {
             f"final/{name}": float(value)

@@ -148,6 +148,11 @@ def _flat(cfg: DictConfig, section: str) -> dict[str, Any]:
     return flatten(OmegaConf.to_container(node, resolve=True), section) if node is not None else {}
 
 
+def resolved(config: Any) -> Any:
+    """Return the configuration that a module carries with every reference replaced by its value."""
+    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+
+
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested dicts by their dotted names."""
     if not isinstance(node, dict):
