@@ -14,15 +14,17 @@ from mtl.types import InputError
 class FiniteGuard(Callback):
     """End the run with InputError when the loss, a gradient or a weight is NaN or infinite.
 
-    The message names the parameter, and of stacked ones the expert or task. The loss is looked at before each update,
-    so that the weights stay what they were; gradients and weights every ``every_steps`` steps and before a checkpoint
-    is written: the last good one is never overwritten by a bad one.
+    The message names the parameter, and of stacked ones the expert or task. On a CPU the loss is looked at before each
+    update, so that the weights stay what they were; elsewhere, and the gradients, every ``every_steps`` steps. Weights are
+    looked at before a checkpoint is written: a bad one never takes the place of the last good one.
     """
 
     def __init__(self, every_steps: int = 50) -> None:
         self.every_steps = every_steps
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if loss.device.type != "cpu" and trainer.global_step % self.every_steps:
+            return  # looking at it would make the processor wait for the device
         if not torch.isfinite(loss):
             _stop(trainer, f"the loss is {float(loss.detach())}", _culprits(pl_module, lambda p: p))
 

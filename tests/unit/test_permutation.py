@@ -126,6 +126,14 @@ def test_one_task_of_two_uses_its_own_matrix() -> None:
     assert torch.equal(permutation(Routing(weights[0])).weights, both[0])  # a static gate
 
 
+def test_selectors_move_with_the_weights() -> None:
+    permutation = Permutation(4, num_tasks=2, per_task=True).eval()
+    permutation.harden(torch.stack([torch.randperm(4), torch.randperm(4)]))
+    selectors = torch.rand(5, 2, 3, 4)
+    routing = permutation(Routing(selectors.mean(-2), {}, selectors))
+    assert torch.allclose(routing.selectors.mean(-2), routing.weights)
+
+
 def test_matrix_agrees_with_order() -> None:
     permutation = Permutation(5)
     permutation.harden(torch.tensor([[2, 0, 4, 1, 3]]))
