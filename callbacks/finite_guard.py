@@ -15,8 +15,8 @@ class FiniteGuard(Callback):
     """End the run with InputError when the loss, a gradient or a weight is NaN or infinite.
 
     The message names the parameter, and of stacked ones the expert or task. On a CPU the loss is looked at before each
-    update, so that the weights stay what they were; elsewhere, and the gradients, every ``every_steps`` steps. Weights are
-    looked at before a checkpoint is written: a bad one never takes the place of the last good one.
+    update, so that the weights stay what they were; elsewhere, and the gradients, every ``every_steps`` steps. Weights
+    are looked at before a checkpoint is written: a bad one never takes the place of the last good one.
     """
 
     def __init__(self, every_steps: int = 50) -> None:

@@ -112,10 +112,12 @@ class Permutation(nn.Module):
         if self._is_hard or not self.training:
             order = self.assignment()[rows]
             permuted = weights.gather(-1, order.expand(weights.shape))  # moved, not multiplied: a zero stays one
-            if not self.training:
-                return replace(routing, weights=permuted)
-            # a gradient of exactly 0 for the logits: DDP waits for one of every parameter
-            return replace(routing, weights=permuted, losses={**routing.losses, "permutation": 0.0 * self.logits.sum()})
+            selectors, losses = routing.selectors, routing.losses
+            if selectors is not None:
+                selectors = selectors.gather(-1, order[:, None].expand(selectors.shape))
+            if self.training:  # a gradient of exactly 0 for the logits: DDP waits for one of every parameter
+                losses = {**losses, "permutation": 0.0 * self.logits.sum()}
+            return replace(routing, weights=permuted, losses=losses, selectors=selectors)
         soft = self.soft()
         permuted = permute(weights, soft[rows], normalise=sums_to_one)
         losses = {**routing.losses, "permutation": self.entropy_weight * matrix_entropy(soft)}

@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 
 EXECUTIONS = ("auto", "dense", "sparse")
 SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.75  # share of (sample, expert) pairs; sparse costs as much as dense at about 0.7
-STEPS_BETWEEN_CHECKS = 50
 CHUNK = 512  # rows at a time without gradient: what a larger batch writes has left the cache when it is read
 
 
@@ -39,17 +38,16 @@ class Dispatch(nn.Module):
     """Mix the experts' outputs: ``dispatch(experts, x, routing) -> [B, T, H]``.
 
     ``execution="dense"`` computes every expert on every sample, ``"sparse"`` each (sample, expert) pair of nonzero
-    weight once for all tasks; results and gradients are the same, also with dropout at the same seed. ``"auto"``
-    looks every 50 training steps at the share of pairs that are used, turns sparse below 0.6 and dense above 0.75;
-    which of the two is in use is part of the state, so that a resumed run takes the same path. Evaluation decides
-    batch by batch. A routing whose zeros still carry a gradient is always executed dense.
+    weight once for all tasks; results and gradients are the same, also with dropout at the same seed. ``"auto"`` trains
+    in the way that ``adapt`` last found cheaper, dense at first, and evaluates batch by batch in the cheaper way. What
+    ``adapt`` found is part of the state, so that a resumed run takes the same path. A routing whose zeros still carry
+    a gradient is always executed dense.
     """
 
     def __init__(self, execution: str = "auto") -> None:
         super().__init__()
         require(execution in EXECUTIONS, f"network.execution={execution}: accepted are {', '.join(EXECUTIONS)}")
-        self.execution = execution
-        self.sparse, self.steps = False, 0
+        self.execution, self.sparse = execution, False
 
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:
         """Mix by ``routing.weights [B, T, E]`` or ``[T, E]`` what the experts make of ``x [B, D]``."""
@@ -62,11 +60,22 @@ class Dispatch(nn.Module):
             [self._mix(experts, x[rows], weights if static else weights[rows], sparse, keys) for rows in chunks]
         )
 
+    def adapt(self, weights: Tensor) -> None:
+        """Choose how to train on from what share of pairs these weights use: sparse below 0.6, dense above 0.75."""
+        if self.execution != "auto":
+            return
+        share = used_share(weights)
+        sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
+        if sparse != self.sparse:
+            kind = "sparse" if sparse else "dense"
+            log.info("experts are executed %s: %.0f %% of their evaluations are needed", kind, 100 * share)
+        self.sparse = sparse
+
     def get_extra_state(self) -> dict[str, Any]:
-        return {"sparse": self.sparse, "steps": self.steps}
+        return {"sparse": self.sparse}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.sparse, self.steps = bool(state["sparse"]), int(state["steps"])
+        self.sparse = bool(state["sparse"])
 
     def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, keys: list[int]) -> Tensor:
         if not sparse:
@@ -82,17 +91,7 @@ class Dispatch(nn.Module):
             return False
         if self.execution == "sparse":
             return True
-        if not self.training:
-            return used_share(routing.weights) < DENSE_ABOVE
-        if self.steps % STEPS_BETWEEN_CHECKS == 0:
-            share = used_share(routing.weights)
-            sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
-            if sparse != self.sparse:
-                kind = "sparse" if sparse else "dense"
-                log.info("experts are executed %s: %.0f %% of their evaluations are needed", kind, 100 * share)
-            self.sparse = sparse
-        self.steps += 1
-        return self.sparse
+        return self.sparse if self.training else used_share(routing.weights) < DENSE_ABOVE
 
 
 def used_share(weights: Tensor) -> float:
