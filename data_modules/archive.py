@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -10,6 +11,23 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from mtl.types import InputError
+
+
+def extract_gzip(archive: Path, dest: Path) -> None:
+    """Unpack the one file of ``archive`` to ``dest``: it is there whole or not at all. Raises ``InputError``."""
+    temporary = dest.with_name(f".{dest.name}.{os.getpid()}.tmp")
+    try:
+        with gzip.open(archive) as source, temporary.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        os.replace(temporary, dest)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(
+            f"{archive} is damaged ({error}): delete it and start again to have it downloaded once more"
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot unpack {archive} to {dest}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def extract_zip(archive: Path, dest_dir: Path) -> None:

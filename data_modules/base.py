@@ -45,15 +45,15 @@ class TrainingSampler(Sampler[Tensor]):
     ) -> None:
         require(num_rows >= world_size, f"{num_rows} rows for training: fewer than the {world_size} processes")
         self.num_rows, self.size, self.seed, self.position = num_rows, batch_size * world_size, seed, position
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.epoch = rank, world_size, 0
 
     def __len__(self) -> int:
         whole, rest = divmod(self.num_rows, self.size)
         return whole + (rest >= self.world_size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        epoch, done = self.position()
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        self.epoch, done = self.position()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         batches = torch.randperm(self.num_rows, generator=generator).split(self.size)
         for batch in batches[done : len(self)]:
             yield batch.tensor_split(self.world_size)[self.rank]
@@ -81,11 +81,9 @@ class EvaluationSampler(Sampler[Tensor]):
 class RowsLoader(DataLoader[Batch]):
     """Load batches by index tensor, in the process; its place in an epoch is the sampler's to know."""
 
-    def __init__(self, rows: Batch, sampler: Sampler[Tensor], pin_memory: bool) -> None:
+    def __init__(self, dataset: Dataset[Batch], sampler: Sampler[Tensor], pin_memory: bool) -> None:
         # a generator of its own: at each epoch a loader draws a number, by default from the stream that dropout uses
-        super().__init__(
-            RowsDataset(rows), sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator()
-        )
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
 
     def state_dict(self) -> dict[str, int]:
         """Tell Lightning that the loader can go on in the middle of an epoch."""
@@ -140,7 +138,11 @@ class TensorDataModule(LightningDataModule):
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.splits["train"], self._processes()
         sampler = TrainingSampler(len(rows), self.batch_size, self.shuffle_seed, self._position, rank, world_size)
-        return RowsLoader(rows, sampler, self.pin_memory)
+        return RowsLoader(self.training_rows(sampler), sampler, self.pin_memory)
+
+    def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:
+        """Return what gives the rows of training by index; ``sampler.epoch`` tells the epoch."""
+        return RowsDataset(self.splits["train"])
 
     def val_dataloader(self) -> RowsLoader:
         return self._evaluation("val")
@@ -150,7 +152,8 @@ class TensorDataModule(LightningDataModule):
 
     def _evaluation(self, split: str) -> RowsLoader:
         rows = self.splits[split]
-        return RowsLoader(rows, EvaluationSampler(len(rows), self.eval_batch_size, *self._processes()), self.pin_memory)
+        sampler = EvaluationSampler(len(rows), self.eval_batch_size, *self._processes())
+        return RowsLoader(RowsDataset(rows), sampler, self.pin_memory)
 
     def _processes(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

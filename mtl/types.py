@@ -55,11 +55,16 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Image:
-    """One image per row; tensor ``[B, channels, height, width]``."""
+    """One image per row; tensor ``[B, channels, height, width]``, uint8 or float.
+
+    ``mean`` and ``std`` are of values in [0, 1]; networks bring images to mean 0 and deviation 1 with them.
+    """
 
     channels: int
     height: int
     width: int
+    mean: float = 0.0
+    std: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ class StackedDense(nn.Module):
         require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")
         widths = [input_dim, *units]
         self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in pairwise(widths))
-        self.num_experts, self.dropout, self.output_dim = num_experts, dropout, widths[-1]
+        self.num_experts, self.dropout = num_experts, dropout
+        self.input_dim, self.output_dim = input_dim, widths[-1]
 
     def draw_keys(self) -> list[int]:
         """Draw the keys of a step's dropout masks, one per layer."""
@@ -80,8 +81,11 @@ class StackedDense(nn.Module):
 
     def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, D]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
+        return self.through(x.index_select(0, pairs.sample), pairs, keys)
+
+    def through(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+        """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
         keys = self.draw_keys() if keys is None else keys
-        x = x.index_select(0, pairs.sample)
         rows = pairs.sample * self.num_experts + pairs.expert
         for layer, key in zip(self.layers, keys, strict=True):
             weight, bias = layer.parameters_of(None)  # type: ignore[operator]

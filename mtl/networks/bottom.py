@@ -8,9 +8,38 @@ import torch
 from torch import Tensor, nn
 
 from mtl.functional import at_least_float32
-from mtl.types import Categorical, InputSpec, Numeric, require
+from mtl.types import Categorical, Image, InputSpec, Numeric, require
 
 EMBEDDING_RANGE = 0.05
+
+
+def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> TabularBottom | ImageBottom:
+    """Return the bottom that fits the inputs: an image alone, or categorical and numeric ones."""
+    if any(isinstance(spec, Image) for spec in inputs.values()):
+        return ImageBottom(inputs)
+    return TabularBottom(inputs, embedding_dim)
+
+
+class ImageBottom(nn.Module):
+    """Bring one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
+
+    def __init__(self, inputs: Mapping[str, InputSpec]) -> None:
+        super().__init__()
+        [(self.name, spec), *others] = inputs.items()
+        require(
+            isinstance(spec, Image) and not others,
+            f"inputs {', '.join(inputs)}: this bottom takes one image and nothing beside it",
+        )
+        assert isinstance(spec, Image)
+        self.mean, self.std = spec.mean, spec.std
+        self.output_dim = (spec.channels, spec.height, spec.width)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Map ``inputs[name]: [B, C, H, W]``, uint8 or values in [0, 1], to floats."""
+        image = inputs[self.name]
+        if image.dtype == torch.uint8:
+            return image.to(torch.get_default_dtype()).mul_(1 / (255 * self.std)).sub_(self.mean / self.std)
+        return (at_least_float32(image) - self.mean) / self.std
 
 
 class TabularBottom(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
@@ -38,9 +39,9 @@ class MMoE(nn.Module):
         require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
         self.tasks = list(spec.tasks)
         self.bottom = bottom(inputs=spec.inputs)
-        width: int = self.bottom.output_dim  # type: ignore[assignment]
-        self.experts = experts(num_experts=num_experts, input_dim=width)
-        gate_width = None if static_gate else width
+        shape: int | tuple[int, ...] = self.bottom.output_dim  # type: ignore[assignment]
+        self.experts = experts(num_experts=num_experts, input_dim=shape)
+        gate_width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
         self.permutation = permutation and permutation(num_experts=num_experts, num_tasks=len(self.tasks))
         self.dispatch = Dispatch(execution)
@@ -49,8 +50,8 @@ class MMoE(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = self.bottom(inputs)  # [B, D]
-        routing = self.gate(x, inputs, None if len(wanted) == len(self.tasks) else wanted)
+        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
+        routing = self.gate(x.flatten(1), inputs, None if len(wanted) == len(self.tasks) else wanted)
         if self.permutation is not None:
             routing = self.permutation(routing, wanted, self.gate.sums_to_one)
         mixed = self.dispatch(self.experts, x, routing)  # [B, T, H]

@@ -1,0 +1,108 @@
+"""Multi-MNIST and Multi-Fashion: two images on one canvas, a task for each (Sabour et al. 2017; DSelect-k, COMET)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data_modules.base import TensorDataModule, TrainingSampler
+from data_modules.digits_files import CLASSES, SOURCES, prepare, read
+from data_modules.synthetic_moe import check_rows
+from mtl.types import Batch, DataSpec, Image, TaskSpec, require
+
+SHIFT, SIDE, CANVAS = 4, 28, 36
+FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+VALIDATION = 6  # one of so many training images belongs to validation
+
+
+class MultiMNISTDataModule(TensorDataModule):
+    """Two images of ``source`` drawn uniformly, shifted by 4 pixels to the top left and the bottom right of 36 x 36.
+
+    Where they overlap the grey levels are added and cut at 255. Tasks ``top_left`` and ``bottom_right``: the classes of
+    the two. ``rows`` are the sizes of train, val and test; no source image is in two of them: test draws from the
+    official test images, validation from a seeded sixth of the training images. The draws depend on ``seed`` alone;
+    ``fresh`` draws the training pairs anew in every epoch.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        source: str = "mnist",
+        rows: Sequence[int] = (100_000, 20_000, 20_000),
+        fresh: bool = False,
+        download: bool = True,
+        base_url: str | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(source in SOURCES, f"data.source={source}: must be one of {', '.join(SOURCES)}")
+        check_rows(rows)
+        self.source, self.rows, self.fresh = source, list(rows), fresh
+        self.folder = Path(data_dir).expanduser() / FOLDERS[source]
+        self.download, self.base_url = download, base_url
+        self._sources: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def prepare_data(self) -> None:
+        """Fetch and unpack what is not there yet; safe to run in several processes and to kill."""
+        prepare(self.folder, self.source, self.download, self.base_url)
+
+    def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+        images, labels = read(self.folder, "train")
+        order = torch.randperm(len(images), generator=self._generator(0))
+        held_out = len(images) // VALIDATION
+        parts = {"val": order[:held_out], "train": order[held_out:]}
+        self._sources = {name: (images[index], labels[index]) for name, index in parts.items()}
+        self._sources["test"] = read(self.folder, "t10k")
+        splits = {}
+        for number, (name, size) in enumerate(zip(("train", "val", "test"), self.rows, strict=True), start=1):
+            source_images, source_labels = self._sources[name]
+            pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
+            splits[name] = compose(source_images, source_labels, pairs)
+        pixels = splits["train"].inputs["image"]
+        # in slices: all pixels as floats would take a gigabyte
+        sums = [torch.stack([p.sum(), p.square().sum()]) for p in (part.double() / 255 for part in pixels.split(5000))]
+        mean, square = (torch.stack(sums).sum(0) / pixels.numel()).tolist()
+        tasks = [TaskSpec(name, "multiclass", CLASSES) for name in ("top_left", "bottom_right")]
+        spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, (square - mean**2) ** 0.5)}, tasks)
+        return spec, splits
+
+    def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:
+        if not self.fresh:
+            return super().training_rows(sampler)
+        return FreshPairs(*self._sources["train"], self.rows[0], self._generator(4).initial_seed(), sampler)
+
+    def _generator(self, purpose: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
+
+
+class FreshPairs(Dataset[Batch]):
+    """Serve pairs that are drawn anew in every epoch, as a function of ``seed`` and of the epoch of ``sampler``."""
+
+    def __init__(self, images: Tensor, labels: Tensor, size: int, seed: int, sampler: TrainingSampler) -> None:
+        self.images, self.labels, self.size, self.seed, self.sampler = images, labels, size, seed, sampler
+        self._epoch, self._pairs = -1, torch.empty(2, 0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        if self._epoch != self.sampler.epoch:
+            self._epoch = self.sampler.epoch
+            generator = torch.Generator().manual_seed(self.seed + 7919 * (self._epoch + 1))
+            self._pairs = torch.randint(len(self.images), (2, self.size), generator=generator)
+        return compose(self.images, self.labels, self._pairs[:, index])
+
+
+def compose(images: Tensor, labels: Tensor, pairs: Tensor) -> Batch:
+    """Return canvases and classes of ``pairs [2, N]``, which index ``images [M, 28, 28]`` and ``labels [M]``."""
+    first, second = pairs
+    canvas = torch.zeros(pairs.shape[1], 1, CANVAS, CANVAS, dtype=torch.uint8)
+    canvas[:, 0, :SIDE, :SIDE] = images[first]  # the centre is at (4, 4), so the top left at (0, 0)
+    corner = canvas[:, 0, 2 * SHIFT :, 2 * SHIFT :]
+    corner += torch.minimum(images[second], 255 - corner)
+    return Batch({"image": canvas}, {"top_left": labels[first], "bottom_right": labels[second]})

@@ -1,0 +1,108 @@
+"""Convolutional experts, stacked: all experts of a layer are one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mtl.experts.dense import StackedDense
+from mtl.experts.pairs import Pairs
+from mtl.types import require
+
+
+class StackedConv(nn.Module):
+    """Convolutions, each with max-pooling and relu, then dense layers, for each of E experts.
+
+    ``input_dim`` (C, H, W); ``convolutions``: a list of ``{channels, kernel, pool, padding}`` (pool 1 and padding 0 by
+    default); ``units`` and ``dropout`` of the dense layers after flattening: see ``StackedDense``, whose three ways to
+    compute this class has too. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
+
+    Experts are convolved one after the other, in channels-last layout, pooled before relu (which changes nothing, and
+    is cheaper). On a CPU this takes about two thirds of the time of separate modules, and grouped convolution twice it.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        input_dim: Sequence[int],
+        convolutions: Sequence[Mapping[str, int]],
+        units: Sequence[int] = (),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require(not isinstance(input_dim, int), "convolutional experts need images as input")
+        channels, height, width = input_dim
+        self.num_experts = num_experts
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.pools: list[int] = []
+        self.paddings: list[int] = []
+        for place, layer in enumerate(convolutions):
+            unknown = set(layer) - {"channels", "kernel", "pool", "padding"}
+            require(not unknown, f"network.experts.convolutions[{place}]: no such option: {', '.join(sorted(unknown))}")
+            out, kernel, pool, padding = (
+                layer["channels"],
+                layer["kernel"],
+                layer.get("pool", 1),
+                layer.get("padding", 0),
+            )
+            bound = (6.0 / ((channels + out) * kernel * kernel)) ** 0.5
+            weight = torch.empty(num_experts, out, channels, kernel, kernel).uniform_(-bound, bound)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros(num_experts, out)))
+            self.pools.append(pool)
+            self.paddings.append(padding)
+            channels = out
+            height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
+            require(
+                height >= 1 and width >= 1,
+                f"network.experts.convolutions[{place}]: nothing is left of images of {tuple(input_dim)[1:]} pixels",
+            )
+        self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
+        self.output_dim = self.dense.output_dim
+
+    def draw_keys(self) -> list[int]:
+        """Draw the keys of a step's dropout masks: see ``StackedDense``."""
+        return self.dense.draw_keys()
+
+    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None) -> Tensor:
+        """Map ``[B, C, H, W]`` to ``[B, E, H]``; E counts ``subset`` if given."""
+        return self.dense(self._features(x, subset), subset, keys)  # type: ignore[no-any-return]
+
+    def mixture(
+        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, C, H, W]``."""
+        return self.dense.mixture(self._features(x, subset), weights, subset, keys)
+
+    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+        """Map ``x [B, C, H, W]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
+        samples = torch.split(pairs.sample, pairs.counts)
+        kernels = self._kernels()
+        # experts without samples are convolved too, on none: under DDP every parameter takes part
+        parts = [self._convolve(x.index_select(0, rows), kernels[expert]) for expert, rows in enumerate(samples)]
+        return self.dense.through(torch.cat(parts), pairs, keys)
+
+    def _features(self, x: Tensor, subset: Sequence[int] | None) -> Tensor:
+        """Return what the convolutions make of ``x``, flattened, ``[B, E, F]``."""
+        x, kernels = x.contiguous(memory_format=torch.channels_last), self._kernels()
+        chosen = range(self.num_experts) if subset is None else subset
+        parts = [self._convolve(x, kernels[expert]) for expert in chosen]
+        return torch.stack(parts, 1) if parts else x.new_zeros(len(x), 0, self.dense.input_dim)
+
+    def _kernels(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Return weight and bias of each layer, for each expert; unbound once, for one gradient per parameter."""
+        layers = [
+            list(zip(weight.unbind(0), bias.unbind(0), strict=True))
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
+        return [[layer[expert] for layer in layers] for expert in range(self.num_experts)]
+
+    def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Map ``[N, C, H, W]`` through one expert's convolutions to ``[N, F]``."""
+        for (weight, bias), pool, padding in zip(kernels, self.pools, self.paddings, strict=True):
+            x = F.conv2d(x, weight, bias, padding=padding)
+            x = F.relu(F.max_pool2d(x, pool) if pool > 1 else x)
+        return x.flatten(1)

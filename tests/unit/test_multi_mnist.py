@@ -1,0 +1,124 @@
+"""Two images on one canvas: where they lie, who shares which image, what is drawn again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.datasets import MNIST
+
+from data_modules.multi_mnist import MultiMNISTDataModule, compose
+from mtl.types import Batch, InputError
+from tests.digit_files import write_digits
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_digits(folder / "MNIST" / "raw")
+    return folder
+
+
+def module(root: Path, **options: object) -> MultiMNISTDataModule:
+    data = MultiMNISTDataModule(str(root), **{"rows": [300, 80, 90], "batch_size": 50, "eval_batch_size": 64} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def sources(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the two images, which stand in the last pixels of both; the first one's may be covered."""
+    image = batch.inputs["image"][:, 0].long()
+    return image[:, 35, 35] + 250 * image[:, 35, 34], batch.targets["top_left"]
+
+
+def test_composition_by_hand() -> None:
+    images = torch.stack([torch.full((28, 28), value, dtype=torch.uint8) for value in (100, 200)])
+    batch = compose(images, torch.tensor([3, 8]), torch.tensor([[0, 1], [1, 1]]))
+    canvas = batch.inputs["image"][0, 0].long()
+    assert canvas.shape == (36, 36)
+    assert (canvas[:8, :28] == 100).all()
+    assert (canvas[:28, :8] == 100).all()
+    assert (canvas[8:28, 8:28] == 255).all()  # 100 + 200, cut
+    assert (canvas[28:, 8:] == 200).all()
+    assert (canvas[8:, 28:] == 200).all()
+    assert (canvas[:8, 28:] == 0).all()
+    assert (canvas[28:, :8] == 0).all()
+    assert batch.targets["top_left"].tolist() == [3, 8]
+    assert batch.targets["bottom_right"].tolist() == [8, 8]
+
+
+def test_no_image_in_two_splits(root: Path) -> None:
+    data = module(root, rows=[3000, 800, 900])
+    used = {name: set(sources(rows)[0].tolist()) for name, rows in data.splits.items()}
+    assert not used["train"] & used["val"]
+    assert not used["train"] & used["test"]
+    assert not used["val"] & used["test"]
+    assert used["train"] | used["val"] == set(range(120))
+    assert used["test"] == set(range(120, 160))
+    assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 3000, "val": 800, "test": 900}
+
+
+def test_identical_for_the_same_seed(root: Path) -> None:
+    one, again, other = module(root), module(root), module(root, seed=1)
+    for name, rows in one.splits.items():
+        assert torch.equal(rows.inputs["image"], again.splits[name].inputs["image"])
+        assert torch.equal(rows.targets["top_left"], again.splits[name].targets["top_left"])
+        assert not torch.equal(rows.inputs["image"], other.splits[name].inputs["image"])
+
+
+def test_spec_describes_the_training_images(root: Path) -> None:
+    data = module(root)
+    pixels = data.splits["train"].inputs["image"].double() / 255
+    image = data.spec.inputs["image"]
+    assert image.mean == pytest.approx(float(pixels.mean()), abs=1e-6)
+    assert image.std == pytest.approx(float(pixels.std(correction=0)), abs=1e-6)
+    assert [(task.name, task.num_classes) for task in data.spec.tasks] == [("top_left", 10), ("bottom_right", 10)]
+
+
+def test_fresh_pairs_every_epoch(root: Path) -> None:
+    def epoch(data: MultiMNISTDataModule, number: int, done: int = 0) -> Tensor:
+        progress = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(ready=number * 6 + done)))
+        data.trainer = SimpleNamespace(
+            training=True,
+            fit_loop=SimpleNamespace(epoch_loop=progress),
+            num_training_batches=6,
+            global_rank=0,
+            world_size=1,
+        )
+        return torch.cat([batch.inputs["image"] for batch in data.train_dataloader()])
+
+    fresh, fixed = module(root, fresh=True), module(root)
+    assert torch.equal(epoch(fresh, 1), epoch(module(root, fresh=True), 1))
+    assert torch.equal(epoch(fresh, 1)[100:], epoch(fresh, 1, done=2))  # from the middle of an epoch
+    seen = [set(map(bytes, epoch(fresh, number).numpy().reshape(300, -1))) for number in (0, 1)]
+    assert len(seen[0] & seen[1]) < 20
+    seen = [set(map(bytes, epoch(fixed, number).numpy().reshape(300, -1))) for number in (0, 1)]
+    assert seen[0] == seen[1]
+    val = {bytes(row) for row in fresh.splits["val"].inputs["image"].numpy().reshape(80, -1)}
+    assert val == {bytes(row) for row in fixed.splits["val"].inputs["image"].numpy().reshape(80, -1)}
+
+
+def test_files_are_fetched_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = write_digits(tmp_path / "server", compressed=True)
+    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
+    data = module(tmp_path / "data", base_url=(tmp_path / "server").as_uri())
+    assert len(data.splits["train"]) == 300
+    monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
+    with pytest.raises(InputError, match="md5"):
+        module(tmp_path / "other", base_url=(tmp_path / "server").as_uri())
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte is missing and data.download=false"):
+        module(tmp_path, download=False)
+    write_digits(tmp_path / "MNIST" / "raw")
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(InputError, match="damaged"):
+        module(tmp_path)
+    with pytest.raises(InputError, match=r"data.source=kanji"):
+        MultiMNISTDataModule(str(tmp_path), source="kanji", batch_size=2)
