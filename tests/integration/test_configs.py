@@ -36,8 +36,8 @@ WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_p
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_every_file_trains(word: str, tmp_path: Path, tiny_movielens: Path) -> None:
-    words = [word, *NEEDS.get(word, []), f"paths.data_dir={tiny_movielens}"]
+def test_every_file_trains(word: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [word, *NEEDS.get(word, []), f"paths.data_dir={tiny_data}"]
     if word == "paths=default":
         words = [word]
     cfg = compose_small(tmp_path / "run", *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
@@ -46,8 +46,8 @@ def test_every_file_trains(word: str, tmp_path: Path, tiny_movielens: Path) -> N
 
 
 @pytest.mark.parametrize("gate", [path.stem for path in sorted((ROOT / "conf" / "gate").glob("*.yaml"))])
-def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_movielens: Path) -> None:
-    words = [f"gate={gate}", "data=movielens", f"paths.data_dir={tiny_movielens}", "setting.embedding_dim=8"]
+def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [f"gate={gate}", "data=movielens", f"paths.data_dir={tiny_data}", "setting.embedding_dim=8"]
     cfg = compose_small(tmp_path, *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
     assert torch.isfinite(torch.tensor(run(cfg)))
 

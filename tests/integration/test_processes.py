@@ -89,8 +89,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_movielens: Path) -> None:
-    words = [*BASE, "data=movielens", f"paths.data_dir={tiny_movielens}", "trainer.max_epochs=2", "setting.dropout=0"]
+def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path) -> None:
+    words = [*BASE, "data=movielens", f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "setting.dropout=0"]
     words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
     one, two = tmp_path / "one", tmp_path / "two"
     running = [start(one, *words, "data.batch_size=40"), start(two, *words, "data.batch_size=20", *TWO)]

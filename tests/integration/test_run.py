@@ -82,8 +82,8 @@ def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) ->
     assert (tmp_path / "routing" / "permutation.csv").is_file()
 
 
-def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_movielens: Path) -> None:
-    words = ["data=movielens", f"paths.data_dir={tiny_movielens}", "setting.embedding_dim=4", "data.alpha=0.7"]
+def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data: Path) -> None:
+    words = ["data=movielens", f"paths.data_dir={tiny_data}", "setting.embedding_dim=4", "data.alpha=0.7"]
     run(compose_small(tmp_path, *words))
     test = losses(tmp_path)
     assert test["loss"] == pytest.approx(0.7 * test["watch/loss"] + 0.3 * test["rating/loss"])
