@@ -45,7 +45,8 @@ pytestmark = pytest.mark.slow
 
 
 def start(folder: Path, processes: int, *words: str) -> subprocess.Popen[bytes]:
-    several = ["trainer=ddp_cpu", f"trainer.devices={processes}"] if processes > 1 and "ckpt" not in words[0] else []
+    several = ["trainer=ddp_cpu", f"trainer.devices={processes}", f"data.batch_size={128 // processes}"]
+    several = several if processes > 1 and "ckpt" not in words[0] else []
     with (folder.parent / f"{folder.name}.txt").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "train.py"), *several, *words],
