@@ -108,12 +108,12 @@ class RoutingMonitor(Callback):
     that are exactly one expert), ``expert_share/<task>/<expert>`` (mean weight; for at most ``max_shares`` pairs).
     ``train/binary_since_step``: since when all selectors of the looked-at batches are, -1 if not.
 
-    Pictures in TensorBoard after every ``pictures_every`` epochs, and after the test as PNG and CSV in
+    Pictures in TensorBoard after every ``pictures_every`` epochs (None: no pictures at all), and after the test as PNG and CSV in
     ``dirpath``: task x expert heat map, permutation matrix, experts' weights over training. ``test/flops_dense`` and
     ``test/flops_selected``: operations of a sample through the network, with all experts and with those in use.
     """
 
-    def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int = 5) -> None:
+    def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int | None = 5) -> None:
         self.folder, self.max_shares, self.pictures_every = Path(dirpath), max_shares, pictures_every
         self.history, self._tally = History(), Tally()
         self._sample: dict[str, Tensor] | None = None
@@ -150,7 +150,9 @@ class RoutingMonitor(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tally = self._log("val", pl_module)
-        if tally is None or not trainer.is_global_zero or trainer.current_epoch % self.pictures_every:
+        if tally is None or not trainer.is_global_zero or not self.pictures_every:
+            return
+        if trainer.current_epoch % self.pictures_every:
             return
         for name, picture in self._pictures(pl_module, tally).items():
             for logger in trainer.loggers:
@@ -198,6 +200,8 @@ class RoutingMonitor(Callback):
 
     def _pictures(self, pl_module: LightningModule, tally: Tally) -> dict[str, Any]:
         names: list[str] = list(pl_module.tasks)  # type: ignore[arg-type, call-overload]
+        if not self.pictures_every:
+            return {}
         pictures = {"expert_share": figures.heat_map(tally.share / tally.rows, names)}
         for matrix in _permutations(pl_module):
             pictures["permutation"] = figures.permutation(*matrix, names)

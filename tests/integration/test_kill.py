@@ -34,6 +34,7 @@ WORDS = [
     "logger.flush_logs_every_n_steps=1",
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
+    "callbacks.routing.pictures_every=null",
     "callbacks.last.every_steps=4",
     "trainer.accelerator=cpu",
 ]

@@ -45,7 +45,7 @@ def losses(run_dir: Path) -> dict[str, float]:
 
 
 def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer.max_epochs=3")
+    cfg = compose_small(tmp_path, "trainer.max_epochs=3", "callbacks.routing.pictures_every=2")
     best = run(cfg)
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["best_val_loss"] == pytest.approx(best)
