@@ -108,8 +108,8 @@ class RoutingMonitor(Callback):
     that are exactly one expert), ``expert_share/<task>/<expert>`` (mean weight; for at most ``max_shares`` pairs).
     ``train/binary_since_step``: since when all selectors of the looked-at batches are, -1 if not.
 
-    Pictures in TensorBoard after every ``pictures_every`` epochs (None: no pictures at all), and after the test as PNG and CSV in
-    ``dirpath``: task x expert heat map, permutation matrix, experts' weights over training. ``test/flops_dense`` and
+    Pictures in TensorBoard after every ``pictures_every`` epochs (None: none at all), and after the test as PNG and CSV
+    in ``dirpath``: task x expert heat map, permutation matrix, experts' weights over training. ``test/flops_dense`` and
     ``test/flops_selected``: operations of a sample through the network, with all experts and with those in use.
     """
 
