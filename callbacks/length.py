@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytorch_lightning import Trainer
 
 from mtl.types import require
@@ -34,3 +36,8 @@ class Length:
             limits.append(float(trainer.max_epochs * per_epoch))
         require(limits, f"{self.what}: a fraction needs trainer.max_epochs or trainer.max_steps")
         return self.fraction * min(limits)
+
+
+def is_logged(trainer: Any, step: int) -> bool:
+    """Say whether what belongs to optimiser step ``step`` is logged."""
+    return bool(step % trainer.log_every_n_steps == 0)

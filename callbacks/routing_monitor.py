@@ -14,6 +14,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
 from callbacks import figures
+from callbacks.length import is_logged
 from mtl.flops import expert_flops, forward_flops
 from mtl.functional import entropy
 from mtl.parallel import gather, total, world_size
@@ -122,7 +123,7 @@ class RoutingMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         routing: Routing | None = outputs["routing"]
-        if routing is None or (trainer.global_step - 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+        if routing is None or not is_logged(trainer, trainer.global_step - 1):
             return
         self.history.add(trainer.global_step, routing, self.max_shares)
         if routing.selectors is not None:
@@ -199,7 +200,7 @@ class RoutingMonitor(Callback):
         pl_module.log_dict({"test/flops_dense": dense, "test/flops_selected": selected})
 
     def _pictures(self, pl_module: LightningModule, tally: Tally) -> dict[str, Any]:
-        names: list[str] = list(pl_module.tasks)  # type: ignore[arg-type, call-overload]
+        names: list[str] = _task_names(pl_module)
         if not self.pictures_every:
             return {}
         pictures = {"expert_share": figures.heat_map(tally.share / tally.rows, names)}
@@ -212,7 +213,7 @@ class RoutingMonitor(Callback):
         return pictures
 
     def _write_tables(self, pl_module: LightningModule, tally: Tally) -> None:
-        names: list[str] = list(pl_module.tasks)  # type: ignore[arg-type, call-overload]
+        names: list[str] = _task_names(pl_module)
         share = (tally.share / tally.rows).tolist()
         experts = [f"expert_{number:02d}" for number in range(len(share[0]))]
         _write(
@@ -235,6 +236,11 @@ def binary_share(selectors: Tensor) -> float:
 
 
 @torch.no_grad()
+def _task_names(module: LightningModule) -> list[str]:
+    tasks: Any = module.tasks
+    return list(tasks)
+
+
 def _permutations(module: LightningModule) -> list[tuple[Tensor, Tensor, bool]]:
     """Return hard matrix, soft matrix and whether it is hard, of the network's permutation if it has one."""
     found = [part for part in module.modules() if isinstance(part, Permutation)]

@@ -7,7 +7,7 @@ import logging
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import Length
+from callbacks.length import Length, is_logged
 from mtl.schedules import SHAPES, check_schedule
 from mtl.types import require
 
@@ -59,7 +59,7 @@ class ScheduledBuffer(Callback):
         buffer = pl_module.get_buffer(self.target)
         value = self.value(trainer.global_step, self.length.in_steps(trainer))
         buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if is_logged(trainer, trainer.global_step):
             pl_module.log(f"schedule/{self.target.removeprefix('network.')}", value, on_step=True, on_epoch=False)
 
     def value(self, step: int, length: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +26,12 @@ def smooth_step(t: Tensor, gamma: float) -> Tensor:
 def entropy(p: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     """Return sum over ``dim`` of -p log(p + 1e-6), in nats; finite with finite gradient for p = 0."""
     return (-p * torch.log(p + ENTROPY_EPS)).sum(dim)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """Call an autograd function that returns one tensor."""
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch declares no types for it
+    return result
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -96,15 +104,14 @@ def relu_dropout(x: Tensor, p: float, training: bool, key: int | None = None, ro
         return F.relu(x)
     if rows is None:
         rows = torch.arange(x[..., 0].numel(), device=x.device)
-    result: Tensor = _ReluDropout.apply(x, p, draw_key() if key is None else key, rows.flatten())  # type: ignore[no-untyped-call]
-    return result
+    return apply(_ReluDropout, x, p, draw_key() if key is None else key, rows.flatten())
 
 
 class _ReluDropout(torch.autograd.Function):
     """Fuse relu and dropout; the output alone is saved, since it is positive just where the gradient passes."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, p: float, key: int, rows: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
         ctx.scale = keep_scale(p)
         y = x.relu().mul_(keep_mask(key, rows, x.shape[-1], p, x.dtype).view_as(x)).mul_(ctx.scale)
         ctx.save_for_backward(y)
@@ -112,7 +119,7 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (y,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None, None
 

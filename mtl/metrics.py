@@ -87,7 +87,7 @@ class Evaluation(nn.Module):
                 prediction, target = prediction.double().sigmoid(), target.long()  # float32 ties from 17 on
             if len(target):
                 for metric in self._of(name).values():
-                    metric.update(prediction, target)  # type: ignore[operator]
+                    metric.update(prediction, target)
 
     def compute(self) -> dict[str, float]:
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass."""
@@ -95,16 +95,16 @@ class Evaluation(nn.Module):
         for name in self.tasks:
             if f"{name}/loss" in result:
                 for metric_name, metric in self._of(name).items():
-                    result[f"{name}/{metric_name}"] = float(metric.compute())  # type: ignore[operator]
+                    result[f"{name}/{metric_name}"] = float(metric.compute())
         return result
 
     def reset(self) -> None:
         self.meter.reset()
         for name in self.tasks:
             for metric in self._of(name).values():
-                metric.reset()  # type: ignore[operator]
+                metric.reset()
 
-    def _of(self, name: str) -> nn.ModuleDict:
+    def _of(self, name: str) -> dict[str, Metric]:
         metrics = self.metrics[str(self.meter.position[name])]
         assert isinstance(metrics, nn.ModuleDict)
-        return metrics
+        return {key: metric for key, metric in metrics.items() if isinstance(metric, Metric)}

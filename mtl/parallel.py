@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mtl.functional import apply
+
 
 def world_size() -> int:
     """Return the number of processes that train together."""
@@ -43,8 +45,7 @@ def batch_sum(values: Tensor) -> Tensor:
     values = values.sum(0)
     if world_size() == 1 or not torch.is_grad_enabled():
         return values
-    result: Tensor = _AllReduce.apply(values)  # type: ignore[no-untyped-call]
-    return result
+    return apply(_AllReduce, values)
 
 
 def gather(value: Any) -> list[Any]:

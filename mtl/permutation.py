@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mtl.functional import entropy
+from mtl.functional import apply, entropy
 from mtl.parallel import from_first
 from mtl.types import Routing, require
 
@@ -134,8 +134,7 @@ def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     ``logits U [..., E, E]``. In log space and float64, since U / tau reaches 1e6. After the last step the columns sum
     to 1; at a low tau the rows need not.
     """
-    result: Tensor = _Sinkhorn.apply(logits.double() / tau, rounds)  # type: ignore[no-untyped-call]
-    return result.to(logits.dtype)
+    return apply(_Sinkhorn, logits.double() / tau, rounds).to(logits.dtype)
 
 
 def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
@@ -157,7 +156,7 @@ class _Sinkhorn(torch.autograd.Function):
     """Run the rounds in place; autograd's own graph of 300 steps takes three times as long."""
 
     @staticmethod
-    def forward(ctx, log_matrix: Tensor, rounds: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, log_matrix: Tensor, rounds: int) -> Tensor:
         x = log_matrix.clone()
         steps = x.new_empty(2 * rounds, *x.shape) if ctx.needs_input_grad[0] else None
         for step in range(2 * rounds):
@@ -170,7 +169,7 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (steps,) = ctx.saved_tensors
         grad = grad * steps[-1]  # of exp
         for step in range(len(steps) - 1, -1, -1):

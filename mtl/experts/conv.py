@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.experts.conv_kernels import pool_relu, shared_conv_pool_relu
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
 from mtl.types import require
@@ -82,15 +83,27 @@ class StackedConv(nn.Module):
         samples = torch.split(pairs.sample, pairs.counts)
         kernels = self._kernels()
         # experts without samples are convolved too, on none: under DDP every parameter takes part
-        parts = [self._convolve(x.index_select(0, rows), kernels[expert]) for expert, rows in enumerate(samples)]
+        parts = [self._convolve(x.index_select(0, rows), kernels[expert], 0) for expert, rows in enumerate(samples)]
         return self.dense.through(torch.cat(parts), pairs, keys)
 
     def _features(self, x: Tensor, subset: Sequence[int] | None) -> Tensor:
         """Return what the convolutions make of ``x``, flattened, ``[B, E, F]``."""
-        x, kernels = x.contiguous(memory_format=torch.channels_last), self._kernels()
-        chosen = range(self.num_experts) if subset is None else subset
-        parts = [self._convolve(x, kernels[expert]) for expert in chosen]
-        return torch.stack(parts, 1) if parts else x.new_zeros(len(x), 0, self.dense.input_dim)
+        chosen, kernels = list(range(self.num_experts) if subset is None else subset), self._kernels()
+        if not chosen:
+            return x.new_zeros(len(x), 0, self.dense.input_dim)
+        if not self._first_is_shared(x):
+            x = x.contiguous(memory_format=torch.channels_last)
+            return torch.stack([self._convolve(x, kernels[expert], 0) for expert in chosen], 1)
+        weight, bias = (first if subset is None else first[chosen] for first in (self.weights[0], self.biases[0]))
+        x = F.pad(x, [self.paddings[0]] * 4) if self.paddings[0] else x
+        outputs = shared_conv_pool_relu(x, weight, bias, self.pools[0])
+        parts = [self._convolve(h, kernels[expert], 1) for expert, h in zip(chosen, outputs.unbind(0), strict=True)]
+        return torch.stack(parts, 1)
+
+    def _first_is_shared(self, x: Tensor) -> bool:
+        """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes."""
+        plain = not x.is_cuda and not torch.is_autocast_enabled(x.device.type) and x.dtype == self.weights[0].dtype
+        return plain and not x.requires_grad
 
     def _kernels(self) -> list[list[tuple[Tensor, Tensor]]]:
         """Return weight and bias of each layer, for each expert; unbound once, for one gradient per parameter."""
@@ -100,9 +113,8 @@ class StackedConv(nn.Module):
         ]
         return [[layer[expert] for layer in layers] for expert in range(self.num_experts)]
 
-    def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Map ``[N, C, H, W]`` through one expert's convolutions to ``[N, F]``."""
-        for (weight, bias), pool, padding in zip(kernels, self.pools, self.paddings, strict=True):
-            x = F.conv2d(x, weight, bias, padding=padding)
-            x = F.relu(F.max_pool2d(x, pool) if pool > 1 else x)
+    def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]], begin: int) -> Tensor:
+        """Map ``[N, C, H, W]`` through one expert's convolutions, from layer ``begin`` on, to ``[N, F]``."""
+        for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[begin:]:
+            x = pool_relu(F.conv2d(x, weight, bias, padding=padding), pool)
         return x.flatten(1)

@@ -75,7 +75,7 @@ class StackedDense(nn.Module):
         x = self._run(self.layers[:-1], x, subset, keys)
         if not self.layers:
             return mix(x, weights)
-        weight, bias = self.layers[-1].parameters_of(subset)  # type: ignore[operator]
+        weight, bias = self._layer(-1).parameters_of(subset)
         p = self.dropout if self.training else 0.0
         return linear_relu_dropout_mix(x, weight, bias, weights, p, keys[-1], self._rows(len(x), subset, x.device))
 
@@ -87,11 +87,16 @@ class StackedDense(nn.Module):
         """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
         keys = self.draw_keys() if keys is None else keys
         rows = pairs.sample * self.num_experts + pairs.expert
-        for layer, key in zip(self.layers, keys, strict=True):
-            weight, bias = layer.parameters_of(None)  # type: ignore[operator]
+        for place, key in enumerate(keys):
+            weight, bias = self._layer(place).parameters_of(None)
             x = grouped_linear(x, weight, bias, pairs.counts)
             x = relu_dropout(x, self.dropout, self.training, key, rows)
         return x
+
+    def _layer(self, place: int) -> StackedLinear:
+        layer = self.layers[place]
+        assert isinstance(layer, StackedLinear)
+        return layer
 
     def _run(self, layers: nn.ModuleList, x: Tensor, subset: Sequence[int] | None, keys: Sequence[int]) -> Tensor:
         if not self.layers:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtl.experts.pairs import Pairs
-from mtl.functional import keep_mask, keep_scale
+from mtl.functional import apply, keep_mask, keep_scale
 
 
 def mix(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -32,8 +32,7 @@ def linear_relu_dropout_mix(
     ``key`` and ``rows [B, E]`` choose the dropout mask: see ``mtl.functional.keep_mask``.
     """
     x, weight, bias, weights = _same_dtype(x, weight, bias, weights)
-    result: Tensor = _LinearReluDropoutMix.apply(x, weight, bias, weights, p, key, rows)  # type: ignore[no-untyped-call]
-    return result
+    return apply(_LinearReluDropoutMix, x, weight, bias, weights, p, key, rows)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
@@ -42,8 +41,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int
     ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``. Experts without rows cost nothing and get gradient 0.
     """
     x, weight, bias = _same_dtype(x, weight, bias)
-    result: Tensor = _GroupedLinear.apply(x, weight, bias, list(counts))  # type: ignore[no-untyped-call]
-    return result
+    return apply(_GroupedLinear, x, weight, bias, list(counts))
 
 
 def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
@@ -51,14 +49,13 @@ def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
 
     The weights that are 0 get no gradient.
     """
-    result: Tensor = _MixPairs.apply(outputs, weights.to(outputs.dtype), pairs)  # type: ignore[no-untyped-call]
-    return result
+    return apply(_MixPairs, outputs, weights.to(outputs.dtype), pairs)
 
 
 class _LinearReluDropoutMix(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
     ) -> Tensor:
         num_experts, width, _ = weight.shape
         if x.dim() == 2:
@@ -76,7 +73,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, h, scaled = ctx.saved_tensors
         num_samples = len(h)
         grad_weights = grad_x = None
@@ -100,7 +97,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.counts = counts
         result = x.new_empty(len(x), weight.shape[1])
@@ -110,7 +107,7 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
@@ -125,7 +122,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 class _MixPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
         ctx.save_for_backward(outputs, weights)
         ctx.pairs = pairs
         entries = pairs.by_output
@@ -133,7 +130,7 @@ class _MixPairs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         outputs, weights = ctx.saved_tensors
         entries = ctx.pairs.by_pair
         grad = grad.flatten(0, 1)  # [B T, H]

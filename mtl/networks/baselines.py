@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -37,13 +38,10 @@ class SharedBottom(nn.Module):
 class SingleTask(nn.Module):
     """A network of its own for each task: nothing is shared, one training run serves as T baselines."""
 
-    def __init__(self, spec: DataSpec, **parts: Callable[..., nn.Module]) -> None:
+    def __init__(self, spec: DataSpec, **parts: Any) -> None:
         super().__init__()
         self.tasks = list(spec.tasks)
-        self.networks = nn.ModuleList(
-            SharedBottom(replace(spec, tasks=[task]), **parts)  # type: ignore[arg-type]
-            for task in self.tasks
-        )
+        self.networks = nn.ModuleList(SharedBottom(replace(spec, tasks=[task]), **parts) for task in self.tasks)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""

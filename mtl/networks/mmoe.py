@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,7 +40,7 @@ class MMoE(nn.Module):
         require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
         self.tasks = list(spec.tasks)
         self.bottom = bottom(inputs=spec.inputs)
-        shape: int | tuple[int, ...] = self.bottom.output_dim  # type: ignore[assignment]
+        shape: Any = self.bottom.output_dim  # D, or (C, H, W)
         self.experts = experts(num_experts=num_experts, input_dim=shape)
         gate_width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
