@@ -30,6 +30,7 @@ HARMLESS_WARNINGS = (
     ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
     ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
+    ".*smaller than the logging interval.*",  # of small data the values of each epoch tell enough
     ".*recommended to use .self.log.*sync_dist.*",  # what we log is of all processes already
 )
 

@@ -20,7 +20,8 @@ class MMoE(nn.Module):
 
     ``bottom(inputs=...)``, ``experts(num_experts=, input_dim=)``, ``gate(num_tasks=, num_experts=, input_dim=,
     inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; their sizes follow from ``spec``. With
-    ``static_gate`` the gates do not look at the example. ``execution``: see ``Dispatch``;
+    ``static_gate`` the gates do not look at the example; with ``gate_trunk(num_experts=1, input_dim=)`` they look at
+    what this small network makes of it, one for all tasks. ``execution``: see ``Dispatch``;
     ``permutation(num_experts=, num_tasks=)``: local search around the gate.
     """
 
@@ -35,6 +36,7 @@ class MMoE(nn.Module):
         static_gate: bool = False,
         execution: str = "auto",
         permutation: Callable[..., Permutation] | None = None,
+        gate_trunk: Callable[..., nn.Module] | None = None,
     ) -> None:
         super().__init__()
         require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
@@ -42,7 +44,10 @@ class MMoE(nn.Module):
         self.bottom = bottom(inputs=spec.inputs)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)
         self.experts = experts(num_experts=num_experts, input_dim=shape)
-        gate_width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
+        require(not (static_gate and gate_trunk), "network.static_gate=true looks at no example: no gate_trunk either")
+        self.gate_trunk = gate_trunk and gate_trunk(num_experts=1, input_dim=shape)
+        width: Any = shape if self.gate_trunk is None else self.gate_trunk.output_dim
+        gate_width = None if static_gate else width if isinstance(width, int) else math.prod(width)
         self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
         self.permutation = permutation and permutation(num_experts=num_experts, num_tasks=len(self.tasks))
         self.dispatch = Dispatch(execution)
@@ -52,7 +57,8 @@ class MMoE(nn.Module):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
-        routing = self.gate(x.flatten(1), inputs, None if len(wanted) == len(self.tasks) else wanted)
+        seen = x if self.gate_trunk is None else self.gate_trunk(x)
+        routing = self.gate(seen.flatten(1), inputs, None if len(wanted) == len(self.tasks) else wanted)
         if self.permutation is not None:
             routing = self.permutation(routing, wanted, self.gate.sums_to_one)
         mixed = self.dispatch(self.experts, x, routing)  # [B, T, H]

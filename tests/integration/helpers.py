@@ -10,6 +10,11 @@ from omegaconf import DictConfig, open_dict
 
 from tests.conftest import ROOT
 
+# The choices that a run makes, as Hydra names them
+GROUPS = sorted(
+    {str(path.parent.relative_to(ROOT / "conf")) for path in (ROOT / "conf").rglob("*.yaml")}
+    - {".", "hydra/job_logging"}
+)
 SMALL = [
     "trainer.max_epochs=2",
     "trainer.accelerator=cpu",

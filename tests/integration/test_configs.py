@@ -11,25 +11,14 @@ from omegaconf import OmegaConf
 from mtl import build
 from mtl.types import InputError
 from tests.conftest import ROOT
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import GROUPS, compose_small
 from train import run
 
-GROUPS = [
-    "gate",
-    "permutation",
-    "network",
-    "optimizer",
-    "logger",
-    "trainer",
-    "callbacks",
-    "schedule",
-    "experiment",
-    "paths",
-]
 NEEDS = {  # what a file only makes sense with
     "gate=hash": ["data=movielens"],
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],
+    "network/gate_trunk=conv": ["data=multi_mnist"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those

@@ -21,22 +21,9 @@ from pytorch_lightning import Callback
 from mtl.checkpoint import config_from_checkpoint, previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.types import InputError, Stopped
 from tests.conftest import ROOT
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import GROUPS, compose_small
 from train import run
 
-GROUPS = [
-    "data",
-    "gate",
-    "network",
-    "optimizer",
-    "trainer",
-    "callbacks",
-    "logger",
-    "paths",
-    "schedule",
-    "permutation",
-    "experiment",
-]
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
     "trainer.max_epochs=3",

@@ -16,22 +16,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from mtl.checkpoint import config_from_checkpoint, read_checkpoint
 from mtl.types import InputError
 from tests.conftest import ROOT
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import GROUPS, compose_small
 from train import run
-
-GROUPS = [
-    "data",
-    "gate",
-    "network",
-    "optimizer",
-    "trainer",
-    "callbacks",
-    "logger",
-    "paths",
-    "schedule",
-    "permutation",
-    "experiment",
-]
 
 
 def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

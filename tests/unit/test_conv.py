@@ -110,6 +110,8 @@ def test_networks_on_images() -> None:
     parts = {"bottom": bottom_for, "experts": experts, "heads": partial(Heads, units=[5])}
     gates = (TopKGate, CometGate)
     networks = [MMoE(SPEC, 4, gate=gate, **parts) for gate in gates]
+    trunk = partial(StackedConv, convolutions=[{"channels": 2, "kernel": 3, "pool": 4}], units=[7])
+    networks += [MMoE(SPEC, 4, gate=CometGate, gate_trunk=trunk, **parts)]
     networks += [SharedBottom(SPEC, **parts), SingleTask(SPEC, **parts)]
     inputs = {"image": torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8)}
     for network in networks:
@@ -117,7 +119,9 @@ def test_networks_on_images() -> None:
         assert {name: value.shape for name, value in predictions.items()} == {"a": (5, 10), "b": (5, 10)}
         sum(value.square().mean() for value in predictions.values()).backward()
         assert all(p.grad is not None for p in network.parameters())
-    assert networks[0].gate.input_dim == 144
+    assert [network.gate.input_dim for network in networks[:3]] == [144, 144, 7]
+    with pytest.raises(InputError, match=r"static_gate=true looks at no example"):
+        MMoE(SPEC, 4, gate=CometGate, gate_trunk=trunk, static_gate=True, **parts)
 
 
 def test_bottom_of_images() -> None:

@@ -1,0 +1,154 @@
+"""Read a table and turn its columns into tensors; what is learnt of a column is learnt from the training rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from mtl.types import InputError, require
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN = 0  # the id of a category that the training rows do not have
+ROW = "\0row"  # the column that numbers a file's rows from 1, before they are split
+MISSING = "\0missing"  # stands for an empty cell among the categories; no text of a file
+NEARLY = 0.9  # a column of text with such a share of numbers is one of numbers with mistakes
+ROWS_PER_VALUE = 10  # whole numbers that repeat so often, on average, are names of categories
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
+
+
+def read_table(path: Path, separator: str, null_values: Sequence[str]) -> pl.DataFrame:
+    """Return the rows, numbered by ``ROW``, of a CSV file (every cell is text or null) or a Parquet file (typed)."""
+    require(path.exists(), f"data.path={path}: there is no such file")
+    require(path.is_file() and path.name.endswith(SUFFIXES), f"{path}: accepted are files in {', '.join(SUFFIXES)}")
+    require(path.stat().st_size > 0, f"{path} is empty")
+    try:
+        if path.suffix == ".parquet":
+            frame = pl.read_parquet(path)
+        else:
+            separator = "\t" if path.suffix == ".tsv" else separator
+            frame = pl.read_csv(path, separator=separator, infer_schema=False, null_values=list(null_values))
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    require(len(frame) > 0, f"{path} holds a header and no rows")
+    return frame.with_row_index(ROW, offset=1)
+
+
+def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
+    """Return a column as float64, NaN where a cell is empty; raise InputError that names the first bad cell."""
+    column, parsed = frame[name], parse(frame[name])
+    bad = (column.is_not_null() & (parsed.is_null() | parsed.is_infinite())).arg_true()
+    if column.dtype.is_float():
+        bad = bad.filter(column[bad].is_not_nan())
+    if len(bad):
+        raise InputError(
+            f"{cell(frame, name, bad[0], where)} is no number; {len(bad)} of {len(column)} cells of these rows are "
+            "none. Correct them, or empty them"
+        )
+    return parsed.fill_null(float("nan"))
+
+
+def cell(frame: pl.DataFrame, name: str, place: int, where: str) -> str:
+    """Return the words for a cell that something is wrong with."""
+    return f"{where}, column {name!r}, row {frame[ROW][place]}: {frame[name][place]!r}"
+
+
+def parse(column: pl.Series) -> pl.Series:
+    """Return ``column`` as float64, null where a cell is empty or holds no number."""
+    if column.dtype == pl.String:
+        column = column.str.strip_chars()
+    elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
+        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+    return column.cast(pl.Float64, strict=False).fill_nan(None)
+
+
+def as_text(column: pl.Series) -> pl.Series:
+    """Return the cells as text, cell by cell: what stands in the other rows changes nothing. 3.0 is "3"."""
+    if column.dtype == pl.String:
+        return column.str.strip_chars()
+    if column.dtype.is_float():
+        return column.fill_nan(None).cast(pl.String).str.replace(r"\.0$", "")
+    return column.cast(pl.String)
+
+
+def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
+    """Say whether a column of the training rows holds categories, or else numbers.
+
+    Text and truth values are categories, and whole numbers that repeat: ``ROWS_PER_VALUE`` rows a value on average.
+    Raises InputError for text that is mostly numbers, and for dates, lists and the like.
+    """
+    column, kind = frame[name], frame[name].dtype
+    if kind == pl.Boolean or isinstance(kind, pl.Categorical | pl.Enum):
+        return True
+    known = kind == pl.String or kind.is_numeric()
+    require(
+        known,
+        f"{where}, column {name!r}: neither categories nor numbers but {kind}; make it one of them, or leave "
+        f"it out with data.ignore=[{name}]",
+    )
+    filled = column.drop_nulls()
+    parsed = parse(filled)
+    share = 1.0 - parsed.null_count() / max(1, len(filled))
+    if share < NEARLY:
+        return True
+    if share < 1.0 and kind == pl.String:
+        bad = (column.is_not_null() & parse(column).is_null()).arg_true()
+        raise InputError(
+            f"{cell(frame, name, bad[0], where)} is no number, and most of the column is. Correct it, or say "
+            f"data.categorical=[{name}] or data.ignore=[{name}]"
+        )
+    parsed = parsed.drop_nulls()
+    return bool((parsed == parsed.round()).all()) and parsed.n_unique() * ROWS_PER_VALUE <= len(parsed)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Number the categories of the training rows from 1; 0 is any other, or one of fewer than ``min_count`` rows."""
+
+    values: list[str]
+
+    @staticmethod
+    def of(column: pl.Series, min_count: int) -> Vocabulary:
+        counts = as_text(column).fill_null(MISSING).value_counts()
+        return Vocabulary(sorted(counts.filter(pl.col("count") >= min_count).to_series(0).to_list()))
+
+    @property
+    def size(self) -> int:
+        return len(self.values) + 1
+
+    def encode(self, column: pl.Series) -> Tensor:
+        """Return the ids ``[N]`` (int64)."""
+        text = as_text(column).fill_null(MISSING).rename("value")
+        known = pl.DataFrame({"value": self.values, "id": range(1, self.size)}, schema={"value": str, "id": pl.Int64})
+        ids = text.to_frame().join(known, on="value", how="left", maintain_order="left")["id"].fill_null(UNKNOWN)
+        return torch.from_numpy(ids.to_numpy(writable=True))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Bring a numeric column to mean 0 and deviation 1; an empty cell becomes 0, and 1 in a column of its own."""
+
+    mean: float
+    std: float
+    gaps: bool  # whether the training rows have empty cells
+
+    @staticmethod
+    def of(values: pl.Series) -> Scaling:
+        filled = values.drop_nans()
+        mean, std = filled.mean(), filled.std(ddof=0)
+        assert isinstance(mean, float)
+        assert isinstance(std, float)
+        return Scaling(mean, std if std > 0 else 1.0, len(filled) < len(values))
+
+    def encode(self, values: pl.Series) -> list[Tensor]:
+        """Return one column ``[N]`` (float32), or two."""
+        raw = torch.from_numpy(values.to_numpy(writable=True))
+        empty = raw.isnan()
+        scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()
+        return [scaled, empty.float()] if self.gaps else [scaled]

@@ -1,0 +1,68 @@
+"""Write a small table of made-up rows: what ``data=table`` serves where no file is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from data_modules.cache import locked, unwritable
+
+NAME, ROWS, USERS = "example_visits.csv", 20_000, 400
+CITIES, DEVICES = ("Bergen", "Cork", "Lyon", "Porto", "Turku"), ("desktop", "phone", "tablet")
+TASKS: dict[str, dict[str, Any]] = {
+    "click": {"column": "clicked", "kind": "binary"},
+    "minutes": {"column": "minutes", "kind": "regression", "weight": 0.1},
+}
+
+
+def write_example(folder: Path) -> Path:
+    """Write the table into ``folder`` where it is not there yet, and return its path.
+
+    Visits of a shop: who (user, city, device, age), when (hour), and whether something was clicked; ``minutes`` is
+    empty where not. Always the same rows.
+    """
+    path = folder / NAME
+    if not path.exists():
+        temporary = folder / f".{NAME}.{os.getpid()}.tmp"
+        with locked(folder / f".{NAME}.lock", f"writing {path}"):
+            try:
+                visits().write_csv(temporary)
+                os.replace(temporary, path)
+            except OSError as error:
+                raise unwritable(folder, error) from error
+            finally:
+                temporary.unlink(missing_ok=True)
+    return path
+
+
+def visits() -> pl.DataFrame:
+    """Draw the rows: both tasks depend on a trait of the user, and on hour, age and device in ways of their own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(high: int, size: int) -> torch.Tensor:
+        return torch.randint(high, (size,), generator=generator)
+
+    trait = torch.randn(USERS, generator=generator)
+    home, years = draw(len(CITIES), USERS), 16 + draw(60, USERS)
+    user, hour, device = draw(USERS, ROWS), draw(24, ROWS), draw(len(DEVICES), ROWS)
+    evening = torch.cos((hour - 20) * (2 * torch.pi / 24))
+    age, city = years[user], home[user]
+    logit = 1.5 * trait[user] + evening * (1 + (device == 1)) - 0.5 * (city == 2)
+    clicked = torch.rand(ROWS, generator=generator) < logit.sigmoid()
+    minutes = 4 + trait[user] - evening + 0.03 * (age - 45) + 0.5 * torch.randn(ROWS, generator=generator)
+    frame = pl.DataFrame(
+        {
+            "user": (1000 + user).numpy(),
+            "city": [CITIES[number] for number in city.tolist()],
+            "age": age.numpy(),
+            "hour": hour.numpy(),
+            "device": [DEVICES[number] for number in device.tolist()],
+            "clicked": ["yes" if value else "no" for value in clicked.tolist()],
+            "minutes": minutes.double().round(decimals=2).numpy(),
+        }
+    )
+    return frame.with_columns(minutes=pl.when(pl.col("clicked") == "yes").then("minutes"))

@@ -1,0 +1,199 @@
+"""Your own table: rows of a CSV or Parquet file, columns as inputs and tasks."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.base import TensorDataModule
+from data_modules.columns import ROW, Scaling, Vocabulary, cell, is_categorical, numbers, read_table
+from data_modules.example_table import NAME, TASKS, write_example
+from data_modules.labels import Labels
+from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numeric, TaskSpec, require
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
+NUMERIC = "numeric columns"  # the input that holds all of them
+
+
+class TableDataModule(TensorDataModule):
+    """Serve the rows of ``path`` (``.csv``, ``.csv.gz``, ``.tsv``, ``.parquet``).
+
+    ``tasks``: name -> ``{column, kind, weight, positive}``, kind binary, multiclass or regression; see ``Labels``. An
+    empty cell is a missing label. All other columns are inputs but those in ``ignore``; ``categorical`` and
+    ``numeric`` name columns whose kind is not to be inferred. Categories get ids, with one for all that the training
+    rows hold less than ``min_count`` times or not at all; numbers are brought to mean 0 and deviation 1. The kind of
+    a column, categories, means and classes come from the training rows alone.
+
+    Rows are split by ``split``, shares of train, val and test, seeded; or by ``split_column``, which says train, val
+    or test; or by files, ``val_path`` and ``test_path``: shares then hold for what has no file. With neither ``path``
+    nor ``tasks`` an example is served, and left in ``data_dir`` to look at.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        data_dir: str = "data",
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split_column: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        min_count: int = 1,
+        separator: str = ",",
+        null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null", "None"),
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.example = Path(data_dir).expanduser() if not path and not tasks else None
+        if self.example is not None:
+            path, tasks = str(self.example / NAME), TASKS
+        require(bool(path), "data.path is not given: name your table, as in data.path=rows.csv")
+        example = "as in 'data.tasks.click={column: clicked, kind: binary}'"
+        require(bool(tasks), f"data.tasks is empty: name at least one, {example}")
+        self.labels = [Labels.of(name, options, example) for name, options in (tasks or {}).items()]
+        shares = list(split) if hasattr(split, "__iter__") else []
+        good = len(shares) == 3 and all(isinstance(s, int | float) and s > 0 for s in shares)
+        require(
+            good and math.isclose(sum(shares), 1.0),
+            f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
+        )
+        require(
+            split_column is None or not (val_path or test_path),
+            f"data.split_column={split_column} and data.val_path or data.test_path: give one or the other",
+        )
+        require(isinstance(min_count, int) and min_count >= 1, f"data.min_count={min_count}: must be at least 1")
+        require(len(separator) == 1, f"data.separator={separator!r}: must be one character")
+        listed = [*categorical, *numeric, *ignore]
+        twice = {name for name in listed if listed.count(name) > 1}
+        require(not twice, f"data.categorical, data.numeric, data.ignore: {', '.join(sorted(twice))} is named twice")
+        for task in self.labels:
+            require(
+                task.column not in (*categorical, *numeric),
+                f"data.tasks.{task.name}: its column {task.column!r} is named as an input too; a task's label is none",
+            )
+        self.paths = {"train": Path(str(path)).expanduser()}
+        self.paths |= {name: Path(file).expanduser() for name, file in (("val", val_path), ("test", test_path)) if file}
+        self.categorical, self.numeric, self.ignore = list(categorical), list(numeric), list(ignore)
+        self.shares, self.split_column = dict(zip(SPLITS, shares, strict=True)), split_column
+        self.min_count, self.separator, self.null_values = min_count, separator, list(null_values)
+
+    def prepare_data(self) -> None:
+        """Look whether the files are there; write the example where none is named."""
+        if self.example is not None:
+            write_example(self.example)
+        for path in self.paths.values():
+            require(path.is_file(), f"data.path={path}: there is no such file")
+
+    def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+        if self.example is not None:
+            logger.warning("data.path is not given: these are the made-up rows of %s", self.paths["train"])
+        frames = self._split()
+        where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
+        targets: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
+        tasks: list[TaskSpec] = []
+        for task in self.labels:
+            spec, columns = task.encode(frames, where)
+            tasks.append(spec)
+            for name in SPLITS:
+                targets[name][task.name] = columns[name]
+        specs, inputs = self._inputs(frames, where)
+        splits = {name: Batch(inputs[name], targets[name]) for name in SPLITS}
+        logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(splits[name])} {name}" for name in SPLITS))
+        return DataSpec(specs, tasks), splits
+
+    def _read(self, path: Path) -> pl.DataFrame:
+        """Return the rows of a file; all columns that are asked for are among them."""
+        frame = read_table(path, self.separator, self.null_values)
+        wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels} | {
+            "data.categorical": self.categorical,
+            "data.numeric": self.numeric,
+            "data.ignore": self.ignore,
+            "data.split_column": [self.split_column] if self.split_column else [],
+        }
+        for option, columns in wanted.items():
+            for column in columns:
+                near = difflib.get_close_matches(column, frame.columns, 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                require(
+                    column in frame.columns,
+                    f"{option}: {path} has no column {column!r}; {hint}It has {', '.join(frame.columns[1:])}",
+                )
+        return frame
+
+    def _split(self) -> dict[str, pl.DataFrame]:
+        """Return the rows of each split, from one file or several."""
+        frames = {name: self._read(path) for name, path in self.paths.items()}
+        rest = frames.pop("train")
+        for name, frame in frames.items():
+            missing = [column for column in rest.columns if column not in (*frame.columns, *self.ignore)]
+            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {', '.join(missing)}")
+        if self.split_column is not None:
+            return self._by_column(rest, self.split_column)
+        shares = {name: share for name, share in self.shares.items() if name not in frames}
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(rest), generator=generator)
+        bounds = (torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0) / sum(shares.values()))[:-1]
+        ends = (bounds * len(rest)).round().long().tolist()
+        for name, part in zip(shares, order.tensor_split(ends), strict=True):
+            require(len(part) > 0, f"{self.paths['train']}: {len(rest)} rows leave none for {name}")
+            frames[name] = rest[part.sort().values.numpy()]
+        return frames
+
+    def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
+        said = rows[column].cast(pl.String)
+        bad = (said.is_null() | ~said.is_in(SPLITS)).arg_true()
+        if len(bad):
+            raise InputError(
+                f"{cell(rows, column, bad[0], str(self.paths['train']))}; accepted are {', '.join(SPLITS)}"
+            )
+        frames = {name: rows.filter(said == name) for name in SPLITS}
+        for name, frame in frames.items():
+            require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row says {name}")
+        return frames
+
+    def _inputs(
+        self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
+    ) -> tuple[dict[str, InputSpec], dict[str, dict[str, Tensor]]]:
+        """Return the description of the inputs, and their tensors for each split."""
+        train, specs = frames["train"], dict[str, InputSpec]()
+        inputs: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
+        scaled: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
+        used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
+        said: list[str] = []
+        for name in (column for column in train.columns if column not in used):
+            column = train[name]
+            if column.n_unique() < 2:
+                said.append(f"{name} left out: the same in all training rows")
+            elif name in self.categorical or (name not in self.numeric and is_categorical(train, name, where["train"])):
+                vocabulary = Vocabulary.of(column, self.min_count)
+                specs[name] = Categorical(vocabulary.size)
+                for split, frame in frames.items():
+                    inputs[split][name] = vocabulary.encode(frame[name])
+                said.append(f"{name}: {vocabulary.size - 1} categories")
+            else:
+                values = {split: numbers(frame, name, where[split]) for split, frame in frames.items()}
+                scaling = Scaling.of(values["train"])
+                for split in SPLITS:
+                    scaled[split] += scaling.encode(values[split])
+                said.append(f"{name}: numbers, mean {scaling.mean:.4g}, deviation {scaling.std:.4g}")
+        require(bool(said), f"{where['train']}: no column is left as input")
+        if scaled["train"]:
+            specs[NUMERIC] = Numeric(len(scaled["train"]))
+            for split in SPLITS:
+                inputs[split][NUMERIC] = torch.stack(scaled[split], 1)
+        require(bool(specs), f"{where['train']}: no input column differs between the training rows")
+        logger.info("inputs: %s", "; ".join(said))
+        return specs, inputs
