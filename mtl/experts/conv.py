@@ -21,8 +21,11 @@ class StackedConv(nn.Module):
     default); ``units`` and ``dropout`` of the dense layers after flattening: see ``StackedDense``, whose three ways to
     compute this class has too. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
 
-    Experts are convolved one after the other, in channels-last layout, pooled before relu (which changes nothing, and
-    is cheaper). On a CPU this takes about two thirds of the time of separate modules, and grouped convolution twice it.
+    On a CPU the first layer, whose input all experts share, is one product of patches for all experts; later layers
+    are convolved expert by expert; pooling is a maximum of slices, and comes before relu, which changes nothing.
+    Forward and backward of 16 Multi-MNIST experts on 512 images, in units of separate modules
+    (benchmarks/conv_experts.py): this 0.59, with 4 of 16 experts per image 0.19, a loop in channels-last layout 1.0,
+    grouped convolution 1.6.
     """
 
     def __init__(
