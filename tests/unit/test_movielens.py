@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from data_modules import movielens
-from data_modules.movielens import MovieLensDataModule, draw_distinct, stratified_split
+from data_modules.movielens import MovieLensDataModule
+from data_modules.sampling import draw_distinct, stratified_split
 from mtl.types import Batch, Categorical, InputError, TaskSpec
 from tests.conftest import ROOT
 

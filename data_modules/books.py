@@ -1,0 +1,131 @@
+"""Book-Crossing as two tasks on (user, book) pairs: was the book read, and which rating did it get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.cache import cached
+from data_modules.interactions import InteractionsDataModule, Words, is_share, quote, read_lines, repair, versions
+from data_modules.sampling import unique
+from mtl.types import InputError, require
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of the cache; count up when its content changes
+ROWS = 1_149_780  # of the published file
+HEADER = '"User-ID";"ISBN";"Book-Rating"'
+# a quote inside an ISBN stands behind a backslash, as in the other files of the release
+RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"\r?$'
+
+
+class BooksDataModule(InteractionsDataModule):
+    """Serve the records of Book-Crossing (Ziegler et al. 2005) and as many unread pairs.
+
+    Tasks: ``read`` (binary, weight ``alpha``) and ``rating`` (regression on the 1-10 scale, weight 1 - ``alpha``).
+    A record with rating 0 says that the book was read and no more: its rating is NaN, as that of unread pairs.
+    Inputs: ``user`` and ``book``, int64 ids from 0 in the order of the users' numbers and of the ISBNs, which are
+    taken as they stand. Kept are the users and books with ``min_records`` records each, counted among what is kept.
+    Of repeated records of a pair the last that has a rating counts, or else the last. Broken rows are skipped up to
+    the share ``max_broken`` of all. The archive's checksum is not published: rows are checked one by one.
+    """
+
+    words = Words("read", "book", item="book", record="record", seen="read", unseen="unread")
+
+    def __init__(
+        self,
+        data_dir: str,
+        min_records: int = 5,
+        max_broken: float = 0.001,
+        alpha: float = 0.5,
+        negatives: str = "uniform",
+        split: Sequence[float] = (0.8, 0.1, 0.1),
+        download: bool = True,
+        base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
+        **common: Any,
+    ) -> None:
+        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
+        whole = isinstance(min_records, int) and min_records >= 1
+        require(whole, f"data.min_records={min_records}: must be a whole number of at least 1")
+        require(is_share(max_broken), f"data.max_broken={max_broken}: must lie in [0, 1]")
+        self.min_records, self.max_broken = min_records, float(max_broken)
+        self.folder = self.data_dir / "bookcrossing"
+        self.source = self.folder / "BX-Book-Ratings.csv"
+
+    def prepare_data(self) -> None:
+        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        self.obtain(self.source, self.folder / "BX-CSV-Dump.zip")
+        self._read()
+
+    def _read(self) -> dict[str, Tensor]:
+        path, key = self.data_dir / "cache" / "books.pt", (FORMAT, self.max_broken, *versions(self.source))
+        return cached(path, lambda: read_records(self.source, self.max_broken), key)
+
+    def records(self) -> dict[str, Tensor]:
+        """Return ``user``, ``item`` (int64, from 0) and ``rating`` (float32, NaN where there is none), each ``[R]``."""
+        records = self._read()
+        total = len(records["user"])
+        kept = core(records["user"], records["item"], self.min_records)
+        require(
+            len(kept) > 0,
+            f"data.min_records={self.min_records}: of the {total} records of {self.source} none is left when every "
+            f"user and every book must have {self.min_records}; lower data.min_records",
+        )
+        users, user = unique(records["user"][kept])
+        books, item = unique(records["item"][kept])
+        logger.info("%d of %d records kept: %d users, %d books", len(kept), total, len(users), len(books))
+        return {"user": user, "item": item, "rating": records["rating"][kept]}
+
+
+def core(user: Tensor, item: Tensor, least: int) -> Tensor:
+    """Return which records ``[R]`` are left when those of users and items with fewer than ``least`` go, repeatedly."""
+    kept = torch.arange(len(user))
+    while True:
+        own, others = user[kept], item[kept]
+        enough = (torch.bincount(own)[own] >= least) & (torch.bincount(others)[others] >= least)
+        if bool(enough.all()):
+            return kept
+        kept = kept[enough]
+
+
+def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
+    """Parse the file to ``user``, ``item`` (places in sorted order) and ``rating``, each ``[R]``, one row per pair."""
+    frame = read_lines(file)
+    header = frame["line"][0].rstrip("\r")
+    require(header == HEADER, f"{file}, line 1: {quote(header)} is not the header {HEADER}. {repair(file)}")
+    groups = pl.col("line").str.extract_groups(RECORD).struct
+    frame = frame.with_row_index("number", 1)[1:].with_columns(
+        user=groups.field("1").cast(pl.Int64), isbn=groups.field("2"), rating=groups.field("3").cast(pl.Int64)
+    )
+    require(len(frame) > 0, f"{file} holds no record. {repair(file)}")
+    if len(frame) != ROWS:
+        logger.warning("%s holds %d records, the published file %d", file, len(frame), ROWS)
+
+    good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
+    broken = frame.filter(good.not_())
+    if len(broken):
+        first = f"line {broken['number'][0]}: {quote(broken['line'][0].rstrip())}"
+        if len(broken) / len(frame) > max_broken:
+            raise InputError(
+                f"{file}, {first} is no record; {len(broken)} of {len(frame)} rows are broken, more than the share "
+                f"data.max_broken={max_broken:g}. Expected {HEADER}: a whole number, an ISBN and a whole number in "
+                f"0..10, each in quotes. {repair(file)}, or raise data.max_broken to skip such rows"
+            )
+        logger.warning("%s: %d broken rows are skipped, the first is %s", file, len(broken), first)
+
+    frame = frame.filter(good).with_columns(
+        item=pl.col("isbn").rank("dense").cast(pl.Int64) - 1, user=pl.col("user").rank("dense").cast(pl.Int64) - 1
+    )
+    pairs = frame.sort("user", "item", pl.col("rating") > 0, "number").unique(
+        ["user", "item"], keep="last", maintain_order=True
+    )
+    if len(pairs) < len(frame):
+        logger.warning("%s: %d records repeat a pair; one with a rating counts", file, len(frame) - len(pairs))
+    user, item, rating = (torch.from_numpy(pairs[name].to_numpy(writable=True)) for name in ("user", "item", "rating"))
+    return {"user": user, "item": item, "rating": rating.float().masked_fill(rating == 0, torch.nan)}

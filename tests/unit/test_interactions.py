@@ -1,0 +1,105 @@
+"""Pairs of users and items from records in memory: drawing unseen pairs, splitting, describing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from data_modules.interactions import InteractionsDataModule, Words, versions
+from mtl.types import Batch, Categorical, InputError, TaskSpec
+
+ARGUMENTS = {"alpha": 0.3, "split": (0.5, 0.25, 0.25), "download": False, "base_url": "", "batch_size": 8}
+
+
+class InMemory(InteractionsDataModule):
+    """Serve given records."""
+
+    words = Words("heard", "song", item="song", record="play", seen="heard", unseen="unheard")
+
+    def __init__(self, records: dict[str, Tensor], **kwargs: object) -> None:
+        super().__init__("data", **(ARGUMENTS | kwargs))
+        self.folder = self.source = self.data_dir
+        self.given = records
+
+    def records(self) -> dict[str, Tensor]:
+        return self.given
+
+
+def draw_records(seed: int, users: int = 30, items: int = 40, share: float = 0.2) -> dict[str, Tensor]:
+    """Draw records whose ratings are 1 to 4, or missing for a quarter of them; every third id is used."""
+    generator = torch.Generator().manual_seed(seed)
+    user, item = (torch.rand(users, items, generator=generator) < share).nonzero(as_tuple=True)
+    order = torch.randperm(len(user), generator=generator)
+    rating = torch.randint(1, 6, (len(user),), generator=generator).float()
+    return {"user": 3 * user[order], "item": 3 * item[order], "rating": rating.masked_fill(rating == 5, torch.nan)}
+
+
+def load(records: dict[str, Tensor], **kwargs: object) -> tuple[InMemory, Batch]:
+    data = InMemory(records, **kwargs)
+    data.setup()
+    parts = list(data.splits.values())
+    inputs = {name: torch.cat([part.inputs[name] for part in parts]) for name in parts[0].inputs}
+    return data, Batch(inputs, {name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets})
+
+
+@pytest.mark.parametrize("negatives", ["uniform", "per_user"])
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_of_random_records(seed: int, negatives: str) -> None:
+    records = draw_records(seed)
+    _, rows = load(records, negatives=negatives, seed=seed)
+    heard, rating = rows.targets["heard"] == 1, rows.targets["rating"]
+    code = rows.inputs["user"] * 1000 + rows.inputs["song"]
+    assert len(code.unique()) == len(rows) == 2 * len(records["user"])
+    assert bool(rating[~heard].isnan().all())
+    expected = dict(zip((records["user"] * 1000 + records["item"]).tolist(), records["rating"].tolist(), strict=True))
+    found = dict(zip(code[heard].tolist(), rating[heard].tolist(), strict=True))
+    assert found.keys() == expected.keys()
+    assert all(found[key] == value or value != value for key, value in expected.items())
+    assert set(rows.inputs["user"].tolist()) == set(records["user"].tolist())
+    if negatives == "per_user":
+        assert torch.equal(torch.bincount(rows.inputs["user"][heard]), torch.bincount(rows.inputs["user"][~heard]))
+
+
+def test_each_split_has_its_share_of_each_rating_of_none_and_of_unseen_pairs() -> None:
+    data, rows = load(draw_records(0))
+
+    def strata(batch: Batch) -> Tensor:
+        rating = batch.targets["rating"].nan_to_num().long()
+        return torch.bincount(torch.where(batch.targets["heard"] == 1, rating + 1, 0), minlength=6)
+
+    assert int(strata(rows)[1]) > 40  # heard, no rating
+    for name, share in zip(("train", "val", "test"), (0.5, 0.25, 0.25), strict=True):
+        assert bool(((strata(data.splits[name]) - share * strata(rows)).abs() <= 1).all()), name
+
+
+def test_rows_depend_on_the_seed_alone() -> None:
+    first, again, other = (load(draw_records(0), seed=seed)[1] for seed in (3, 3, 4))
+    assert torch.equal(first.inputs["song"], again.inputs["song"])
+    assert not torch.equal(first.inputs["song"], other.inputs["song"])
+
+
+def test_description() -> None:
+    data, rows = load(draw_records(0))
+    assert data.spec.inputs == {"user": Categorical(88), "song": Categorical(118)}
+    assert data.spec.tasks == [TaskSpec("heard", "binary", weight=0.3), TaskSpec("rating", "regression", weight=0.7)]
+    assert {value.dtype for value in rows.inputs.values()} == {torch.int64}
+    assert {value.dtype for value in rows.targets.values()} == {torch.float32}
+
+
+def test_messages_speak_of_the_data() -> None:
+    full = draw_records(0, users=4, items=4, share=1.0)
+    with pytest.raises(
+        InputError, match="needs 16 unheard pairs, one per play, and the 4 users x 4 songs of data leav"
+    ):
+        load(full)
+    with pytest.raises(InputError, match="data: every user has heard every song, none is unheard"):
+        load(full, negatives="per_user")
+    few = {name: values[:2] for name, values in draw_records(0).items()}
+    with pytest.raises(InputError, match=r"data: too few plays for the (val|test) share of data\.split"):
+        load(few | {"rating": torch.tensor([1.0, 2.0])})
+
+
+def test_version_of_a_file_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*/gone\.csv: No such file.*prepare_data\(\) fetches it"):
+        versions(tmp_path / "gone.csv")
