@@ -105,8 +105,8 @@ class StackedConv(nn.Module):
 
     def _first_is_shared(self, x: Tensor) -> bool:
         """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes."""
-        plain = not x.is_cuda and not torch.is_autocast_enabled(x.device.type) and x.dtype == self.weights[0].dtype
-        return plain and not x.requires_grad
+        alike = x.dtype == self.weights[0].dtype and not torch.is_autocast_enabled(x.device.type)
+        return alike and x.device.type == "cpu" and not x.requires_grad
 
     def _kernels(self) -> list[list[tuple[Tensor, Tensor]]]:
         """Return weight and bias of each layer, for each expert; unbound once, for one gradient per parameter."""

@@ -6,9 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.experts import conv_kernels
 from mtl.experts.conv import StackedConv
+from mtl.experts.conv_kernels import pool_relu
 from mtl.experts.dispatch import Dispatch
 from mtl.gates import CometGate, TopKGate
 from mtl.networks.baselines import SharedBottom, SingleTask
@@ -147,3 +150,58 @@ def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
         StackedConv(2, (1, 12, 12), layers)
     with pytest.raises(InputError, match="need images as input"):
         StackedConv(2, 7, layers)
+
+
+@pytest.mark.parametrize(("side", "pool"), [(12, 2), (13, 2), (14, 3), (9, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_equals_torchs(side: int, pool: int, layout: torch.memory_format) -> None:
+    x = torch.randint(-3, 4, (2, 3, side, side)).double().contiguous(memory_format=layout)  # many equal neighbours
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    ours, expected = pool_relu(mine, pool), F.relu(F.max_pool2d(theirs, pool))
+    assert torch.equal(ours, expected)
+    probe = torch.randn_like(expected)
+    (ours * probe).sum().backward()
+    (expected * probe).sum().backward()
+    assert torch.equal(mine.grad.sum((-1, -2)), theirs.grad.sum((-1, -2)))
+    assert torch.equal(mine.grad, theirs.grad)  # of equal values the first one gets the gradient, in both
+    assert torch.autograd.gradcheck(
+        lambda x: pool_relu(x, pool), torch.randn(2, 2, side, side).double().requires_grad_()
+    )
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "pool", "padding"), [(1, 5, 2, 0), (3, 3, 2, 1), (2, 4, 3, 0), (1, 3, 1, 1)]
+)
+def test_shared_first_layer_equals_convolutions(
+    channels: int, kernel: int, pool: int, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv_kernels, "CHUNK", 5000)  # several chunks
+    options = {"channels": 4, "kernel": kernel, "pool": pool, "padding": padding}
+    layer = StackedConv(3, (channels, 11, 14), [options]).double()
+    with torch.no_grad():
+        layer.biases[0].normal_()
+    x = torch.randint(0, 2, (70, channels, 11, 14)).double()
+    x[0] = 0.0
+    grads = []
+    for needs_grad in (False, True):  # with a gradient to the images, ordinary convolutions run
+        layer.zero_grad()
+        outputs = layer(x.clone().requires_grad_(needs_grad))
+        (outputs * torch.linspace(-1, 1, outputs.numel()).double().view_as(outputs)).sum().backward()
+        grads.append([outputs.detach(), *(p.grad.clone() for p in layer.parameters())])
+    for mine, other in zip(*grads, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float64])
+def test_other_precisions(precision: torch.dtype) -> None:
+    layer = StackedConv(2, (1, 12, 12), [{"channels": 3, "kernel": 3, "pool": 2}], [4])
+    x = torch.rand(5, 1, 12, 12)
+    expected = layer(x)
+    if precision == torch.bfloat16:
+        with torch.autocast("cpu", precision):
+            got = layer(x)
+    else:
+        got = layer.to(precision)(x.to(precision))
+    assert torch.allclose(got.float(), expected, atol=0.02)
+    got.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
