@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from data_modules.base import TensorDataModule, TrainingSampler
 from data_modules.digits_files import CLASSES, SOURCES, prepare, read
+from data_modules.images import pixel_statistics
 from data_modules.synthetic_moe import check_rows
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
@@ -63,12 +64,9 @@ class MultiMNISTDataModule(TensorDataModule):
             source_images, source_labels = self._sources[name]
             pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
-        pixels = splits["train"].inputs["image"]
-        # in slices: all pixels as floats would take a gigabyte
-        sums = [torch.stack([p.sum(), p.square().sum()]) for p in (part.double() / 255 for part in pixels.split(5000))]
-        mean, square = (torch.stack(sums).sum(0) / pixels.numel()).tolist()
+        mean, std = pixel_statistics(splits["train"].inputs["image"])
         tasks = [TaskSpec(name, "multiclass", CLASSES) for name in ("top_left", "bottom_right")]
-        spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, (square - mean**2) ** 0.5)}, tasks)
+        spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)
         return spec, splits
 
     def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:

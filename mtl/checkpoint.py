@@ -21,7 +21,13 @@ log = logging.getLogger(__name__)
 # What the weights in a checkpoint are a function of: a run that starts from it must agree in these sections,
 FIXED_SECTIONS = ("gate", "network", "data")
 # but for where the files are and how they are fed.
-FREE_KEYS = {"data.data_dir", "data.download", "data.base_url", "data.eval_batch_size", "data.pin_memory"}
+FREE_KEYS = {
+    f"data.{name}"
+    for name in (
+        *("data_dir", "download", "base_url", "mnist_url", "svhn_url", "workers"),
+        *("eval_batch_size", "pin_memory"),
+    )
+}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
+from tests.rating_files import write_books, write_jester
+from tests.svhn_files import write_svhn
 
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a data folder with an ml-1m of 40 users, 60 movies and 600 ratings, and 120 + 40 digits and clothes."""
+    """Return a folder with movies, jokes and books rated, 120 + 40 digits and clothes, 90 house numbers, 36 faces."""
     root = tmp_path_factory.mktemp("data")
     (root / "ml-1m").mkdir()
     pairs = random.Random(0).sample([(u, i) for u in range(1, 41) for i in range(1, 61)], 600)
@@ -20,4 +23,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "ml-1m" / "ratings.dat").write_text("\n".join(rows) + "\n", encoding="latin-1")
     for name in ("MNIST", "FashionMNIST"):
         write_digits(root / name / "raw")
+    write_svhn(root / "SVHN", {"train": 40, "extra": 30, "test": 20})
+    write_celeba(root / "celeba", (20, 8, 8))
+    write_jester(root / "jester" / "jester-data-tiny.csv")
+    write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
     return root

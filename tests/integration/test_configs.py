@@ -41,6 +41,12 @@ def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_data: Pa
     assert torch.isfinite(torch.tensor(run(cfg)))
 
 
+@pytest.mark.parametrize("network", ["shared_bottom", "single_task"])
+def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [f"network={network}", "data=multi_mnist", f"paths.data_dir={tiny_data}", "trainer.max_epochs=1"]
+    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
+
+
 def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "gate=comet", "data=movielens")
     assert (cfg.network.num_experts, cfg.gate.k, cfg.network.bottom.embedding_dim) == (16, 2, 128)

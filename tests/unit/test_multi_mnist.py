@@ -13,6 +13,7 @@ from torchvision.datasets import MNIST
 from data_modules.multi_mnist import MultiMNISTDataModule, compose
 from mtl.types import Batch, InputError
 from tests.digit_files import write_digits
+from tests.file_server import serving
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,20 @@ def test_files_are_fetched_checked_and_unpacked(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
     with pytest.raises(InputError, match="md5"):
         module(tmp_path / "other", base_url=(tmp_path / "server").as_uri())
+
+
+def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = write_digits(tmp_path / "server", compressed=True)
+    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
+    whole = (tmp_path / "server" / "train-images-idx3-ubyte.gz").read_bytes()
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte.gz.part").write_bytes(whole[:1000])  # of a connection that was cut
+    with serving(tmp_path / "server") as url:
+        assert len(module(tmp_path / "data", base_url=url).splits["train"]) == 300
+        (tmp_path / "server" / "t10k-labels-idx1-ubyte.gz").unlink()
+        with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz .*answered 404 .*Without the network: get"):
+            module(tmp_path / "other", base_url=url)
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Read the files of SVHN's cropped digits, fetching them where they are missing."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import mtl  # noqa: F401  (first: it makes torchvision importable)
+
+# isort: split
+import numpy as np
+import torch
+from scipy.io import loadmat
+from torch import Tensor
+from torchvision.datasets import SVHN
+
+from data_modules.cache import cached, locked
+from data_modules.download import fetch
+from mtl.types import InputError, require
+
+FORMAT = 1  # of the cache; count up when its content changes
+PARTS = ("train", "extra", "test")
+SIDE = 32
+
+
+def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:
+    """Bring the file of ``part`` into ``folder``; do nothing where it is. Raises ``InputError``."""
+    official, name, md5 = SVHN.split_list[part]
+    file = folder / name
+    if file.exists():
+        return
+    url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
+    by_hand = f"get {url} elsewhere and put it at {file}"
+    require(download, f"{file} is missing and data.download=false: set it to true, or {by_hand}")
+    with locked(folder / f".{name}.lock", f"fetching {file}"):
+        if not file.exists():
+            fetch(url, file, md5=md5, by_hand=by_hand)
+
+
+def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
+    """Return the images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64) of ``part``; parse its file once.
+
+    What was parsed is kept in the folder ``cache``.
+    """
+    file = folder / SVHN.split_list[part][1]
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}; prepare_data() fetches it") from error
+    key = (FORMAT, stat.st_size, stat.st_mtime_ns)  # a repaired file is read again
+    content = cached(cache / f"svhn-{part}.pt", lambda: parse(file), key)
+    return content["image"], content["digit"]
+
+
+def parse(file: Path) -> dict[str, Tensor]:
+    """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0 to 9) of a file ``*_32x32.mat``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # scipy goes on after some kinds of damage
+            content = loadmat(file, variable_names=["X", "y"])
+        pixels, labels = content["X"], content["y"]
+    except Exception as error:  # damaged bytes make the parser raise nearly anything
+        raise InputError(f"{file} is damaged ({type(error).__name__}: {error}): delete it and start again") from None
+    shape, rows = pixels.shape, labels.size
+    good = pixels.dtype == np.uint8 and shape[:-1] == (SIDE, SIDE, 3) and shape[-1] == rows > 0
+    require(
+        good and np.isin(labels, range(1, 11)).all(),
+        f"{file} holds X {list(shape)} of {pixels.dtype} and y {list(labels.shape)}: expected X [32, 32, 3, N] of "
+        f"uint8 and y [N, 1] of 1 to 10; delete it and start again",
+    )
+    digits = torch.from_numpy(labels.reshape(-1).astype(np.int64)) % 10  # 10 stands for the digit 0
+    return {"image": torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "digit": digits}

@@ -1,0 +1,57 @@
+"""Write files in CelebA's layout: smooth pictures of random colours."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data_modules.celeba_files import ATTRIBUTES
+from data_modules.celeba_images import HEIGHT, WIDTH
+
+
+def marks(number: int) -> list[int]:
+    """Return what image ``number`` has of the 40 attributes, as 0 or 1; each attribute has both in a row of four."""
+    return [(number >> (1 + place % 2)) % 2 if place % 3 else number % 2 for place in range(len(ATTRIBUTES))]
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Return the mean colour of image ``number``; different for the first 200."""
+    return 40 + 10 * (number % 16), 40 + 10 * (number // 16), 100 + 7 * (number % 5)
+
+
+def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
+    """Return image ``number``: its colour, brighter towards the lower right."""
+    ramp = np.linspace(-15, 15, height)[:, None] + np.linspace(-15, 15, width)
+    return Image.fromarray((ramp[..., None] + colour(number)).round().clip(0, 255).astype(np.uint8))
+
+
+def write_celeba(folder: Path, sizes: Sequence[int], zipped: bool = False) -> None:
+    """Write the images 0, 1, ... of train, val and test, of which there are ``sizes``, and the two lists.
+
+    The images lie in a folder, or ``zipped``; splits are interleaved as far as they go.
+    """
+    images = folder / "img_align_celeba"
+    images.mkdir(parents=True, exist_ok=True)
+    left, parts = list(sizes), []
+    while any(left):
+        for part in (part for part in range(3) if left[part]):
+            left[part] -= 1
+            parts.append(part)
+    names = [f"{number + 1:06d}.jpg" for number in range(len(parts))]
+    for number, name in enumerate(names):
+        picture(number).save(images / name, quality=95)
+    rows = [f"{name} " + " ".join(f"{2 * mark - 1:2d}" for mark in marks(n)) for n, name in enumerate(names)]
+    lines = [str(len(names)), " ".join(ATTRIBUTES) + " ", *rows]
+    (folder / "list_attr_celeba.txt").write_text("\n".join(lines) + "\n")
+    lines = [f"{name} {part}" for name, part in zip(names, parts, strict=True)]
+    (folder / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    if zipped:
+        with zipfile.ZipFile(folder / "img_align_celeba.zip", "w") as archive:
+            for name in names:
+                archive.write(images / name, f"img_align_celeba/{name}")
+                (images / name).unlink()
+        images.rmdir()

@@ -1,0 +1,29 @@
+"""Write files in SVHN's format, of random pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from scipy.io import savemat
+
+
+def write_svhn(folder: Path, sizes: Mapping[str, int], first: int = 0) -> dict[str, str]:
+    """Write a file of so many images for each part; return their md5 sums by part.
+
+    Image n, counted over all parts from ``first`` on, has its number in the red channel of its last two pixels, and
+    label 1 + n % 10.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    random, sums = np.random.default_rng(0), {}
+    for part, size in sizes.items():
+        number = np.arange(first, first + size)
+        pixels = random.integers(256, size=(32, 32, 3, size), dtype=np.uint8)
+        pixels[31, 31, 0], pixels[31, 30, 0] = number % 250, number // 250
+        file = folder / f"{part}_32x32.mat"
+        savemat(file, {"X": pixels, "y": (1 + number % 10).astype(np.uint8)[:, None]}, do_compression=True)
+        sums[part] = hashlib.md5(file.read_bytes()).hexdigest()
+        first += size
+    return sums

@@ -1,0 +1,290 @@
+"""Faces and their attributes: what is read, in which split, what is said about damaged and missing files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image as Picture
+from torchvision.datasets import CelebA
+
+from data_modules import celeba_files, celeba_images
+from data_modules.celeba import CelebADataModule
+from mtl.types import Image, InputError, TaskSpec
+from tests.celeba_files import colour, marks, picture, write_celeba
+
+SIZES = (10, 4, 3)
+OWNERS = {"train": [0, 3, 6, 9, 11, 12, 13, 14, 15, 16], "val": [1, 4, 7, 10], "test": [2, 5, 8]}  # of the images
+ATTRIBUTES = ["Smiling", "Bald", "Young"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_celeba(folder / "celeba", SIZES)
+    return folder
+
+
+@pytest.fixture
+def root(written: Path, tmp_path: Path) -> Path:
+    """Return a copy of the written files, to be damaged."""
+    shutil.copytree(written, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def module(root: Path, **options: object) -> CelebADataModule:
+    common = {"batch_size": 4, "attributes": ATTRIBUTES, "download": False, "workers": 0}
+    data = CelebADataModule(str(root), **common | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize(("scale", "shape"), [(1, (218, 178)), (2, (109, 89)), (4, (55, 45)), (8, (28, 23))])
+def test_each_image_in_its_split(root: Path, scale: int, shape: tuple[int, int]) -> None:
+    data = module(root, scale=scale)
+    for name, rows in data.splits.items():
+        images = rows.inputs["image"]
+        assert (images.dtype, tuple(images.shape)) == (torch.uint8, (len(OWNERS[name]), 3, *shape))
+        expected = torch.tensor([colour(number) for number in OWNERS[name]], dtype=torch.float32)
+        assert (images.float().mean((2, 3)) - expected).abs().max() < 2.0
+        assert bool((images[:, :, -5:].float().mean((1, 2, 3)) > images[:, :, :5].float().mean((1, 2, 3)) + 20).all())
+        assert bool((images[..., -5:].float().mean((1, 2, 3)) > images[..., :5].float().mean((1, 2, 3)) + 20).all())
+
+
+def test_attributes_are_those_of_the_images(root: Path) -> None:
+    data = module(root)
+    for name, rows in data.splits.items():
+        for attribute in ATTRIBUTES:
+            column = celeba_files.ATTRIBUTES.index(attribute)
+            assert rows.targets[attribute].tolist() == [float(marks(number)[column]) for number in OWNERS[name]]
+    assert list(rows.targets) == ATTRIBUTES
+
+
+def test_description(root: Path) -> None:
+    data = module(root)
+    pixels = data.splits["train"].inputs["image"].double() / 255
+    mean, std = float(pixels.mean()), float(pixels.std(correction=0))
+    assert data.spec.inputs["image"] == Image(3, 109, 89, pytest.approx(mean, abs=1e-9), pytest.approx(std, abs=1e-9))
+    assert data.spec.tasks == [TaskSpec(name, "binary") for name in ATTRIBUTES]
+    assert len(next(iter(data.train_dataloader()))) == 4
+
+
+def test_official_names() -> None:
+    assert len(set(celeba_files.ATTRIBUTES)) == 40
+    assert list(celeba_files.ATTRIBUTES) == sorted(celeba_files.ATTRIBUTES)
+
+
+def test_images_are_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = module(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(celeba_images, "decode", lambda *args: pytest.fail("decoded again"))
+        again = module(root, attributes=["Male"])  # all attributes are kept
+        assert torch.equal(first.splits["val"].inputs["image"], again.splits["val"].inputs["image"])
+    file = root / "celeba" / "list_eval_partition.txt"
+    file.write_text(file.read_text().replace("000001.jpg 0", "000001.jpg 2"))
+    assert [len(rows) for rows in module(root).splits.values()] == [9, 4, 4]  # the lists have changed
+    assert module(root, scale=4).spec.inputs["image"].height == 55
+
+
+def test_workers_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celeba_images, "CHUNK", 3)
+    files = sorted((root / "celeba" / "img_align_celeba").iterdir())
+    files[16].write_bytes(b"")
+    state = torch.get_rng_state()
+    alone, several = (celeba_images.decoded(files, 2, workers) for workers in (0, 2))
+    for _ in range(5):
+        assert (next(alone) == next(several)).all()
+    for rest in (alone, several):
+        with pytest.raises(InputError, match=r"^\S*/000017\.jpg is damaged \([^\n]*again$"):
+            next(rest)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_archive_is_unpacked(tmp_path: Path) -> None:
+    write_celeba(tmp_path / "celeba", SIZES, zipped=True)
+    assert [len(rows) for rows in module(tmp_path).splits.values()] == list(SIZES)
+    assert len(list((tmp_path / "celeba" / "img_align_celeba").iterdir())) == sum(SIZES)
+
+
+def test_archive_of_something_else(tmp_path: Path) -> None:
+    write_celeba(tmp_path / "celeba", SIZES, zipped=True)
+    with zipfile.ZipFile(tmp_path / "celeba" / "img_align_celeba.zip", "w") as archive:
+        archive.writestr("other.txt", "")
+    with pytest.raises(InputError, match=r"img_align_celeba\.zip holds no folder img_align_celeba: get .* from https"):
+        module(tmp_path)
+
+
+def test_missing_and_damaged_images(root: Path) -> None:
+    images = root / "celeba" / "img_align_celeba"
+    good = (images / "000005.jpg").read_bytes()
+    (images / "000005.jpg").write_bytes(good[: len(good) // 2])
+    with pytest.raises(InputError, match=r"/000005\.jpg is damaged \(.*\): take it from img_align_celeba\.zip again"):
+        module(root)
+    picture(4, height=100).save(images / "000005.jpg")
+    with pytest.raises(InputError, match=r"/000005\.jpg has 100 x 178 pixels: .* have 218 x 178"):
+        module(root)
+    (images / "000005.jpg").unlink()
+    with pytest.raises(InputError, match=r"/000005\.jpg is missing: get img_align_celeba\.zip again, delete .*start"):
+        module(root)
+    (images / "000005.jpg").write_bytes(good)
+    assert len(module(root).splits["train"]) == 10  # a repaired file is read
+
+
+def test_pictures_of_another_kind(root: Path) -> None:
+    images = root / "celeba" / "img_align_celeba"
+    picture(0).save(images / "000001.jpg", format="PNG")  # no decoder that reduces
+    picture(1).convert("L").save(images / "000002.jpg", format="JPEG")
+    splits = module(root).splits
+    assert (splits["train"].inputs["image"][0].float().mean((1, 2)) - torch.tensor(colour(0))).abs().max() < 2.0
+    grey = splits["val"].inputs["image"][0]
+    assert torch.equal(grey[0], grey[2])
+    with Picture.open(images / "000001.jpg") as image:
+        assert image.format == "PNG"
+
+
+PARTITION_DAMAGE = {
+    "no split": "000004.jpg",
+    "split 3": "000004.jpg 3",
+    "another folder": "../000004.jpg 0",
+    "no picture": "000004 0",
+    "twice": "000003.jpg 0",
+    "empty": "",
+    "zeros of a crashed disk": "\0" * 500,
+}
+
+
+@pytest.mark.parametrize("line", PARTITION_DAMAGE.values(), ids=PARTITION_DAMAGE.keys())
+def test_damaged_line_of_the_partition(root: Path, line: str) -> None:
+    file = root / "celeba" / "list_eval_partition.txt"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
+    with pytest.raises(InputError) as caught:
+        module(root)
+    assert str(caught.value).startswith(f"{file}, line 4: {line[:20]!r}"[:-1])
+    assert "Expected NAME.jpg and 0, 1 or 2 (train, val, test), each image once" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+ATTRIBUTE_DAMAGE = {
+    "no count": (0, "many", "Expected the number of images"),
+    "no names": (1, "Smiling Young", "Expected the 40 official names"),
+    "another image": (5, "000009.jpg" + 40 * " 1", "Expected 000004.jpg, as in list_eval_partition.txt, and 40 times"),
+    "too few": (5, "000004.jpg" + 39 * " 1", "40 times 1 or -1"),
+    "0": (5, "000004.jpg" + 39 * " 1" + " 0", "40 times 1 or -1"),
+    "empty": (5, "", "40 times 1 or -1"),
+}
+
+
+@pytest.mark.parametrize(("place", "line", "message"), ATTRIBUTE_DAMAGE.values(), ids=ATTRIBUTE_DAMAGE.keys())
+def test_damaged_line_of_the_attributes(root: Path, place: int, line: str, message: str) -> None:
+    file = root / "celeba" / "list_attr_celeba.txt"
+    lines = file.read_text().splitlines()
+    lines[place] = line
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=rf"{re.escape(str(file))}, line {place + 1}: .*{message}"):
+        module(root)
+
+
+def test_lists_that_do_not_fit(root: Path) -> None:
+    file = root / "celeba" / "list_attr_celeba.txt"
+    text = file.read_text()
+    file.write_text(text[: text.rindex("000017")])
+    with pytest.raises(InputError, match=r"announces 17 images in its first line and has 16, list_eval_\S* has 17"):
+        module(root)
+    file.write_text("")
+    with pytest.raises(InputError, match=r"list_attr_celeba\.txt is empty"):
+        module(root)
+    file.write_text(text)
+    file = root / "celeba" / "list_eval_partition.txt"
+    file.write_text(file.read_text().replace("jpg 2", "jpg 1"))
+    with pytest.raises(InputError, match=r"list_eval_partition\.txt: no image is for test"):
+        module(root)
+
+
+def test_windows_line_ends(root: Path) -> None:
+    for name in ("list_attr_celeba.txt", "list_eval_partition.txt"):
+        file = root / "celeba" / name
+        file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert len(module(root).splits["train"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"attributes": ["Smiling", "Happy"]},
+            r"data\.attributes: unknown Happy; there are 5_o_Clock_Shadow, .*Young$",
+        ),
+        ({"attributes": ["Young", "Young"]}, r"data\.attributes: Young more than once; .* 5_o_Clock_Shadow, "),
+        ({"attributes": []}, r"data\.attributes=\[\]: name at least one of 5_o"),
+        ({"scale": 3}, r"data\.scale=3: must be one of 1, 2, 4, 8"),
+        ({"scale": "half"}, r"data\.scale=half"),
+        ({"workers": -1}, r"data\.workers=-1: must be a number of processes"),
+    ],
+)
+def test_arguments_are_checked(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CelebADataModule(str(tmp_path), **{"attributes": ATTRIBUTES, "batch_size": 2} | options)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        module(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/celeba/list_attr_celeba.txt is missing and data.download=false: get img_al")
+    assert "from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html (Align&Cropped Images" in message
+    assert f"put them into {tmp_path}/celeba; the images may also lie unpacked" in message
+    with pytest.raises(InputError, match=r"cannot read .*prepare_data"):
+        CelebADataModule(str(tmp_path), ATTRIBUTES, batch_size=2).setup()
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that stands in for Google Drive, whose checksums are expected."""
+    folder = tmp_path / "drive"
+    write_celeba(folder, SIZES, zipped=True)
+    names = {identity: name for identity, _, name in CelebA.file_list}
+
+    def download(id: str, output: str, **options: object) -> None:
+        shutil.copy(folder / names[id], output)
+
+    monkeypatch.setitem(sys.modules, "gdown", SimpleNamespace(download=download))
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    official = [(identity, sums.get(name, md5), name) for identity, md5, name in CelebA.file_list]
+    monkeypatch.setattr(CelebA, "file_list", official)
+    return folder
+
+
+def test_download(tmp_path: Path, drive: Path) -> None:
+    data = module(tmp_path, download=True)
+    assert [len(rows) for rows in data.splits.values()] == list(SIZES)
+    assert not list((tmp_path / "celeba").glob("*.part"))
+    shutil.rmtree(drive)
+    module(tmp_path, download=True)  # nothing is asked for twice
+
+
+def test_download_of_something_else(tmp_path: Path, drive: Path) -> None:
+    (drive / "img_align_celeba.zip").write_text("<html>Quota exceeded</html>")
+    with pytest.raises(
+        InputError, match=r"cannot download img_align_celeba\.zip from Google Drive: .*corrupted.*; get "
+    ):
+        module(tmp_path, download=True)
+    assert not list((tmp_path / "celeba").glob("img_align_celeba*"))
+    assert (tmp_path / "celeba" / "list_attr_celeba.txt").is_file()  # what is whole is kept
+
+
+def test_downloader_is_missing_or_fails(tmp_path: Path, drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(drive)
+    with pytest.raises(InputError, match=r"cannot download list_attr_celeba\.txt from Google Drive: .*No such file"):
+        module(tmp_path, download=True)
+    monkeypatch.setitem(sys.modules, "gdown", None)
+    with pytest.raises(InputError, match=r"'gdown' is required.* pip install gdown.*put them into"):
+        module(tmp_path, download=True)

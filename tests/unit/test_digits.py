@@ -1,0 +1,212 @@
+"""MNIST and SVHN as one task: what is read, how it is split, what is said about damaged files."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+from torch import Tensor
+from torchvision.datasets import MNIST, SVHN
+
+from data_modules import digits, svhn_files
+from data_modules.digits import DigitsDataModule, resplit, to_colour
+from mtl.types import Batch, Image, InputError, TaskSpec
+from tests.digit_files import write_digits
+from tests.svhn_files import write_svhn
+
+SIZES = {"train": 40, "extra": 30, "test": 20}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_digits(folder / "MNIST" / "raw")
+    write_svhn(folder / "SVHN", SIZES)
+    return folder
+
+
+def module(root: Path, **options: object) -> DigitsDataModule:
+    data = DigitsDataModule(str(root), **{"batch_size": 50, "download": False} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def numbers(rows: Batch) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the images of MNIST, which stand in their last pixels, and of SVHN, there too."""
+    image = rows.inputs["image"].long()
+    grey = (image[:, :, :2] == 0).all((1, 2, 3))  # the border
+    mnist, svhn = image[grey], image[~grey]
+    return mnist[:, 0, 29, 29] + 250 * mnist[:, 0, 29, 28], svhn[:, 0, 31, 31] + 250 * svhn[:, 0, 31, 30]
+
+
+def test_border_and_channels() -> None:
+    images = torch.randint(256, (3, 28, 28), dtype=torch.uint8)
+    colour = to_colour(images)
+    assert colour.shape == (3, 3, 32, 32)
+    for channel in range(3):
+        assert torch.equal(colour[:, channel, 2:30, 2:30], images)
+    assert int(colour.sum(dtype=torch.int64)) == 3 * int(images.sum(dtype=torch.int64))
+
+
+def test_house_numbers_come_through_unchanged(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    pixels, labels = random.integers(256, size=(32, 32, 3, 12), dtype=np.uint8), np.array([10, 9, *range(1, 11)])
+    savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": labels.astype(np.uint8)[:, None]})
+    image, digit = svhn_files.read(tmp_path, "train", tmp_path / "cache")
+    assert digit.tolist() == [0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert (image.dtype, digit.dtype) == (torch.uint8, torch.int64)
+    assert image.is_contiguous()
+    for n, channel, y, x in [(0, 0, 0, 0), (11, 2, 31, 30), (5, 1, 3, 17)]:
+        assert int(image[n, channel, y, x]) == pixels[y, x, channel, n]
+
+
+def test_sizes_and_no_image_in_two_splits(root: Path) -> None:
+    splits = module(root).splits
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 114 + 68, "val": 23 + 11, "test": 23 + 11}
+    for source, count in ((0, 160), (1, 90)):
+        found = torch.cat([numbers(rows)[source] for rows in splits.values()])
+        assert torch.equal(found.sort().values, torch.arange(count))
+        assert not torch.equal(found, torch.arange(count))  # drawn at random
+
+
+def test_labels_stay_with_their_images(root: Path) -> None:
+    raw = root / "MNIST" / "raw"
+    mnist = b"".join((raw / f"{part}-labels-idx1-ubyte").read_bytes()[8:] for part in ("train", "t10k"))
+    for rows in module(root).splits.values():
+        grey, colour = numbers(rows)
+        assert rows.targets["digit"].tolist() == [mnist[n] for n in grey] + ((1 + colour) % 10).tolist()
+
+
+def test_published_sizes() -> None:
+    for published, total in ((digits.MNIST_ROWS, 70_000), (digits.SVHN_ROWS, 630_420)):
+        parts = resplit("x", total, published, torch.Generator().manual_seed(0))
+        assert tuple(map(len, parts)) == published
+        assert len(torch.cat(parts).unique()) == total
+
+
+def test_splits_depend_on_the_seed_alone(root: Path) -> None:
+    one, other = module(root), module(root, seed=1)
+    again = module(root, svhn_parts=["test", "extra", "train"], shuffle_seed=5)
+    for name, rows in one.splits.items():
+        assert torch.equal(rows.inputs["image"], again.splits[name].inputs["image"])
+        assert not torch.equal(rows.inputs["image"], other.splits[name].inputs["image"])
+
+
+def test_description(root: Path) -> None:
+    data = module(root)
+    pixels = data.splits["train"].inputs["image"].double() / 255
+    assert data.spec.inputs["image"] == Image(
+        3,
+        32,
+        32,
+        pytest.approx(float(pixels.mean()), abs=1e-12),
+        pytest.approx(float(pixels.std(correction=0)), abs=1e-12),
+    )
+    assert data.spec.tasks == [TaskSpec("digit", "multiclass", 10)]
+    batch = next(iter(data.train_dataloader()))
+    assert (batch.inputs["image"].dtype, batch.inputs["image"].shape) == (torch.uint8, (50, 3, 32, 32))
+
+
+def test_some_parts_and_other_numbers(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        data = module(root, svhn_parts=["train"])
+    assert sum(len(numbers(rows)[1]) for rows in data.splits.values()) == 40
+    assert "MNIST: 160 images, and 70000 in the published split; split by its shares" in caplog.text
+    assert "SVHN (train): 40 images, and 630420 in the published split" in caplog.text
+
+
+def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_svhn(tmp_path, {"train": 12})
+    cache, parsed = tmp_path / "cache", []
+    real = svhn_files.parse
+    monkeypatch.setattr(svhn_files, "parse", lambda file: parsed.append(file) or real(file))
+    first, again = (svhn_files.read(tmp_path, "train", cache) for _ in range(2))
+    assert len(parsed) == 1
+    assert torch.equal(first[0], again[0])
+    write_svhn(tmp_path, {"train": 15})
+    assert len(svhn_files.read(tmp_path, "train", cache)[0]) == 15  # another file
+    assert len(parsed) == 2
+
+
+def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Write files as servers have them, have their checksums expected and return their addresses as options."""
+    sums = write_digits(folder / "mnist", compressed=True)
+    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
+    expect_svhn(write_svhn(folder / "svhn", SIZES), monkeypatch)
+    addresses = {f"{name}_url": (folder / name).as_uri() for name in ("mnist", "svhn")}
+    return {"download": True, **addresses}
+
+
+def expect_svhn(sums: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    official = {part: [url, name, sums[part]] for part, (url, name, _) in SVHN.split_list.items()}
+    monkeypatch.setattr(SVHN, "split_list", official)
+
+
+def test_files_are_fetched_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = serve(tmp_path / "server", monkeypatch)
+    data = module(tmp_path / "data", **options)
+    assert sum(len(rows) for rows in data.splits.values()) == 250
+    assert (tmp_path / "data" / "SVHN" / "extra_32x32.mat").is_file()
+    module(tmp_path / "data", svhn_url="http://127.0.0.1:9")  # nothing is asked for twice
+    expect_svhn(dict.fromkeys(SIZES, "0" * 32), monkeypatch)
+    with pytest.raises(
+        InputError, match=r"cannot download train_32x32\.mat from .*md5 is .*put it at .*SVHN/train_32x"
+    ):
+        module(tmp_path / "other", **options)
+    assert not list((tmp_path / "other" / "SVHN").glob("[!.]*"))
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    write_digits(tmp_path / "MNIST" / "raw")
+    with pytest.raises(InputError, match=r"SVHN/train_32x32\.mat is missing and data\.download=false: .* get http"):
+        module(tmp_path)
+    with pytest.raises(InputError, match=r"cannot read .*train_32x32\.mat: No such file.*prepare_data"):
+        DigitsDataModule(str(tmp_path), batch_size=2).setup()
+
+
+GOOD = {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((4, 1), np.uint8)}
+DAMAGE = {
+    "grey": ({"X": np.zeros((32, 32, 1, 4), np.uint8)}, r"holds X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: expected"),
+    "order": ({"X": np.zeros((4, 32, 32, 3), np.uint8)}, r"holds X \[4, 32, 32, 3\]"),
+    "floats": ({"X": np.zeros((32, 32, 3, 4))}, "of float64"),
+    "no images": ({"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}, r"X \[32, 32, 3, 0\]"),
+    "fewer labels": ({"y": np.ones((3, 1), np.uint8)}, r"y \[3, 1\]"),
+    "label 0": ({"y": np.zeros((4, 1), np.uint8)}, "of 1 to 10; delete it and start again"),
+    "label 11": ({"y": np.full((4, 1), 11, np.uint8)}, "of 1 to 10"),
+    "other names": ({"X": None}, "is damaged .*'X'"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_wrong_content(tmp_path: Path, change: Mapping[str, object], message: str) -> None:
+    file = tmp_path / "train_32x32.mat"
+    savemat(file, {name: value for name, value in (GOOD | dict(change)).items() if value is not None})
+    with pytest.raises(InputError, match=rf"{re.escape(str(file))} .*{message}"):
+        svhn_files.parse(file)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 3000, -50])
+def test_damaged_file(tmp_path: Path, keep: int) -> None:
+    write_svhn(tmp_path, {"train": 5})
+    file = tmp_path / "train_32x32.mat"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InputError, match=rf"{re.escape(str(file))} is damaged .*delete it and start again"):
+        svhn_files.parse(file)
+
+
+@pytest.mark.parametrize("parts", [[], ["train", "train"], ["train", "val"], "train"])
+def test_parts_are_checked(tmp_path: Path, parts: object) -> None:
+    with pytest.raises(InputError, match=r"data\.svhn_parts=\[.*\]: must name some of train, extra, test, each once"):
+        DigitsDataModule(str(tmp_path), svhn_parts=parts, batch_size=2)
+
+
+def test_too_few_images() -> None:
+    with pytest.raises(InputError, match="SVHN: 3 images are too few for train, val and test"):
+        resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
