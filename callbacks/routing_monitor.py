@@ -28,6 +28,7 @@ class Tally:
 
     rows: int = 0
     active: Any = 0.0  # [T] nonzero weights
+    idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
     share: Any = 0.0  # [T, E] weights
     union: float = 0.0  # experts that some task uses
     entropy: float = 0.0  # of the weights, mean over tasks
@@ -43,6 +44,7 @@ class Tally:
         active = weights > 0
         self.rows += rows
         self.active = self.active + active.sum((0, 2)).double()
+        self.idle += float((~active.any(-1)).double().mean(-1).sum())
         self.share = self.share + weights.sum(0)
         self.union += float(active.any(1).sum())
         self.entropy += float(entropy(weights).mean(-1).sum())
@@ -55,7 +57,7 @@ class Tally:
         parts = [part for part in gather(self) if part.rows]
         joined = Tally()
         for part in parts:
-            for name in ("rows", "active", "share", "union", "entropy", "binary", "selectors"):
+            for name in ("rows", "active", "idle", "share", "union", "entropy", "binary", "selectors"):
                 setattr(joined, name, getattr(joined, name) + getattr(part, name))
         return joined
 
@@ -68,6 +70,8 @@ class Tally:
             "routing_entropy": self.entropy / self.rows,
             "dead_experts": float((share.sum(0) == 0).sum()),
         }
+        if self.idle:
+            values["idle_tasks"] = self.idle / self.rows
         if self.selectors:
             values["binary_selectors"] = self.binary / self.selectors
         if len(names) <= limit:
@@ -105,7 +109,8 @@ class RoutingMonitor(Callback):
 
     Scalars over each validation and test pass: ``<stage>/experts_per_sample`` (nonzero weights of a sample, mean over
     samples and tasks; of each task below it), ``union_per_sample`` (experts that some task uses), ``routing_entropy``
-    (nats, of a sample's weights), ``dead_experts`` (weight 0 for every sample), ``binary_selectors`` (share of those
+    (nats, of a sample's weights), ``dead_experts`` (weight 0 for every sample), ``idle_tasks`` (share of samples and
+    tasks without any expert, if there are such), ``binary_selectors`` (share of those
     that are exactly one expert), ``expert_share/<task>/<expert>`` (mean weight; for at most ``max_shares`` pairs).
     ``train/binary_since_step``: since when all selectors of the looked-at batches are, -1 if not.
 

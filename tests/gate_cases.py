@@ -14,6 +14,7 @@ from mtl.gates import (
     DSelectKGate,
     FixedGate,
     Gate,
+    GumbelMatrixGate,
     GumbelSoftmaxGate,
     HashGate,
     SoftmaxGate,
@@ -36,6 +37,7 @@ class GateCase:
     sums_to_one: bool = True  # else to at most 1
     learns: bool = True
     static: bool = True  # has a version that does not look at the example
+    looks: bool = True  # has a version that does
 
     def build(self, num_tasks: int, num_experts: int, input_dim: int | None) -> Gate:
         options = {} if self.k is None or self.name.startswith(("task", "hash")) else {"k": min(self.k, num_experts)}
@@ -66,9 +68,10 @@ CASES = [
     GateCase("comet", partial(CometGate, entropy_weight=0.1), k=2),
     GateCase("comet_shared", partial(CometGate, shared=True), k=2),
     GateCase("gumbel_softmax", partial(GumbelSoftmaxGate, sparsity_weight=0.1), sums_to_one=False),
+    GateCase("gumbel_matrix", partial(GumbelMatrixGate, budget=0.3, budget_weight=0.1), sums_to_one=False, looks=False),
     GateCase("task_top1", partial(TaskTop1Gate, balance_weight=0.1), k=1, sums_to_one=False),
     GateCase("task_top1_shared", partial(TaskTop1Gate, shared=True), k=1, sums_to_one=False),
-    GateCase("fixed", FixedGate, learns=False),
+    GateCase("fixed", FixedGate, learns=False, looks=False),
 ]
 
 

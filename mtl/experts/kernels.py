@@ -59,7 +59,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
     ) -> Tensor:
         num_experts, width, _ = weight.shape
         if x.dim() == 2:
-            h = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(-1, num_experts, width)
+            h = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), num_experts, width)
         else:
             h = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).add_(bias[:, None]).transpose(0, 1)
         h.relu_()
@@ -75,7 +75,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, h, scaled = ctx.saved_tensors
-        num_samples = len(h)
+        num_samples, units = len(h), weight.shape[0] * weight.shape[1]
         grad_weights = grad_x = None
         if ctx.needs_input_grad[3]:
             grad_weights = torch.matmul(grad, h.transpose(1, 2)).mul_(ctx.scale)  # [B, T, E]
@@ -85,7 +85,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
         grad_h = torch.ops.aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
         grad_bias = grad_h.sum(0)
         if x.dim() == 2:
-            flat = grad_h.view(num_samples, -1)
+            flat = grad_h.view(num_samples, units)
             grad_weight = torch.mm(flat.t(), x).view_as(weight)
             grad_x = torch.mm(flat, weight.flatten(0, 1)) if ctx.needs_input_grad[0] else None
         else:

@@ -4,6 +4,7 @@ from mtl.gates.base import Gate
 from mtl.gates.comet import CometGate
 from mtl.gates.dselect_k import DSelectKGate
 from mtl.gates.fixed import FixedGate
+from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.gumbel_softmax import GumbelSoftmaxGate
 from mtl.gates.hash import HashGate
 from mtl.gates.softmax import SoftmaxGate
@@ -16,6 +17,7 @@ __all__ = [
     "DSelectKGate",
     "FixedGate",
     "Gate",
+    "GumbelMatrixGate",
     "GumbelSoftmaxGate",
     "HashGate",
     "SoftmaxGate",

@@ -14,7 +14,7 @@ import torch
 from matplotlib.image import imread
 
 from callbacks.example_images import ExampleImages, captions
-from callbacks.routing_monitor import History, RoutingMonitor
+from callbacks.routing_monitor import History, RoutingMonitor, Tally
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport, heaviest_experts, jaccard, selected_experts
 from mtl.experts.dense import StackedDense
@@ -198,3 +198,12 @@ def test_grid_of_training_images(tmp_path: Path) -> None:
     numbers = Batch({"x": torch.rand(2, 3)}, targets)
     ExampleImages(str(tmp_path / "none")).on_train_batch_start(trainer, None, numbers, 0)
     assert not (tmp_path / "none").exists()
+
+
+def test_tasks_without_an_expert_are_counted() -> None:
+    tally = Tally()
+    tally.add(Routing(torch.tensor([[0.5, 0.5], [0.0, 0.0]])), rows=4)
+    assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.5
+    tally.add(Routing(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), rows=4)
+    assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.25
+    assert "idle_tasks" not in Tally(rows=1, active=torch.ones(1), share=torch.ones(1, 1)).values(["a"], 0)

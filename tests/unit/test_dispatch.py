@@ -232,3 +232,13 @@ def test_rows_choose_the_mask() -> None:
     everything = relu_dropout(x, 0.5, True, key=9)
     some = relu_dropout(x[:2], 0.5, True, key=9, rows=torch.tensor([4, 1]))
     assert torch.equal(some, everything[[4, 1]])
+
+
+def test_static_weights_that_are_all_zero() -> None:
+    layer, x = StackedDense(3, 4, [5]), torch.randn(6, 4)
+    for execution in ("dense", "sparse"):
+        mixed = Dispatch(execution)(layer, x, Routing(torch.zeros(2, 3)))
+        assert mixed.shape == (6, 2, 5)
+        assert not mixed.any()
+        mixed.sum().backward()
+        assert all(not p.grad.any() for p in layer.parameters())

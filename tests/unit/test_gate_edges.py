@@ -46,9 +46,9 @@ def check_finite(gate: Gate, weights: Tensor, total: Tensor) -> None:
 @every_size
 @pytest.mark.parametrize("rows", [1, 7])
 def test_shapes_are_exact(case: GateCase, num_experts: int, rows: int) -> None:
-    """A missing or extra dimension would broadcast silently in the mixture; fixed weights alone have no rows."""
+    """A missing or extra dimension would broadcast silently in the mixture; weights that do not look have no rows."""
     weights = route(case.build(T, num_experts, D), torch.randn(rows, D), rows).weights
-    assert weights.shape == ((T, num_experts) if case.name == "fixed" else (rows, T, num_experts))
+    assert weights.shape == ((rows, T, num_experts) if case.looks else (T, num_experts))
 
 
 @every_gate
@@ -111,7 +111,7 @@ def test_huge_inputs(case: GateCase, num_experts: int, autocast: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         routing = route(gate, x)
     check_finite(gate, routing.weights, routing.weights.square().sum() + sum(routing.losses.values()))
-    assert torch.isfinite(x.grad).all()
+    assert not case.looks or torch.isfinite(x.grad).all()
 
 
 @static_learners
