@@ -24,9 +24,11 @@ from mtl.types import Batch, Routing
 
 @dataclass
 class Tally:
-    """Add up what a gate does, over batches and processes."""
+    """Add up what a gate does for ``num_tasks`` tasks, over batches and processes."""
 
+    num_tasks: int
     rows: int = 0
+    seen: Any = 0.0  # [T] rows that were for a task
     active: Any = 0.0  # [T] nonzero weights
     idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
     share: Any = 0.0  # [T, E] weights
@@ -43,9 +45,10 @@ class Tally:
         weights = weights if weights.dim() == 3 else weights.expand(rows, -1, -1)
         active = weights > 0
         self.rows += rows
-        self.active = self.active + active.sum((0, 2)).double()
+        self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
+        self.active = self.active + self._spread(active.sum((0, 2)).double(), routing.tasks)
         self.idle += float((~active.any(-1)).double().mean(-1).sum())
-        self.share = self.share + weights.sum(0)
+        self.share = self.share + self._spread(weights.sum(0), routing.tasks)
         self.union += float(active.any(1).sum())
         self.entropy += float(entropy(weights).mean(-1).sum())
         if routing.selectors is not None:
@@ -55,15 +58,27 @@ class Tally:
     def everywhere(self) -> Tally:
         """Return the sum over all processes; each has to call it."""
         parts = [part for part in gather(self) if part.rows]
-        joined = Tally()
+        joined = Tally(self.num_tasks)
         for part in parts:
-            for name in ("rows", "active", "idle", "share", "union", "entropy", "binary", "selectors"):
+            for name in ("rows", "seen", "active", "idle", "share", "union", "entropy", "binary", "selectors"):
                 setattr(joined, name, getattr(joined, name) + getattr(part, name))
         return joined
 
+    def shares(self) -> Tensor:
+        """Return the mean weights ``[T, E]``."""
+        shares: Tensor = self.share / self.seen.clamp(min=1)[:, None]
+        return shares
+
+    def _spread(self, values: Tensor, tasks: Sequence[int] | None) -> Tensor:
+        """Return ``values [t, ...]`` of ``tasks`` (None: all) as those of all tasks, ``[T, ...]``, 0 for the others."""
+        if tasks is None:
+            return values
+        index = torch.tensor(tasks, device=values.device)
+        return values.new_zeros(self.num_tasks, *values.shape[1:]).index_copy_(0, index, values)
+
     def values(self, names: Sequence[str], limit: int) -> dict[str, float]:
         """Return the scalars to log; those of single tasks and experts only up to ``limit`` of them."""
-        active, share = self.active / self.rows, self.share / self.rows
+        active, share = self.active / self.seen.clamp(min=1), self.shares()
         values = {
             "experts_per_sample": float(active.mean()),
             "union_per_sample": self.union / self.rows,
@@ -91,7 +106,9 @@ class History:
     binary_since: int = -1  # -1: not yet, or not any more
 
     def add(self, step: int, routing: Routing, limit: int) -> None:
-        """Add the training batch of ``step``, whose share is the mean over all processes."""
+        """Add the training batch of ``step``, whose share is the mean over all processes; not if of some tasks only."""
+        if routing.tasks is not None:
+            return
         weights = routing.weights.detach()
         share = weights.mean(0) if weights.dim() == 3 else weights
         if routing.selectors is not None:
@@ -121,7 +138,7 @@ class RoutingMonitor(Callback):
 
     def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int | None = 5) -> None:
         self.folder, self.max_shares, self.pictures_every = Path(dirpath), max_shares, pictures_every
-        self.history, self._tally = History(), Tally()
+        self.history, self._tally = History(), Tally(0)
         self._sample: dict[str, Tensor] | None = None
 
     def on_train_batch_end(
@@ -135,10 +152,10 @@ class RoutingMonitor(Callback):
             pl_module.log("train/binary_since_step", float(self.history.binary_since))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tally = Tally()
+        self._tally = Tally(len(_task_names(pl_module)))
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._tally, self._sample = Tally(), None
+        self._tally, self._sample = Tally(len(_task_names(pl_module))), None
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *index: int
@@ -188,7 +205,7 @@ class RoutingMonitor(Callback):
         tally = self._tally.everywhere()
         if not tally.rows:
             return None
-        values = tally.values(list(pl_module.tasks), self.max_shares)  # type: ignore[arg-type, call-overload]
+        values = tally.values(_task_names(pl_module), self.max_shares)
         pl_module.log_dict({f"{stage}/{name}": value for name, value in values.items()})
         return tally
 
@@ -200,7 +217,7 @@ class RoutingMonitor(Callback):
         if tally is not None and hasattr(network, "experts"):
             num_tasks, num_experts = tally.share.shape
             unused = num_experts - tally.union / tally.rows
-            unmixed = num_tasks * num_experts - float(tally.active.sum()) / tally.rows
+            unmixed = num_tasks * num_experts - float((tally.active / tally.seen.clamp(min=1)).sum())
             selected -= unused * expert_flops(network, self._sample) + 2 * unmixed * network.experts.output_dim
         pl_module.log_dict({"test/flops_dense": dense, "test/flops_selected": selected})
 
@@ -208,7 +225,7 @@ class RoutingMonitor(Callback):
         names: list[str] = _task_names(pl_module)
         if not self.pictures_every:
             return {}
-        pictures = {"expert_share": figures.heat_map(tally.share / tally.rows, names)}
+        pictures = {"expert_share": figures.heat_map(tally.shares(), names)}
         for matrix in _permutations(pl_module):
             pictures["permutation"] = figures.permutation(*matrix, names)
         if len(self.history.steps) > 1:
@@ -219,7 +236,7 @@ class RoutingMonitor(Callback):
 
     def _write_tables(self, pl_module: LightningModule, tally: Tally) -> None:
         names: list[str] = _task_names(pl_module)
-        share = (tally.share / tally.rows).tolist()
+        share = tally.shares().tolist()
         experts = [f"expert_{number:02d}" for number in range(len(share[0]))]
         _write(
             self.folder / "expert_share.csv", ["task", *experts], [[n, *r] for n, r in zip(names, share, strict=True)]

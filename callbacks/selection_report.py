@@ -36,7 +36,7 @@ class SelectionReport(Callback):
     ) -> None:
         routing: Routing | None = outputs["routing"]
         spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
-        if routing is None or spec is None or not len(batch):
+        if routing is None or routing.tasks is not None or spec is None or not len(batch):
             return
         chosen = selected_experts(routing)
         chosen = chosen if chosen.dim() == 3 else chosen[None]

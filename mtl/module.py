@@ -46,20 +46,31 @@ class MultiTaskModule(LightningModule):
         output: NetworkOutput = self.network(inputs, tasks)
         return output
 
-    def training_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
-        output = self(batch.inputs, list(batch.targets))
+    def training_step(self, batch: Batch | list[Batch], batch_index: int) -> dict[str, Any]:
+        """Return the loss of a batch, or of a super-batch: that of its batches added, auxiliary losses averaged."""
+        batches = [batch] if isinstance(batch, Batch) else batch
+        losses, shown, routing = [], [], None
+        for part in batches:
+            output = self(part.inputs, list(part.targets))
+            loss, value = self._task_losses(output, part)
+            losses.append(loss + sum(output.losses.values()) / len(batches))
+            shown.append(value)
+            for name, term in output.losses.items():
+                self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
+            routing = output.routing
+        self.aux_batches += 1
+        self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
+        return {"loss": torch.stack(losses).sum(), "routing": routing}
+
+    def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the task losses: this process's share, for the gradient, and that of all."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
         weights = totals.new_tensor([self.tasks[name].weight for name in names])
         # A task's loss is its mean over the labels of all processes; DDP averages what each has of it
         everywhere = total(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
-        loss = world_size() * (weights * totals / labels).sum()
-        for name, value in output.losses.items():
-            self.aux_totals[name] = self.aux_totals.get(name, 0.0) + value.detach()
-        self.aux_batches += 1
         self.train_meter.update(names, totals, counts)
-        self.log("train/step_loss", (weights * everywhere[0] / labels).sum(), prog_bar=True, batch_size=len(batch))
-        return {"loss": loss + sum(output.losses.values()), "routing": output.routing}
+        return world_size() * (weights * totals / labels).sum(), (weights * everywhere[0] / labels).sum()
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.reset()

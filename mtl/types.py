@@ -157,6 +157,7 @@ class Routing:
     ``weights``: ``[B, T, E]``, or ``[T, E]`` from a static gate; >= 0.
     ``losses``: auxiliary terms by name, already times their weight, summed over tasks, averaged over the batch.
     ``selectors``: ``[..., T, K, E]``, one distribution over the experts per selection, where the gate has them.
+    ``tasks``: the positions of the tasks that T stands for, where these are not all.
     ``exact_zeros``: no gradient passes a weight that is exactly 0, so that its expert can be left out; False where the
     gate learns from experts that it has switched off.
     """
@@ -165,6 +166,7 @@ class Routing:
     losses: dict[str, Tensor] = field(default_factory=dict)
     selectors: Tensor | None = None
     exact_zeros: bool = True
+    tasks: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Gate(nn.Module):
         chosen = None if self.shared or tasks is None else list(tasks)
         with torch.autocast(device.type, enabled=False):
             routing = self.route(None if x is None else at_least_float32(x), inputs, chosen)
+        routing = replace(routing, tasks=None if tasks is None else list(tasks))
         if not self.shared:
             return routing
         count = self.num_tasks if tasks is None else len(tasks)

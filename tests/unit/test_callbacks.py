@@ -201,9 +201,25 @@ def test_grid_of_training_images(tmp_path: Path) -> None:
 
 
 def test_tasks_without_an_expert_are_counted() -> None:
-    tally = Tally()
+    tally = Tally(2)
     tally.add(Routing(torch.tensor([[0.5, 0.5], [0.0, 0.0]])), rows=4)
     assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.5
     tally.add(Routing(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), rows=4)
     assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.25
-    assert "idle_tasks" not in Tally(rows=1, active=torch.ones(1), share=torch.ones(1, 1)).values(["a"], 0)
+    assert "idle_tasks" not in Tally(
+        1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1)
+    ).values(["a"], 0)
+
+
+def test_batches_of_some_tasks_are_counted_for_these() -> None:
+    tally = Tally(3)
+    tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
+    tally.add(Routing(torch.tensor([[0.5, 0.5]]), tasks=[0]), rows=2)
+    tally.add(Routing(torch.tensor([[[0.0, 1.0]]] * 4), tasks=[2]), rows=4)
+    values = tally.values(["a", "b", "c"], 100)
+    assert [values[f"experts_per_sample/{name}"] for name in "abc"] == [2.0, 0.0, 1.0]
+    assert tally.shares().tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
+    assert values["union_per_sample"] == 1.2
+    history = History()
+    history.add(1, Routing(torch.ones(1, 2), tasks=[1]), 100)
+    assert not history.steps

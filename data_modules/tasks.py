@@ -1,0 +1,190 @@
+"""Feed tasks that have rows of their own: a step is a batch of one task, or of several (a super-batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from data_modules.base import TensorDataModule
+from mtl.types import Batch, DataSpec, require
+
+ORDERS = ("round_robin", "proportional", "temperature", "uniform")
+Index = tuple[str, Tensor]  # a task and which of its rows
+
+
+class TasksDataset(Dataset["Batch | list[Batch]"]):
+    """Serve ``rows[task]`` by indices: a ``Batch`` for an index, a list of them for a list."""
+
+    def __init__(self, rows: Mapping[str, Batch]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self.rows.values())
+
+    def __getitem__(self, index: Index | list[Index]) -> Batch | list[Batch]:
+        if isinstance(index, list):
+            return [self._batch(one) for one in index]
+        return self._batch(index)
+
+    def _batch(self, index: Index) -> Batch:
+        task, places = index
+        return self.rows[task].select(places)
+
+
+class TaskSampler(Sampler["Index | list[Index]"]):
+    """Yield what each step of an epoch is for: a task and this process's part of one of its batches.
+
+    ``order``: ``round_robin`` takes every task once, in random order, again and again; the others draw the task of
+    each step with a probability proportional to its number of rows to the power 1 (``proportional``),
+    1/``temperature`` (``temperature``) or 0 (``uniform``). An epoch has as many steps as all tasks have batches;
+    with ``round_robin`` as many rounds as the longest task has. A task whose rows are used up is shuffled again.
+    With ``tasks_per_step`` above 1 a step is a list of so many of these, of different tasks where possible.
+
+    The order is a function of ``seed`` and of the epoch alone, and the same in all processes; ``position()`` tells
+    epoch and steps done.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        batch_size: int,
+        seed: int,
+        position: Callable[[], tuple[int, int]],
+        order: str = "round_robin",
+        temperature: float = 2.0,
+        tasks_per_step: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        for task, size in sizes.items():
+            require(size >= world_size, f"task {task}: {size} rows for training: fewer than the {world_size} processes")
+        self.names, self.sizes = list(sizes), torch.tensor(list(sizes.values()))
+        self.size, self.seed, self.position = batch_size * world_size, seed, position
+        self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
+        self.rank, self.world_size, self.epoch = rank, world_size, 0
+        whole, rest = self.sizes // self.size, self.sizes % self.size
+        self.batches = whole + (rest >= world_size).long()  # of one pass through each task
+
+    def __len__(self) -> int:
+        turns = int(self.batches.max()) * len(self.names) if self.order == "round_robin" else int(self.batches.sum())
+        return -(-turns // self.tasks_per_step)
+
+    def __iter__(self) -> Iterator[Index | list[Index]]:
+        self.epoch, done = self.position()
+        turns = self._turns()
+        taken = [0] * len(self.names)  # batches of each task so far
+        passes: dict[int, list[Tensor]] = {}
+        for step in range(len(self)):
+            items = []
+            for task in turns[step * self.tasks_per_step : (step + 1) * self.tasks_per_step].tolist():
+                number = taken[task] % int(self.batches[task])
+                if number == 0:
+                    passes[task] = self._shuffled(task, taken[task] // int(self.batches[task]))
+                taken[task] += 1
+                if step >= done:
+                    items.append((self.names[task], passes[task][number].tensor_split(self.world_size)[self.rank]))
+            if step >= done:
+                yield items if self.tasks_per_step > 1 else items[0]
+
+    def _turns(self) -> Tensor:
+        """Return the task of each turn."""
+        generator, count = self._generator(0), len(self) * self.tasks_per_step
+        tasks = len(self.names)
+        if self.order == "round_robin":
+            rounds = [torch.randperm(tasks, generator=generator) for _ in range(-(-count // tasks))]
+            return torch.cat(rounds)[:count]
+        power = {"proportional": 1.0, "temperature": 1.0 / self.temperature, "uniform": 0.0}[self.order]
+        chances = self.sizes.double().pow(power)
+        if self.tasks_per_step <= tasks:  # without replacement inside a step
+            steps = chances.expand(len(self), tasks)
+            return torch.multinomial(steps, self.tasks_per_step, generator=generator).flatten()
+        return torch.multinomial(chances, count, replacement=True, generator=generator)
+
+    def _shuffled(self, task: int, number: int) -> list[Tensor]:
+        """Return the batches of pass ``number`` through a task."""
+        order = torch.randperm(int(self.sizes[task]), generator=self._generator(1 + task, number))
+        return list(order.split(self.size))
+
+    def _generator(self, stream: int, number: int = 0) -> torch.Generator:
+        numbers = (self.epoch, stream, number)
+        seed = self.seed
+        for value in numbers:
+            seed = (seed * 1_000_003 + value + 1) % 2**63
+        return torch.Generator().manual_seed(seed)
+
+
+class TaskEvaluationSampler(Sampler[Index]):
+    """Yield every ``world_size``-th of the batches of all tasks in turn, beginning with batch ``rank``.
+
+    No row is seen twice and none is left out: a process that runs short gets an empty batch.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        batches = [(task, rows) for task, size in sizes.items() for rows in torch.arange(size).split(batch_size)]
+        short = -len(batches) % world_size
+        self.mine = [*batches, *[(next(iter(sizes)), torch.arange(0))] * short][rank::world_size]
+
+    def __len__(self) -> int:
+        return len(self.mine)
+
+    def __iter__(self) -> Iterator[Index]:
+        return iter(self.mine)
+
+
+class TasksLoader(DataLoader["Batch | list[Batch]"]):
+    """Load batches by index, in the process; its place in an epoch is the sampler's to know."""
+
+    def __init__(self, dataset: TasksDataset, sampler: Sampler[Any], pin_memory: bool) -> None:
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
+
+    def state_dict(self) -> dict[str, int]:
+        """Tell Lightning that the loader can go on in the middle of an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Do nothing: the batches done are counted by the trainer."""
+
+
+class TasksDataModule(TensorDataModule):
+    """Base of data sets whose tasks have rows of their own.
+
+    A subclass implements ``load_tasks() -> (DataSpec, {"train", "val", "test"} -> {task -> Batch})``; the batch of a
+    task has the labels of this task alone. ``order``, ``temperature`` and ``tasks_per_step``: see ``TaskSampler``.
+    """
+
+    def __init__(
+        self, order: str = "round_robin", temperature: float = 2.0, tasks_per_step: int = 1, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        require(order in ORDERS, f"data.order={order}: must be one of {', '.join(ORDERS)}")
+        good = isinstance(temperature, int | float) and temperature > 0
+        require(good, f"data.temperature={temperature}: must be a number greater than 0")
+        good = isinstance(tasks_per_step, int) and tasks_per_step >= 1
+        require(good, f"data.tasks_per_step={tasks_per_step}: must be at least 1")
+        self.order, self.temperature, self.tasks_per_step = order, float(temperature), tasks_per_step
+        self.tasks: dict[str, dict[str, Batch]] = {}
+
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
+        """Return the description and the three splits of each task."""
+        raise NotImplementedError
+
+    def setup(self, stage: str | None = None) -> None:
+        if self._spec is None:
+            self._spec, self.tasks = self.load_tasks()
+
+    def train_dataloader(self) -> Any:
+        rows, (rank, world_size) = self.tasks["train"], self._processes()
+        sizes = {task: len(batch) for task, batch in rows.items()}
+        options = (self.order, self.temperature, self.tasks_per_step, rank, world_size)
+        sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
+        return TasksLoader(TasksDataset(rows), sampler, self.pin_memory)
+
+    def _evaluation(self, split: str) -> Any:
+        rows = self.tasks[split]
+        sizes = {task: len(batch) for task, batch in rows.items()}
+        sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes())
+        return TasksLoader(TasksDataset(rows), sampler, self.pin_memory)
