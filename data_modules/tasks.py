@@ -95,8 +95,11 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         generator, count = self._generator(0), len(self) * self.tasks_per_step
         tasks = len(self.names)
         if self.order == "round_robin":
-            rounds = [torch.randperm(tasks, generator=generator) for _ in range(-(-count // tasks))]
-            return torch.cat(rounds)[:count]
+            turns: list[int] = []
+            while len(turns) < count:
+                begun = turns[len(turns) - len(turns) % self.tasks_per_step :]  # a step across two rounds repeats none
+                turns += sorted(torch.randperm(tasks, generator=generator).tolist(), key=begun.__contains__)
+            return torch.tensor(turns[:count])
         power = {"proportional": 1.0, "temperature": 1.0 / self.temperature, "uniform": 0.0}[self.order]
         chances = self.sizes.double().pow(power)
         if self.tasks_per_step <= tasks:  # without replacement inside a step
