@@ -97,7 +97,17 @@ class MultiTaskModule(LightningModule):
         self._log_evaluation("test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self._optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        """Return the optimizer; parameters of which the network says so learn faster than the others."""
+        asked: dict[nn.Parameter, float] = getattr(self.network, "learning_rate_factors", dict)()
+        factors = {parameter: asked.get(parameter, 1.0) for parameter in self.parameters() if parameter.requires_grad}
+        groups = sorted(set(factors.values()))
+        if groups == [1.0]:
+            return self._optimizer(factors)
+        members = [[parameter for parameter, own in factors.items() if own == factor] for factor in groups]
+        optimizer = self._optimizer([{"params": parameters} for parameters in members])
+        for group, factor in zip(optimizer.param_groups, groups, strict=True):
+            group["lr"] *= factor
+        return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config

@@ -45,7 +45,7 @@ class StackedConv(nn.Module):
         self.paddings: list[int] = []
         for place, layer in enumerate(convolutions):
             unknown = set(layer) - {"channels", "kernel", "pool", "padding"}
-            require(not unknown, f"network.experts.convolutions[{place}]: no such option: {', '.join(sorted(unknown))}")
+            require(not unknown, f"setting.convolutions[{place}]: no such option: {', '.join(sorted(unknown))}")
             out, kernel, pool, padding = (
                 layer["channels"],
                 layer["kernel"],
@@ -62,7 +62,7 @@ class StackedConv(nn.Module):
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
             require(
                 height >= 1 and width >= 1,
-                f"network.experts.convolutions[{place}]: nothing is left of images of {tuple(input_dim)[1:]} pixels",
+                f"setting.convolutions[{place}]: nothing is left of images of {tuple(input_dim)[1:]} pixels",
             )
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim

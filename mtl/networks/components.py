@@ -1,0 +1,132 @@
+"""What a routed layer chooses among: modules that are built for the shape of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from mtl.types import require
+
+Shape = int | tuple[int, int, int]  # features, or channels, height, width
+
+
+class Component(nn.Module):
+    """Base: maps ``[B, *input_dim]`` to ``[B, *output_dim]``."""
+
+    output_dim: Shape
+
+
+class Convolutions(Component):
+    """Convolutions of ``channels`` filters, each followed by GroupNorm (if ``groups``) and relu.
+
+    ``kernels``: one per convolution, a number or (height, width). The first has ``stride``; ``same`` pads to keep
+    height and width.
+    """
+
+    def __init__(
+        self,
+        input_dim: Shape,
+        channels: int,
+        kernels: Sequence[int | Sequence[int]],
+        stride: int = 1,
+        same: bool = False,
+        groups: int | None = None,
+    ) -> None:
+        super().__init__()
+        width, height, breadth = image(input_dim, "Convolutions")
+        parts: list[nn.Module] = []
+        for place, kernel in enumerate(kernels):
+            size = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
+            step = stride if place == 0 else 1
+            pad = (size[0] // 2, size[1] // 2) if same else (0, 0)
+            parts.append(nn.Conv2d(width, channels, size, step, pad))
+            parts += [nn.GroupNorm(groups, channels)] if groups else []
+            parts.append(nn.ReLU())
+            height, breadth = (
+                (s + 2 * p - k) // step + 1 for s, p, k in zip((height, breadth), pad, size, strict=True)
+            )
+            width = channels
+        require(
+            height >= 1 and breadth >= 1, f"Convolutions: nothing is left of images of {tuple(image(input_dim, ''))}"
+        )
+        self.body = nn.Sequential(*parts)
+        self.output_dim = (channels, height, breadth)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+class Pooling(Component):
+    """Maximum or average (``kind``) of ``kernel`` x ``kernel`` windows, ``stride`` apart; ``same`` pads around."""
+
+    def __init__(self, input_dim: Shape, kind: str, kernel: int, stride: int = 1, same: bool = False) -> None:
+        super().__init__()
+        channels, height, width = image(input_dim, "Pooling")
+        require(kind in ("max", "average"), f"Pooling: kind={kind}; accepted are max, average")
+        pad = kernel // 2 if same else 0
+        options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": pad}
+        self.body = nn.MaxPool2d(**options) if kind == "max" else nn.AvgPool2d(**options, count_include_pad=False)
+        height, width = ((side + 2 * pad - kernel) // stride + 1 for side in (height, width))
+        self.output_dim = (channels, height, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+class Identity(Component):
+    """Pass on; with ``stride`` above 1 a strided 1 x 1 convolution."""
+
+    def __init__(self, input_dim: Shape, stride: int = 1) -> None:
+        super().__init__()
+        self.output_dim = input_dim
+        self.body: nn.Module = nn.Identity()
+        if stride > 1:
+            channels, height, width = image(input_dim, "Identity with a stride")
+            self.body = nn.Conv2d(channels, channels, 1, stride)
+            self.output_dim = (channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+class NormRelu(Component):
+    """GroupNorm and relu."""
+
+    def __init__(self, input_dim: Shape, groups: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, image(input_dim, "NormRelu")[0])
+        self.output_dim = input_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(x).relu()
+        return result
+
+
+class DenseLayers(Component):
+    """Dense layers of ``units``, a relu after each but, with ``linear_end``, the last."""
+
+    def __init__(self, input_dim: Shape, units: Sequence[int], linear_end: bool = False) -> None:
+        super().__init__()
+        assert isinstance(input_dim, int), "dense components need vectors as input"
+        parts: list[nn.Module] = []
+        for a, b in pairwise([input_dim, *units]):
+            parts += [nn.Linear(a, b), nn.ReLU()]
+        self.body = nn.Sequential(*(parts[:-1] if linear_end else parts))
+        self.output_dim = units[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+def image(shape: Shape, what: str) -> tuple[int, int, int]:
+    """Return ``shape`` if it is that of an image; raise InputError otherwise."""
+    require(not isinstance(shape, int), f"{what}: needs images as input")
+    assert isinstance(shape, tuple)
+    return shape

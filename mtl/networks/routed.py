@@ -1,0 +1,131 @@
+"""Routed networks: layers of parallel components, and who uses which of them (Maziarz et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtl.gates.base import Gate
+from mtl.networks.components import Component, Shape
+from mtl.networks.heads import Heads, wanted_tasks
+from mtl.types import DataSpec, NetworkOutput, Routing, require
+
+Factory = Callable[..., Component]
+
+
+class RoutedLayer(nn.Module):
+    """Mix the outputs of C components, for each task with the weights of a static gate; then ``after``.
+
+    ``components`` and ``after`` are lists of factories ``(input_dim=)``; all components give outputs of one shape.
+    """
+
+    def __init__(
+        self, input_dim: Shape, components: Sequence[Factory], gate: Callable[..., Gate], after: Sequence[Factory] = ()
+    ) -> None:
+        super().__init__()
+        built = [component(input_dim=input_dim) for component in components]
+        shapes = {component.output_dim for component in built}
+        require(len(shapes) == 1, f"components of one routed layer give different shapes: {sorted(map(str, shapes))}")
+        self.components = nn.ModuleList(built)
+        mixed = next(iter(shapes))
+        self.sizes = (mixed,) if isinstance(mixed, int) else mixed
+        self.input_rank = 1 if isinstance(input_dim, int) else len(input_dim)
+        self.gate = gate(num_experts=len(built))
+        self.after, self.output_dim = chain(after, mixed)
+
+    def forward(self, x: Tensor, wanted: Sequence[int] | None) -> tuple[Tensor, Routing]:
+        """Map ``x [B, ...]``, the same for all, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``wanted`` tasks."""
+        routing: Routing = self.gate(None, None, wanted)
+        weights = routing.weights  # [t, C]
+        shared = x.dim() == 1 + self.input_rank
+        mixed: Tensor | None = None
+        for place, component in enumerate(self.components):
+            w = weights[:, place]
+            used = w.nonzero().flatten() if routing.exact_zeros else torch.arange(len(w), device=w.device)
+            if not len(used):
+                continue
+            if shared:
+                part = w.view(-1, *[1] * x.dim()) * component(x)
+            else:
+                y = component(x[used].flatten(0, 1)).unflatten(0, (len(used), -1))
+                part = w[used].view(-1, *[1] * (y.dim() - 1)) * y
+                if len(used) < len(w):
+                    part = part.new_zeros(len(w), *part.shape[1:]).index_copy(0, used, part)
+            mixed = part if mixed is None else mixed + part
+        if mixed is None:  # no task has a connection: zeros, as for one that has none
+            mixed = x.new_zeros(len(weights), x.shape[0 if shared else 1], *self.sizes)
+        return self.after(mixed.flatten(0, 1)).unflatten(0, (len(weights), -1)), routing
+
+
+class RoutedNetwork(nn.Module):
+    """Bottom, ``stem``, routed ``layers`` and one head per task.
+
+    ``layers``: a list of ``{components, after}`` (factories, see ``RoutedLayer``), each with ``copies`` of every one of
+    its components. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` makes the gate of a layer. ``dropout``
+    of the features before the heads. ``heads=None``: the last layer's outputs, one number, are the predictions.
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        bottom: Callable[..., nn.Module],
+        layers: Sequence[Mapping[str, Any]],
+        gate: Callable[..., Gate],
+        heads: Callable[..., Heads] | None,
+        stem: Sequence[Factory] = (),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.tasks = list(spec.tasks)
+        self.bottom = bottom(inputs=spec.inputs)
+        shape: Any = self.bottom.output_dim
+        self.stem, shape = chain(stem, shape)
+
+        def gate_of_layer(num_experts: int) -> Gate:
+            return gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=None, inputs=spec.inputs)
+
+        self.layers = nn.ModuleList()
+        for place, layer in enumerate(layers):
+            unknown = set(layer) - {"components", "after", "copies"}
+            require(not unknown, f"network.layers[{place}]: no such option: {', '.join(sorted(unknown))}")
+            components = [component for component in layer["components"] for _ in range(layer.get("copies", 1))]
+            built = RoutedLayer(shape, components, gate_of_layer, layer.get("after", ()))
+            self.layers.append(built)
+            shape = built.output_dim
+        self.dropout = nn.Dropout(dropout)
+        width = shape if isinstance(shape, int) else math.prod(shape)
+        require(heads is not None or width == 1, f"network.heads=null: the last layer gives {width} numbers, not one")
+        self.heads = heads and heads(tasks=self.tasks, input_dim=width)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        subset = None if len(wanted) == len(self.tasks) else wanted
+        x, losses = self.stem(self.bottom(inputs)), dict[str, Tensor]()
+        for layer in self.layers:
+            x, routing = layer(x, subset)
+            for name, value in routing.losses.items():
+                losses[name] = losses[name] + value if name in losses else value
+        features = self.dropout(x.flatten(2).transpose(0, 1))  # [B, t, F]
+        if self.heads is not None:
+            return NetworkOutput(self.heads(features, wanted), None, losses)
+        predictions = {self.tasks[task].name: features[:, place, 0] for place, task in enumerate(wanted)}
+        return NetworkOutput(predictions, None, losses)
+
+    def learning_rate_factors(self) -> dict[nn.Parameter, float]:
+        """Return by how much some parameters learn faster: a step trains one task's row of T of a gate."""
+        gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]
+        return {parameter: float(len(self.tasks)) for gate in gates for parameter in gate.parameters()}
+
+
+def chain(factories: Sequence[Factory], shape: Shape) -> tuple[nn.Module, Shape]:
+    """Build modules one after the other; return them and the shape of the last one's output."""
+    modules = []
+    for factory in factories:
+        modules.append(factory(input_dim=shape))
+        shape = modules[-1].output_dim
+    return nn.Sequential(*modules), shape

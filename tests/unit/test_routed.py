@@ -1,0 +1,166 @@
+"""Routed layers and networks: what is averaged, what is skipped, what learns faster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtl.gates import CometGate, DSelectKGate, FixedGate, GumbelMatrixGate
+from mtl.module import MultiTaskModule
+from mtl.networks.bottom import bottom_for
+from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
+from mtl.networks.heads import Heads
+from mtl.networks.routed import RoutedLayer, RoutedNetwork
+from mtl.types import Batch, DataSpec, Image, InputError, Numeric, TaskSpec
+
+TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "regression")]
+VECTORS = DataSpec({"x": Numeric(5)}, TASKS)
+IMAGES = DataSpec({"image": Image(1, 12, 12, 0.1, 0.3)}, TASKS)
+
+
+def fixed(rows: list[list[float]]) -> partial[FixedGate]:
+    return partial(FixedGate, num_tasks=len(rows), weights=rows)
+
+
+def dense_network(gate: object, spec: DataSpec = VECTORS, **options: object) -> RoutedNetwork:
+    layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 3}] * 2
+    return RoutedNetwork(spec, bottom_for, layers, gate, partial(Heads), **options)
+
+
+def test_layer_averages_the_connected_components() -> None:
+    components = [partial(DenseLayers, units=[4]) for _ in range(3)]
+    layer = RoutedLayer(5, components, fixed([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
+    x = torch.randn(7, 5)
+    y, _ = layer(x, None)
+    outputs = [component(x) for component in layer.components]
+    assert torch.allclose(y[0], (outputs[0] + outputs[1]) / 2)
+    assert torch.allclose(y[1], outputs[2])
+    different = torch.randn(2, 7, 5)  # after the first layer each task has an input of its own
+    y, _ = layer(different, None)
+    assert torch.allclose(y[0], (layer.components[0](different[0]) + layer.components[1](different[0])) / 2)
+    assert torch.allclose(y[1], layer.components[2](different[1]))
+    assert torch.allclose(layer(different[1:], [1])[0], y[1:])
+
+
+class Counting(Component):
+    def __init__(self, input_dim: int) -> None:
+        super().__init__()
+        self.output_dim, self.rows = input_dim, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        return x
+
+
+def test_components_that_nobody_uses_are_not_evaluated() -> None:
+    layer = RoutedLayer(5, [Counting] * 3, fixed([[1.0, 0.0, 0.0], [0.5, 0.0, 0.5]]))
+    layer(torch.randn(2, 7, 5), None)
+    assert [component.rows for component in layer.components] == [14, 0, 7]
+    drawn = RoutedLayer(5, [Counting] * 3, partial(GumbelMatrixGate, num_tasks=2, initial_probability=0.01))
+    drawn(torch.randn(2, 7, 5), None)
+    assert [component.rows for component in drawn.components] == [14, 14, 14]  # what is off gets a gradient too
+    y, _ = drawn.eval()(torch.randn(2, 7, 5), None)
+    assert not y.any()  # no connection at all: zeros
+    assert y.shape == (2, 7, 5)
+
+
+@pytest.mark.parametrize("spec", [VECTORS, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize(
+    "gate", [GumbelMatrixGate, FixedGate, partial(DSelectKGate, k=2), partial(CometGate, k=2, entropy_weight=0.1)]
+)
+def test_networks_predict_all_tasks_or_one(spec: DataSpec, gate: object) -> None:
+    if spec is VECTORS:
+        network = dense_network(gate)
+        inputs = {"x": torch.randn(6, 5)}
+    else:
+        convolutions = partial(Convolutions, channels=4, kernels=[3])
+        pooling = partial(Pooling, kind="average", kernel=2, stride=2)
+        layers = [{"components": [convolutions] * 3, "after": [pooling]}, {"components": [convolutions], "copies": 2}]
+        network = RoutedNetwork(spec, bottom_for, layers, gate, partial(Heads), dropout=0.5)
+        inputs = {"image": torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8)}
+    output = network(inputs)
+    assert {name: tuple(value.shape) for name, value in output.predictions.items()} == {
+        "a": (6,),
+        "b": (6, 3),
+        "c": (6,),
+    }
+    (
+        sum(value.square().mean() for value in output.predictions.values())
+        + sum(output.losses.values(), torch.zeros(()))
+    ).backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    network.eval()
+    everything = network(inputs).predictions
+    for task in "abc":
+        alone = network(inputs, [task]).predictions
+        assert list(alone) == [task]
+        assert torch.allclose(alone[task], everything[task], atol=1e-6)
+
+
+def test_gates_learn_as_much_faster_as_there_are_tasks() -> None:
+    network = dense_network(GumbelMatrixGate)
+    module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
+    slow, fast = module.configure_optimizers().param_groups
+    assert (slow["lr"], fast["lr"]) == (0.1, pytest.approx(0.3))
+    assert [p.shape for p in fast["params"]] == [(3, 3), (3, 3)]
+    assert len(slow["params"]) + 2 == len(list(network.parameters()))
+    plain = MultiTaskModule(dense_network(FixedGate), TASKS, partial(torch.optim.SGD, lr=0.1))
+    assert len(plain.configure_optimizers().param_groups) == 1
+
+
+def test_no_heads() -> None:
+    spec = DataSpec({"x": Numeric(5)}, [TaskSpec("a", "regression"), TaskSpec("c", "regression")])
+    layers = [{"components": [partial(DenseLayers, units=[4, 1], linear_end=True)] * 2}]
+    network = RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
+    assert {name: value.shape for name, value in network({"x": torch.randn(6, 5)}).predictions.items()} == {
+        "a": (6,),
+        "c": (6,),
+    }
+    layers = [{"components": [partial(DenseLayers, units=[4])] * 2}]
+    with pytest.raises(InputError, match=r"network.heads=null: the last layer gives 4 numbers, not one"):
+        RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
+
+
+def test_super_batches_add_the_losses_of_their_tasks() -> None:
+    network = dense_network(FixedGate)
+    module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
+    module.log = lambda *args, **kwargs: None
+    first = Batch({"x": torch.randn(6, 5)}, {"a": torch.randn(6)})
+    second = Batch({"x": torch.randn(4, 5)}, {"b": torch.tensor([0, 1, 2, -100])})
+    alone = [module.training_step(batch, 0)["loss"] for batch in (first, second)]
+    assert torch.allclose(module.training_step([first, second], 0)["loss"], sum(alone))
+
+
+@pytest.mark.parametrize(
+    ("component", "expected"),
+    [
+        (partial(Convolutions, channels=6, kernels=[3, 3], same=True, groups=2), (6, 9, 11)),
+        (partial(Convolutions, channels=6, kernels=[[1, 7], [7, 1]], same=True, stride=2), (6, 5, 6)),
+        (partial(Convolutions, channels=6, kernels=[5]), (6, 5, 7)),
+        (partial(Pooling, kind="max", kernel=3, same=True), (4, 9, 11)),
+        (partial(Pooling, kind="average", kernel=3, same=True, stride=2), (4, 5, 6)),
+        (partial(Pooling, kind="average", kernel=2, stride=2), (4, 4, 5)),
+        (Identity, (4, 9, 11)),
+        (partial(Identity, stride=2), (4, 5, 6)),
+        (partial(NormRelu, groups=2), (4, 9, 11)),
+    ],
+)
+def test_components_say_their_shape(component: object, expected: tuple[int, int, int]) -> None:
+    built = component(input_dim=(4, 9, 11))
+    assert built.output_dim == expected
+    assert tuple(built(torch.randn(2, 4, 9, 11)).shape) == (2, *expected)
+
+
+def test_bad_layers() -> None:
+    with pytest.raises(InputError, match="different shapes"):
+        RoutedLayer(5, [partial(DenseLayers, units=[4]), partial(DenseLayers, units=[3])], fixed([[0.5, 0.5]]))
+    with pytest.raises(InputError, match=r"layers\[0\]: no such option: component"):
+        RoutedNetwork(VECTORS, bottom_for, [{"components": [], "component": []}], FixedGate, Heads)
+    with pytest.raises(InputError, match="nothing is left"):
+        Convolutions((1, 4, 4), channels=2, kernels=[5])
+    with pytest.raises(InputError, match="kind=min"):
+        Pooling((1, 4, 4), kind="min", kernel=2)
+    assert isinstance(Identity(5).body, nn.Identity)
