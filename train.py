@@ -31,6 +31,7 @@ HARMLESS_WARNINGS = (
     ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
     ".*smaller than the logging interval.*",  # of small data the values of each epoch tell enough
+    ".*Grad strides do not match bucket view strides.*",  # of a dimension of size 1, whose stride means nothing
     ".*recommended to use .self.log.*sync_dist.*",  # what we log is of all processes already
 )
 

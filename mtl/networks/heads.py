@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from mtl.experts.dense import StackedDense, StackedLinear
@@ -21,6 +22,7 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         self.tasks = list(tasks)
+        self.input_dim, self.units, self.dropout = input_dim, list(units), dropout
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)
         self.members: dict[int, list[int]] = {}  # number of outputs -> the tasks that have it
         for index, task in enumerate(self.tasks):
@@ -48,6 +50,19 @@ class Heads(nn.Module):
                 task = self.tasks[wanted[place]]
                 predictions[task.name] = value if task.kind == "multiclass" else value.squeeze(-1)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
+
+    @torch.no_grad()
+    def only(self, place: int) -> Heads:
+        """Return the head of one task, with copies of its parameters."""
+        task = self.tasks[place]
+        head = Heads([task], self.input_dim, self.units, self.dropout)
+        row = self.members[task.num_classes].index(place)
+        pairs = list(zip(head.hidden.parameters(), self.hidden.parameters(), strict=True))
+        for new, old in pairs:
+            new.copy_(old[[place]])
+        for new, old in zip(head.output.parameters(), self.output[str(task.num_classes)].parameters(), strict=True):
+            new.copy_(old[[row]])
+        return head.train(self.training)
 
 
 def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:

@@ -1,0 +1,108 @@
+"""What is cut out for one task gives what the whole network gives, and costs less."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from mtl.experts.conv import StackedConv
+from mtl.experts.dense import StackedDense
+from mtl.flops import forward_flops
+from mtl.gates import CometGate, FixedGate, GumbelMatrixGate, SoftmaxGate, TopKGate
+from mtl.networks.baselines import SharedBottom
+from mtl.networks.bottom import bottom_for
+from mtl.networks.components import Convolutions, DenseLayers, Pooling
+from mtl.networks.heads import Heads
+from mtl.networks.mmoe import MMoE
+from mtl.networks.routed import RoutedNetwork
+from mtl.permutation import Permutation
+from mtl.prune import prune, savings
+from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec
+
+TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "binary"), TaskSpec("d", "binary")]
+ROWS = DataSpec({"id": Categorical(9), "x": Numeric(3)}, TASKS)
+IMAGES = DataSpec({"image": Image(1, 12, 12, 0.1, 0.3)}, TASKS)
+INPUTS = {
+    "rows": {"id": torch.arange(8), "x": torch.linspace(-1, 1, 24).view(8, 3)},
+    "images": {"image": (torch.arange(8 * 144) % 251).to(torch.uint8).view(8, 1, 12, 12)},
+}
+HEADS = partial(Heads, units=[6], dropout=0.3)
+
+
+def routed(spec: DataSpec) -> RoutedNetwork:
+    gate = partial(GumbelMatrixGate, initial_probability=0.5)
+    if spec is ROWS:
+        layers = [{"components": [partial(DenseLayers, units=[7])], "copies": 4}] * 2
+        network = RoutedNetwork(spec, partial(bottom_for, embedding_dim=5), layers, gate, HEADS, dropout=0.5)
+    else:
+        conv, pool = (
+            partial(Convolutions, channels=4, kernels=[3]),
+            partial(Pooling, kind="average", kernel=2, stride=2),
+        )
+        layers = [{"components": [conv], "copies": 3, "after": [pool]}] * 2
+        network = RoutedNetwork(spec, bottom_for, layers, gate, HEADS)
+    with torch.no_grad():
+        for layer in network.layers:
+            layer.gate.logits.normal_()
+        network.layers[0].gate.logits[3] = -1.0  # task d has no connection there
+    return network
+
+
+def mixture(spec: DataSpec, gate: object, **options: object) -> MMoE:
+    experts = partial(StackedDense, units=[6, 5], dropout=0.3)
+    if spec is IMAGES:
+        experts = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[5])
+    return MMoE(spec, 6, partial(bottom_for, embedding_dim=5), experts, gate, HEADS, static_gate=True, **options)
+
+
+NETWORKS = {
+    "routed": lambda: (routed(ROWS), "rows"),
+    "routed images": lambda: (routed(IMAGES), "images"),
+    "topk": lambda: (mixture(ROWS, partial(TopKGate, k=2)), "rows"),
+    "topk+": lambda: (mixture(ROWS, partial(TopKGate, k=2), permutation=Permutation), "rows"),
+    "comet": lambda: (mixture(ROWS, partial(CometGate, k=2)), "rows"),
+    "conv": lambda: (mixture(IMAGES, partial(FixedGate, pattern="random", k=2)), "images"),
+    "matrix": lambda: (mixture(IMAGES, partial(GumbelMatrixGate, initial_probability=0.5)), "images"),
+}
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_pruned_equals_whole_and_costs_less(name: str) -> None:
+    torch.manual_seed(3)
+    network, kind = NETWORKS[name]()
+    inputs = INPUTS[kind]
+    before = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, torch.Tensor)}
+    whole = network.eval()(inputs).predictions
+    for task in "abcd":
+        pruned = prune(network, task).eval()
+        assert torch.allclose(pruned(inputs).predictions[task], whole[task], atol=1e-6)
+        names = [key for key, _ in pruned.named_parameters()]
+        assert not any("gate" in key or "logits" in key or "permutation" in key for key in names)
+        report = savings(network, pruned, inputs)
+        assert report.pruned_parameters == sum(p.numel() for p in pruned.parameters()) < report.parameters
+        assert report.pruned_flops == forward_flops(pruned, inputs) < report.flops
+    after = network.state_dict()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())  # the network itself is left alone
+
+
+def test_flops_by_hand() -> None:
+    layers = [{"components": [partial(DenseLayers, units=[7])], "copies": 3}]
+    gate = partial(FixedGate, weights=[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    spec = DataSpec({"x": Numeric(3)}, [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 4)])
+    network = RoutedNetwork(spec, bottom_for, layers, gate, Heads)
+    inputs = {"x": torch.randn(2, 3)}
+    assert savings(network, prune(network, "a"), inputs).pruned_flops == 2 * 3 * 7 + 2 * 7
+    assert savings(network, prune(network, "b"), inputs).pruned_flops == 2 * 2 * 3 * 7 + 2 * 7 * 4
+    assert savings(network, prune(network, "b"), inputs).pruned_parameters == 2 * (3 * 7 + 7) + 7 * 4 + 4
+
+
+def test_what_cannot_be_pruned() -> None:
+    experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
+    with pytest.raises(InputError, match="looks at the example"):
+        prune(MMoE(ROWS, 4, bottom, experts, SoftmaxGate, Heads), "a")
+    with pytest.raises(InputError, match="no task 'z'; there are a, b, c, d"):
+        prune(routed(ROWS), "z")
+    with pytest.raises(InputError, match="SharedBottom cannot be pruned"):
+        prune(SharedBottom(ROWS, bottom, experts, Heads), "a")
