@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
+from tests.omniglot_files import write_omniglot
 from tests.rating_files import write_books, write_jester
 from tests.svhn_files import write_svhn
 
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with movies, jokes and books rated, 120 + 40 digits and clothes, 90 house numbers, 36 faces."""
+    """Return a folder with small files of every data set that has any."""
     root = tmp_path_factory.mktemp("data")
     (root / "ml-1m").mkdir()
     pairs = random.Random(0).sample([(u, i) for u in range(1, 41) for i in range(1, 61)], 600)
@@ -26,5 +28,6 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_svhn(root / "SVHN", {"train": 40, "extra": 30, "test": 20})
     write_celeba(root / "celeba", (20, 8, 8))
     write_jester(root / "jester" / "jester-data-tiny.csv")
+    write_omniglot(root / "omniglot-py" / "images_background", dict.fromkeys(ALPHABETS, 2))
     write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
     return root

@@ -19,7 +19,7 @@ NEEDS = {  # what a file only makes sense with
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],
     "network/gate_trunk=conv": ["data=multi_mnist"],
-    "network=routed_mnists": ["data=multi_mnist", "gate=gumbel_matrix"],
+    "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those

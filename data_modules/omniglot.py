@@ -1,0 +1,109 @@
+"""Omniglot: an alphabet is a task (Meyerson & Miikkulainen 2018; Maziarz et al. 2019, section 5.2)."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_modules import omniglot_files
+from data_modules.images import pixel_statistics
+from data_modules.tasks import TasksDataModule
+from mtl.types import Batch, DataSpec, Image, InputError, TaskSpec, require
+
+logger = logging.getLogger(__name__)
+
+# The first 20 of the order of alphabets that the papers share
+NAMES = """
+    Gujarati Sylheti Arcadian Tibetan Old_Church_Slavonic_(Cyrillic) Angelic Malay_(Jawi_-_Arabic) Sanskrit Cyrillic
+    Anglo-Saxon_Futhorc Syriac_(Estrangelo) Ge_ez Japanese_(katakana) Keble Manipuri Alphabet_of_the_Magi Gurmukhi
+    Korean Early_Aramaic Atemayar_Qelisayer
+"""
+ALPHABETS = tuple(NAMES.split())
+SHARES = (10, 4, 6)  # of the 20 drawings of a character, for train, val and test
+SPLITS = ("train", "val", "test")
+
+
+class OmniglotDataModule(TasksDataModule):
+    """Alphabets as tasks, named like their folders: which of its characters a drawing shows.
+
+    ``alphabets`` of either part of Omniglot; None takes the 20 of the papers. The 20 drawings of each character are
+    split into 10 / 4 / 6 at random, by ``seed`` and the alphabet alone. Input: ``image`` ``[B, 1, side, side]`` of
+    uint8, strokes bright on 0; the drawings have 105 x 105 pixels, a smaller ``side`` takes means of areas.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        alphabets: Sequence[str] | None = None,
+        side: int = omniglot_files.SIDE,
+        download: bool = True,
+        base_url: str | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        names = list(ALPHABETS if alphabets is None else alphabets)
+        good = not isinstance(alphabets, str) and 0 < len(names) == len(set(names))
+        require(
+            good, f"data.alphabets={alphabets}: must be a list of folders, each once, as in [Greek,Korean], or null"
+        )
+        good = isinstance(side, int) and 1 <= side <= omniglot_files.SIDE
+        require(good, f"data.side={side}: must be a number of pixels from 1 to {omniglot_files.SIDE}")
+        self.names, self.side = names, side
+        self.folder, self.cache = (Path(data_dir).expanduser() / name for name in ("omniglot-py", "cache"))
+        self.download, self.base_url = download, base_url
+
+    def prepare_data(self) -> None:
+        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        omniglot_files.prepare(self.folder, self.names, self.download, self.base_url)
+        for name in self.names:
+            self._read(name)
+
+    def _read(self, name: str) -> tuple[Tensor, Tensor]:
+        folder = omniglot_files.alphabets(self.folder).get(name)
+        if folder is None:
+            raise InputError(f"{self.folder} has no alphabet {name}; prepare_data() fetches it")
+        return omniglot_files.read(folder, self.side, self.cache)
+
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
+        """Return the description and the splits; every drawing is in exactly one of them."""
+        specs, odd = [], []
+        tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
+        for name in self.names:
+            image, character = self._read(name)
+            counts = character.bincount()
+            specs.append(TaskSpec(name, "multiclass", len(counts)))
+            odd += [f"{name} has {count}" for count in counts.tolist() if count != sum(SHARES)]
+            rows = Batch({"image": image}, {name: character})
+            for split, index in zip(SPLITS, resplit(name, character, self._generator(name)), strict=True):
+                tasks[split][name] = rows.select(index)
+        if odd:
+            text = "%d characters have other than %d drawings (%s of one); split by the same shares"
+            logger.warning(text, len(odd), sum(SHARES), odd[0])
+        mean, std = pixel_statistics(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
+        return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
+
+
+def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Tensor]:
+    """Return the rows of train, val and test, at random; each ``character [N]`` is split by ``SHARES`` for itself.
+
+    ``name`` says in messages whose rows they are.
+    """
+    parts: list[list[Tensor]] = [[], [], []]
+    for number in range(int(character.max()) + 1):
+        rows = (character == number).nonzero()[:, 0]
+        held_out = [round(len(rows) * share / sum(SHARES)) for share in SHARES[1:]]
+        sizes = [len(rows) - sum(held_out), *held_out]
+        require(min(sizes) >= 1, f"{name}: {len(rows)} drawings of a character are too few for train, val and test")
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        for part, chosen in zip(parts, order.split(sizes), strict=True):
+            part.append(chosen)
+    return [torch.cat(part) for part in parts]

@@ -1,0 +1,134 @@
+"""Read Omniglot's drawings in their official layout; fetch them where they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import mtl  # noqa: F401  (first: it makes torchvision importable)
+
+# isort: split
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.datasets import Omniglot
+
+from data_modules.archive import extract_zip
+from data_modules.cache import cached, locked
+from data_modules.download import fetch
+from mtl.types import InputError, require
+
+FORMAT = 1  # of the cache; count up when its content changes
+SIDE = 105
+PARTS = ("images_background", "images_evaluation")
+
+
+def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str | None = None) -> None:
+    """Bring the alphabets ``wanted`` into ``folder``; do nothing where they are. Raises ``InputError``.
+
+    They are looked for in one archive after the other, beginning with those that are there.
+    """
+    if not _missing(folder, wanted):
+        return
+    with locked(folder / ".fetch.lock", f"fetching Omniglot into {folder}"):
+        for part in sorted(PARTS, key=lambda part: not (folder / f"{part}.zip").exists()):
+            archive = folder / f"{part}.zip"
+            url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
+            if _missing(folder, wanted):
+                by_hand = f"get {url} elsewhere and put it at {archive}, or {_choose(folder)}"
+                if download:
+                    fetch(url, archive, md5=Omniglot.zips_md5[part], by_hand=by_hand)
+                what = f"{folder} has no alphabet {', '.join(_missing(folder, wanted))} and data.download=false"
+                require(archive.exists(), f"{what}: set it to true, or {by_hand}")
+                _unpack(archive, folder, part)
+        missing = ", ".join(_missing(folder, wanted))
+        require(not missing, f"data.alphabets: Omniglot has no {missing}; {_choose(folder)}")
+
+
+def _unpack(archive: Path, folder: Path, part: str) -> None:
+    """Unpack ``archive`` beside and rename: an alphabet is there whole or not at all; one that is there stays."""
+    beside = folder / f".{part}"
+    extract_zip(archive, beside)
+    require((beside / part).is_dir(), f"{archive} holds no folder {part}: delete it and start again")
+    (folder / part).mkdir(exist_ok=True)
+    for alphabet in sorted((beside / part).iterdir()):
+        if not (folder / part / alphabet.name).exists():
+            os.replace(alphabet, folder / part / alphabet.name)
+    shutil.rmtree(beside)
+
+
+def alphabets(folder: Path) -> dict[str, Path]:
+    """Return the folders of the alphabets that are there, by name."""
+    found = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
+    return {path.name: path for path in sorted(found, key=lambda path: path.name)}
+
+
+def _missing(folder: Path, wanted: Iterable[str]) -> list[str]:
+    there = alphabets(folder)
+    return [name for name in wanted if name not in there]
+
+
+def _choose(folder: Path) -> str:
+    return f"choose data.alphabets among those in {folder}: {', '.join(alphabets(folder)) or 'none'}"
+
+
+def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
+    """Return the drawings ``[N, 1, side, side]`` (uint8) and characters ``[N]`` (int64) of an alphabet's folder.
+
+    What was parsed is kept in the folder ``cache`` for as long as no file changes.
+    """
+    key: list[str | int] = [FORMAT, side]
+    for file in _files(alphabet):
+        stat = file.stat()
+        key += [file.parent.name, file.name, stat.st_size, stat.st_mtime_ns]
+    content = cached(cache / f"omniglot-{alphabet.name}.pt", lambda: parse(alphabet, side), key)
+    return content["image"], content["character"]
+
+
+def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
+    """Return ``image [N, 1, side, side]`` (uint8) and ``character [N]`` (int64), in the order of the files' names.
+
+    The files are black on white, stored are bright strokes on 0: 255 - value.
+    """
+    names = sorted(path.name for path in alphabet.glob("character*"))
+    require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it takes two")
+    files = _files(alphabet)
+    character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
+    empty = [name for name, count in zip(names, character.bincount(minlength=len(names)), strict=True) if not count]
+    require(not empty, f"{alphabet} has no drawings (*.png) in {', '.join(empty)}: delete it and start again")
+    image = torch.stack([255 - decode(file) for file in files])
+    return {"image": reduced(image, side)[:, None], "character": character}
+
+
+def _files(alphabet: Path) -> list[Path]:
+    return sorted(alphabet.glob("character*/[!.]*.png"))
+
+
+def decode(file: Path) -> Tensor:
+    """Return the grey levels ``[105, 105]`` (uint8) of a file. Raises ``InputError``."""
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            if (width, height) == (SIDE, SIDE):
+                return torch.from_numpy(np.array(image.convert("L")))
+    except Exception as error:  # damaged bytes make the decoder raise nearly anything
+        raise InputError(f"{file} is damaged ({error}): delete {file.parents[1]} and start again") from error
+    raise InputError(
+        f"{file} has {height} x {width} pixels, Omniglot's drawings have {SIDE} x {SIDE}: delete {file.parents[1]} and "
+        f"start again"
+    )
+
+
+def reduced(images: Tensor, side: int) -> Tensor:
+    """Return ``images [N, 105, 105]`` as ``[N, side, side]`` (uint8): each pixel the mean of the area it covers."""
+    if side == SIDE:
+        return images
+    edges = torch.arange(side + 1, dtype=torch.float64) * SIDE / side
+    begin, end = edges[:-1, None], edges[1:, None]
+    pixel = torch.arange(SIDE, dtype=torch.float64)
+    overlap = (torch.minimum(end, pixel + 1) - torch.maximum(begin, pixel)).clamp(min=0)  # [side, 105]
+    share = (overlap * side / SIDE).float()
+    return (share @ images.float() @ share.T).round().to(torch.uint8)

@@ -1,0 +1,76 @@
+"""Simulate pairs of regression tasks whose relatedness is chosen (Ma et al. 2018, section 3.2; Maziarz et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_modules.synthetic_moe import check_rows
+from data_modules.tasks import TasksDataModule
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+
+
+class SyntheticPairsDataModule(TasksDataModule):
+    """Two related regression tasks a pair; every task has inputs ``x [B, D]`` ~ N(0, I) of its own.
+
+    y = w.x + sum_i sin(alpha_i w.x + beta_i) + e, i = 1..``num_sines``, e ~ N(0, ``noise``^2). The tasks ``task_p_0``
+    and ``task_p_1`` of pair p have w = u and w = ``rho`` u + sqrt(1 - ``rho``^2) v; u and v of all pairs are
+    orthonormal, so tasks of different pairs are unrelated. Ma et al. publish neither alpha nor beta: alpha_i = i and
+    beta_i = (i - 1)^2 are those of Maziarz et al., for all tasks. ``rows`` are the sizes of train, val and test of each
+    task. ``extras["task_group"] [T]`` tells a task's pair, ``extras["task_weight"] [T, D]`` its w.
+    """
+
+    def __init__(
+        self,
+        num_pairs: int = 1,
+        rho: float = 1.0,
+        rows: Sequence[int] = (10_000, 2_000, 2_000),
+        input_dim: int = 128,
+        num_sines: int = 6,
+        noise: float = 0.01,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        require(num_pairs >= 1, f"data.num_pairs={num_pairs}: must be at least 1")
+        require(-1 <= rho <= 1, f"data.rho={rho}: must lie in [-1, 1]")
+        fits = input_dim >= 2 * num_pairs
+        require(
+            fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
+        )
+        require(num_sines >= 0, f"data.num_sines={num_sines}: must be at least 0")
+        require(noise >= 0, f"data.noise={noise}: must be at least 0")
+        check_rows(rows)
+        self.num_pairs, self.rho, self.rows, self.input_dim = num_pairs, rho, list(rows), input_dim
+        self.num_sines, self.noise = num_sines, noise
+
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        weight = draw_weights(self.num_pairs, self.input_dim, self.rho, generator)  # [T, D]
+        names = [f"task_{pair}_{place}" for pair in range(self.num_pairs) for place in range(2)]
+        tasks: dict[str, dict[str, Batch]] = {split: {} for split in ("train", "val", "test")}
+        for name, vector in zip(names, weight, strict=True):
+            x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
+            y = response(x @ vector, self.num_sines) + self.noise * torch.randn(len(x), generator=generator)
+            for split, inputs, labels in zip(tasks, x.split(self.rows), y.split(self.rows), strict=True):
+                tasks[split][name] = Batch({"x": inputs}, {name: labels})
+        group = torch.arange(self.num_pairs).repeat_interleave(2)
+        specs = [TaskSpec(name, "regression") for name in names]
+        extras = {"task_group": group, "task_weight": weight}
+        return DataSpec({"x": Numeric(self.input_dim)}, specs, extras), tasks
+
+
+def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Generator) -> Tensor:
+    """Return unit vectors ``[2 * pairs, input_dim]``; the two of a pair have the product ``rho``, others 0."""
+    numbers = torch.randn(input_dim, 2 * pairs, generator=generator, dtype=torch.float64)
+    first, second = torch.linalg.qr(numbers).Q.T.reshape(pairs, 2, input_dim).unbind(1)
+    related = rho * first + (1 - rho**2) ** 0.5 * second
+    return torch.stack([first, related], 1).flatten(0, 1).float()
+
+
+def response(projection: Tensor, num_sines: int) -> Tensor:
+    """Return z + sum_i sin(i z + (i - 1)^2), i = 1..``num_sines``, for ``projection`` z ``[N]``."""
+    place = torch.arange(1, num_sines + 1)
+    return projection + torch.sin(projection[:, None] * place + (place - 1) ** 2).sum(1)

@@ -1,0 +1,147 @@
+"""Four MNISTs: which way they are rotated, who is validated on what, what is shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets import MNIST
+
+from data_modules.four_mnists import FourMNISTsDataModule, clockwise
+from mtl.types import Batch, InputError, TaskSpec
+from tests.digit_files import write_digits
+from tests.file_server import serving
+
+TASKS = ["mnist_1", "mnist_2", "rotated_1", "rotated_2"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_digits(folder / "MNIST" / "raw")
+    return folder
+
+
+def module(root: Path, **options: Any) -> FourMNISTsDataModule:
+    data = FourMNISTsDataModule(str(root), **{"batch_size": 10, "eval_batch_size": 16, "download": False} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def numbers(task: str, rows: Batch) -> list[int]:
+    """Return the numbers of the images, which stand in their last pixels: at the lower right, or the lower left."""
+    image = rows.inputs["image"][:, 0].long()
+    low, high = (
+        (image[:, 27, 0], image[:, 26, 0]) if task.startswith("rotated") else (image[:, 27, 27], image[:, 27, 26])
+    )
+    return (low + 250 * high).tolist()
+
+
+def test_rotation_is_clockwise() -> None:
+    corner = torch.tensor([[[1, 2, 3], [4, 5, 6]]])
+    assert clockwise(corner).tolist() == [[[4, 1], [5, 2], [6, 3]]]  # what was on the left is on top
+    image = torch.zeros(1, 28, 28, dtype=torch.uint8)
+    image[0, 0, 5] = 9  # on the upper edge
+    assert clockwise(image)[0, 5, 27] == 9  # on the right edge
+
+
+def test_images_are_those_of_the_files(root: Path) -> None:
+    raw = (root / "MNIST" / "raw" / "train-images-idx3-ubyte").read_bytes()[16:]
+    labels = (root / "MNIST" / "raw" / "train-labels-idx1-ubyte").read_bytes()[8:]
+    images = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, 28, 28)
+    for task, rows in module(root).tasks["train"].items():
+        found = numbers(task, rows)
+        expected = images[found]
+        if task.startswith("rotated"):
+            expected = expected.transpose(1, 2).flip(2)
+        assert torch.equal(rows.inputs["image"][:, 0], expected)
+        assert rows.targets[task].tolist() == [labels[number] for number in found]
+
+
+def test_splits_of_each_task(root: Path) -> None:
+    tasks = module(root).tasks
+    assert {split: list(rows) for split, rows in tasks.items()} == dict.fromkeys(("train", "val", "test"), TASKS)
+    held_out = set()
+    for task in TASKS:
+        train, val, test = (numbers(task, tasks[split][task]) for split in ("train", "val", "test"))
+        assert (len(train), len(val), len(test)) == (100, 20, 40)
+        assert sorted(train + val) == list(range(120))
+        assert test == list(range(120, 160))
+        assert list(tasks["val"][task].targets) == [task]
+        held_out.add(frozenset(val))
+    assert len(held_out) == 1  # no task is trained on what another one is validated on
+
+
+def test_copies_are_shuffled_differently(root: Path) -> None:
+    order: dict[str, list[int]] = {task: [] for task in TASKS}
+    for batch in module(root).train_dataloader():
+        [task] = batch.targets
+        assert batch.inputs["image"].shape == (10, 1, 28, 28)
+        order[task] += numbers(task, batch)
+    assert all(len(found) == 100 for found in order.values())
+    assert len({tuple(found[:10]) for found in order.values()}) == 4
+
+
+def test_copies_share_memory(root: Path) -> None:
+    tasks = module(root).tasks
+    for kind in ("mnist", "rotated"):
+        for split in ("train", "test"):
+            one, two = (tasks[split][f"{kind}_{copy}"].inputs["image"].untyped_storage() for copy in (1, 2))
+            assert one.data_ptr() == two.data_ptr()
+
+
+def test_rows_are_a_cap(root: Path) -> None:
+    tasks, full = module(root, rows=[30, 5, 1000]).tasks, module(root).tasks
+    for task in TASKS:
+        assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
+        assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])
+
+
+def test_identical_for_the_same_seed(root: Path) -> None:
+    one, again, other = (module(root, seed=seed).tasks["train"] for seed in (3, 3, 4))
+    for task in TASKS:
+        assert torch.equal(one[task].inputs["image"], again[task].inputs["image"])
+        assert not torch.equal(one[task].inputs["image"], other[task].inputs["image"])
+
+
+def test_description(root: Path) -> None:
+    data = module(root)
+    pixels = data.tasks["train"]["rotated_1"].inputs["image"].double() / 255
+    image = data.spec.inputs["image"]
+    assert (image.channels, image.height, image.width) == (1, 28, 28)
+    assert image.mean == pytest.approx(float(pixels.mean()), abs=0.01)
+    assert image.std == pytest.approx(float(pixels.std(correction=0)), abs=0.01)
+    assert data.spec.tasks == [TaskSpec(task, "multiclass", 10) for task in TASKS]
+
+
+def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = write_digits(tmp_path / "server", compressed=True)
+    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
+    with serving(tmp_path / "server") as url:
+        data = module(tmp_path / "data", download=True, base_url=url)
+        assert len(data.tasks["train"]["mnist_1"]) == 100
+        (tmp_path / "server" / "t10k-labels-idx1-ubyte.gz").unlink()
+        with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz .*answered 404"):
+            module(tmp_path / "other", download=True, base_url=url)
+    monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
+    with pytest.raises(InputError, match=r"cannot download train-images-idx3-ubyte\.gz .*md5 is"):
+        module(tmp_path / "third", download=True, base_url=(tmp_path / "server").as_uri())
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte is missing and data.download=false"):
+        module(tmp_path)
+    write_digits(tmp_path / "MNIST" / "raw", train=5)
+    with pytest.raises(InputError, match="MNIST: 5 images are too few for training and validation"):
+        module(tmp_path)
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(InputError, match="damaged"):
+        module(tmp_path)
+    with pytest.raises(InputError, match=r"data\.rows=\[10, 10\]: must be three sizes"):
+        module(tmp_path, rows=[10, 10])
+    with pytest.raises(InputError, match=r"data\.rows=\[10, 0, 10\]"):
+        module(tmp_path, rows=[10, 0, 10])
