@@ -22,7 +22,7 @@ class Component(nn.Module):
 class Convolutions(Component):
     """Convolutions of ``channels`` filters, each followed by GroupNorm (if ``groups``) and relu.
 
-    ``kernels``: one per convolution, a number or (height, width). The first has ``stride``; ``same`` pads to keep
+    ``kernels``: one per convolution, a number or (height, width). The last has ``stride``; ``same`` pads to keep
     height and width.
     """
 
@@ -40,7 +40,7 @@ class Convolutions(Component):
         parts: list[nn.Module] = []
         for place, kernel in enumerate(kernels):
             size = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
-            step = stride if place == 0 else 1
+            step = stride if place == len(kernels) - 1 else 1
             pad = (size[0] // 2, size[1] // 2) if same else (0, 0)
             parts.append(nn.Conv2d(width, channels, size, step, pad))
             parts += [nn.GroupNorm(groups, channels)] if groups else []

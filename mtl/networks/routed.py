@@ -20,14 +20,21 @@ Factory = Callable[..., Component]
 class RoutedLayer(nn.Module):
     """Mix the outputs of C components, for each task with the weights of a static gate; then ``after``.
 
-    ``components`` and ``after`` are lists of factories ``(input_dim=)``; all components give outputs of one shape.
+    ``components`` and ``after`` are lists of factories ``(input_dim=)``; all components give outputs of one shape, and
+    are built with ``stride`` where one is given.
     """
 
     def __init__(
-        self, input_dim: Shape, components: Sequence[Factory], gate: Callable[..., Gate], after: Sequence[Factory] = ()
+        self,
+        input_dim: Shape,
+        components: Sequence[Factory],
+        gate: Callable[..., Gate],
+        after: Sequence[Factory] = (),
+        stride: int | None = None,
     ) -> None:
         super().__init__()
-        built = [component(input_dim=input_dim) for component in components]
+        options = {} if stride is None else {"stride": stride}
+        built = [component(input_dim=input_dim, **options) for component in components]
         shapes = {component.output_dim for component in built}
         require(len(shapes) == 1, f"components of one routed layer give different shapes: {sorted(map(str, shapes))}")
         self.components = nn.ModuleList(built)
@@ -64,7 +71,7 @@ class RoutedLayer(nn.Module):
 class RoutedNetwork(nn.Module):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
-    ``layers``: a list of ``{components, after}`` (factories, see ``RoutedLayer``), each with ``copies`` of every one of
+    ``layers``: a list of ``{components, after, stride}`` (see ``RoutedLayer``), each with ``copies`` of every one of
     its components. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` makes the gate of a layer. ``dropout``
     of the features before the heads. ``heads=None``: the last layer's outputs, one number, are the predictions.
     """
@@ -90,10 +97,10 @@ class RoutedNetwork(nn.Module):
 
         self.layers = nn.ModuleList()
         for place, layer in enumerate(layers):
-            unknown = set(layer) - {"components", "after", "copies"}
+            unknown = set(layer) - {"components", "after", "stride", "copies"}
             require(not unknown, f"network.layers[{place}]: no such option: {', '.join(sorted(unknown))}")
             components = [component for component in layer["components"] for _ in range(layer.get("copies", 1))]
-            built = RoutedLayer(shape, components, gate_of_layer, layer.get("after", ()))
+            built = RoutedLayer(shape, components, gate_of_layer, layer.get("after", ()), layer.get("stride"))
             self.layers.append(built)
             shape = built.output_dim
         self.dropout = nn.Dropout(dropout)

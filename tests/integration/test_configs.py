@@ -19,6 +19,7 @@ NEEDS = {  # what a file only makes sense with
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],
     "network/gate_trunk=conv": ["data=multi_mnist"],
+    "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", "data.side=28"],
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
