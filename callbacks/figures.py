@@ -93,6 +93,46 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     return figure
 
 
+def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
+    """Draw which components ``[T, C]`` of each layer the tasks use, a panel per layer, side by side."""
+    widths = [matrix.shape[1] for matrix in matrices]
+    figure = Figure(figsize=(2.2 + 0.25 * sum(widths), 1.4 + 0.25 * len(tasks)), layout="constrained")
+    grid = figure.subplots(1, len(matrices), squeeze=False, sharey=True, width_ratios=widths)[0]
+    for place, (axes, matrix) in enumerate(zip(grid, matrices, strict=True)):
+        axes.imshow(matrix.double().numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axes.set(title=f"layer {place}", xlabel="component")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xticks([n - 0.5 for n in range(1, matrix.shape[1])], minor=True)
+        axes.set_yticks([n - 0.5 for n in range(1, len(tasks))], minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.6)
+        axes.tick_params(which="minor", length=0)
+    grid[0].set_yticks(range(len(tasks)), list(tasks), fontsize=8)
+    figure.suptitle("Which components each task uses (bright)", fontsize=11)
+    return figure
+
+
+def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
+    """Draw the courses of connection probabilities, ``[N, T, C]`` for each layer, a panel per task and layer."""
+    shown = min(len(tasks), _MOST_TASKS)
+    columns = len(history)
+    figure = Figure(figsize=(1.2 + 2.2 * columns, 1.0 + 1.5 * shown), layout="constrained")
+    grid = figure.subplots(shown, columns, squeeze=False, sharex=True, sharey=True)
+    for task in range(shown):
+        for layer in range(columns):
+            axes, values = grid[task, layer], history[layer][:, task].double().numpy()
+            for component in range(values.shape[1]):
+                style, colour = LINES[component // len(COLOURS) % len(LINES)], COLOURS[component % len(COLOURS)]
+                axes.plot(steps, values[:, component], style, color=colour, linewidth=1.2)
+            axes.set_ylim(0, 1)
+            axes.set_title(f"{tasks[task]}, layer {layer}", fontsize=8)
+            axes.grid(alpha=0.25)
+    for axes in grid[-1]:
+        axes.set_xlabel("training step")
+    more = "" if shown == len(tasks) else f"; first {shown} of {len(tasks)} tasks"
+    figure.suptitle(f"Connection probabilities in training, a line per component{more}", fontsize=11)
+    return figure
+
+
 def _short(value: float) -> str:
     """Return two digits of a weight, and nothing for none."""
     return "" if value == 0 else f"{value:.2f}".lstrip("0") if value < 0.995 else "1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.parallel import gather
 from mtl.types import Routing
 
@@ -62,28 +62,3 @@ class SelectionReport(Callback):
         rows = sum(count for count, _ in everyone)
         names = {name: None for _, sums in everyone for name in sums}
         pl_module.log_dict({f"test/{n}": sum(sums.get(n, 0.0) for _, sums in everyone) / rows for n in names})
-
-
-def selected_experts(routing: Routing) -> Tensor:
-    """Return which experts each task selects, bool ``[..., T, E]``.
-
-    Where the gate has selectors, the expert that each of them points at; else those with a nonzero weight.
-    """
-    if routing.selectors is None:
-        return routing.weights > 0
-    best = routing.selectors.argmax(-1)  # [..., T, K]
-    return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
-
-
-def heaviest_experts(weights: Tensor, count: int) -> Tensor:
-    """Return which experts have the ``count`` largest weights, ``[..., E]``; a weight of 0 is never among them."""
-    mask = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, weights.topk(count, -1).indices, True)
-    return mask & (weights > 0)
-
-
-def jaccard(chosen: Tensor) -> Tensor:
-    """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
-    chosen = chosen.double()
-    common = chosen @ chosen.transpose(-1, -2)
-    size = chosen.sum(-1)
-    return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)

@@ -17,6 +17,7 @@ class Component(nn.Module):
     """Base: maps ``[B, *input_dim]`` to ``[B, *output_dim]``."""
 
     output_dim: Shape
+    kind: str  # a short name, for reports
 
 
 class Convolutions(Component):
@@ -54,6 +55,8 @@ class Convolutions(Component):
         )
         self.body = nn.Sequential(*parts)
         self.output_dim = (channels, height, breadth)
+        sizes = [(k, k) if isinstance(k, int) else tuple(k) for k in kernels]
+        self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.body(x)
@@ -67,7 +70,7 @@ class Pooling(Component):
         super().__init__()
         channels, height, width = image(input_dim, "Pooling")
         require(kind in ("max", "average"), f"Pooling: kind={kind}; accepted are max, average")
-        pad = kernel // 2 if same else 0
+        pad, self.kind = kernel // 2 if same else 0, kind
         options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": pad}
         self.body = nn.MaxPool2d(**options) if kind == "max" else nn.AvgPool2d(**options, count_include_pad=False)
         height, width = ((side + 2 * pad - kernel) // stride + 1 for side in (height, width))
@@ -83,7 +86,7 @@ class Identity(Component):
 
     def __init__(self, input_dim: Shape, stride: int = 1) -> None:
         super().__init__()
-        self.output_dim = input_dim
+        self.output_dim, self.kind = input_dim, "identity"
         self.body: nn.Module = nn.Identity()
         if stride > 1:
             channels, height, width = image(input_dim, "Identity with a stride")
@@ -101,7 +104,7 @@ class NormRelu(Component):
     def __init__(self, input_dim: Shape, groups: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(groups, image(input_dim, "NormRelu")[0])
-        self.output_dim = input_dim
+        self.output_dim, self.kind = input_dim, "norm"
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.norm(x).relu()
@@ -118,7 +121,7 @@ class DenseLayers(Component):
         for a, b in pairwise([input_dim, *units]):
             parts += [nn.Linear(a, b), nn.ReLU()]
         self.body = nn.Sequential(*(parts[:-1] if linear_end else parts))
-        self.output_dim = units[-1]
+        self.output_dim, self.kind = units[-1], "dense"
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.body(x)

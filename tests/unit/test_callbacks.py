@@ -16,7 +16,8 @@ from matplotlib.image import imread
 from callbacks.example_images import ExampleImages, captions
 from callbacks.routing_monitor import History, RoutingMonitor, Tally
 from callbacks.scheduled_buffer import ScheduledBuffer
-from callbacks.selection_report import SelectionReport, heaviest_experts, jaccard, selected_experts
+from callbacks.selection_report import SelectionReport
+from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.experts.dense import StackedDense
 from mtl.flops import expert_flops, forward_flops
 from mtl.gates import SoftmaxSelectorGate, TopKGate

@@ -15,7 +15,7 @@ LAYERS = [
     {"functional", "parallel", "schedules"},
     {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
-    {"module", "results", "checkpoint", "flops", "prune", "sweep"},
+    {"analysis", "module", "results", "checkpoint", "flops", "prune", "sweep"},
     {"build"},
 ]
 PACKAGES = ("mtl", "data_modules", "callbacks", "conf")

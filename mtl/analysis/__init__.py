@@ -1,0 +1,1 @@
+"""Say what a trained network shares between tasks."""

@@ -1,0 +1,33 @@
+"""Compare which experts, or components, tasks select."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtl.types import Routing
+
+
+def selected_experts(routing: Routing) -> Tensor:
+    """Return which experts each task selects, bool ``[..., T, E]``.
+
+    Where the gate has selectors, the expert that each of them points at; else those with a nonzero weight.
+    """
+    if routing.selectors is None:
+        return routing.weights > 0
+    best = routing.selectors.argmax(-1)  # [..., T, K]
+    return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def heaviest_experts(weights: Tensor, count: int) -> Tensor:
+    """Return which experts have the ``count`` largest weights, ``[..., E]``; a weight of 0 is never among them."""
+    mask = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, weights.topk(count, -1).indices, True)
+    return mask & (weights > 0)
+
+
+def jaccard(chosen: Tensor) -> Tensor:
+    """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
+    chosen = chosen.double()
+    common = chosen @ chosen.transpose(-1, -2)
+    size = chosen.sum(-1)
+    return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)
