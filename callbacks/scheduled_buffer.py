@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 
 import torch
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 class ScheduledBuffer(Callback):
     """Set the buffer ``target`` before each step to its scheduled value, and log it as ``schedule/<target>``.
 
+    ``target`` may be a pattern such as ``network.layers.*.gate.temperature``, for several buffers with one course.
     The course runs from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, over ``epochs``
     (need not be whole), or over a ``fraction`` of the run, and stays at ``end``. The value is a pure function of
     ``trainer.global_step``, so a resumed run goes on where it was. A network without such a buffer is an error,
@@ -37,7 +39,7 @@ class ScheduledBuffer(Callback):
         check_schedule(shape, start, end)
         self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
         self.length = Length(f"schedule of {target}", steps, epochs, fraction)
-        self._present = True
+        self._names: list[str] = []
 
     @property
     def state_key(self) -> str:
@@ -45,22 +47,24 @@ class ScheduledBuffer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
-        self._present = self.target in names
-        if not self._present:
+        self._names = [name for name in names if fnmatch.fnmatchcase(name, self.target)]
+        if not self._names:
             log.info("schedule of %s: this network has no such value, nothing to move", self.target)
         require(
-            self._present or not self.required,
+            bool(self._names) or not self.required,
             f"schedule of {self.target!r}: the network has no such scalar; it has {', '.join(names) or 'none'}",
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        if not self._present:
+        if not self._names:
             return
-        buffer = pl_module.get_buffer(self.target)
         value = self.value(trainer.global_step, self.length.in_steps(trainer))
-        buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
+        for name in self._names:
+            buffer = pl_module.get_buffer(name)
+            buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
         if is_logged(trainer, trainer.global_step):
-            pl_module.log(f"schedule/{self.target.removeprefix('network.')}", value, on_step=True, on_epoch=False)
+            shown = self.target.removeprefix("network.").replace("*", "all")
+            pl_module.log(f"schedule/{shown}", value, on_step=True, on_epoch=False)
 
     def value(self, step: int, length: float) -> float:
         """Return the value at optimiser step ``step`` of a course of ``length`` steps."""

@@ -18,6 +18,7 @@ NEEDS = {  # what a file only makes sense with
     "gate=hash": ["data=movielens"],
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],
+    "schedule=matrix_temperature": ["network=routed_mnists", "data=four_mnists", "gate=gumbel_matrix"],
     "network/gate_trunk=conv": ["data=multi_mnist"],
     "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", "data.side=28"],
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],

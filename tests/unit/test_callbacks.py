@@ -145,6 +145,18 @@ def test_schedule_without_its_target() -> None:
     callback.on_train_batch_start(trainer(0), module, None, 0)
 
 
+def test_one_schedule_for_several_buffers() -> None:
+    module = torch.nn.Module()
+    module.layers = torch.nn.ModuleList(SoftmaxSelectorGate(1, 4) for _ in range(3))
+    logged: dict[str, float] = {}
+    module.log = lambda name, value, **how: logged.update({name: value})
+    callback = ScheduledBuffer("layers.*.temperature", 1.0, 0.5, steps=10)
+    callback.on_train_start(trainer(0), module)
+    callback.on_train_batch_start(trainer(10), module, None, 0)
+    assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
+    assert logged == {"schedule/layers.all.temperature": 0.5}
+
+
 def test_schedules_of_two_targets_keep_apart() -> None:
     assert scheduled().state_key != ScheduledBuffer("gate.entropy_weight", 0, 1, epochs=1).state_key
 

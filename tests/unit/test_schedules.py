@@ -38,3 +38,8 @@ def test_refused() -> None:
         check_schedule("bent", 0, 1)
     with pytest.raises(InputError, match="log_linear from 0 to 1"):
         check_schedule("log_linear", 0, 1)
+
+
+def test_inverse_sqrt_by_step() -> None:
+    for step in (0, 1, 99, 2499, 9999):
+        assert SHAPES["inverse_sqrt"](step / 9999, 50.0, 0.5) == pytest.approx(50 / (step + 1) ** 0.5)
