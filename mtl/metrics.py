@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,11 @@ class LossMeter(nn.Module):
         self.tasks = list(tasks)
         self.position = {task.name: index for index, task in enumerate(self.tasks)}
         self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> LossMeter:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        self.sums = self.sums.double()  # a trainer of half precision would have it otherwise
+        return self
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""

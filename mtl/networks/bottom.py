@@ -23,6 +23,8 @@ def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> Tab
 class ImageBottom(nn.Module):
     """Bring one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
 
+    unit: Tensor
+
     def __init__(self, inputs: Mapping[str, InputSpec]) -> None:
         super().__init__()
         [(self.name, spec), *others] = inputs.items()
@@ -32,13 +34,15 @@ class ImageBottom(nn.Module):
         )
         assert isinstance(spec, Image)
         self.mean, self.std = spec.mean, spec.std
+        self.register_buffer("unit", torch.ones(()), persistent=False)  # has the precision of the network
         self.output_dim = (spec.channels, spec.height, spec.width)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B, C, H, W]``, uint8 or values in [0, 1], to floats."""
         image = inputs[self.name]
         if image.dtype == torch.uint8:
-            return image.to(torch.get_default_dtype()).mul_(1 / (255 * self.std)).sub_(self.mean / self.std)
+            wide = image.to(at_least_float32(self.unit).dtype)
+            return wide.mul_(1 / (255 * self.std)).sub_(self.mean / self.std).to(self.unit.dtype)
         return (at_least_float32(image) - self.mean) / self.std
 
 

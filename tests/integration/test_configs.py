@@ -50,6 +50,17 @@ def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> N
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [
+        "data=multi_mnist",
+        f"trainer.precision={precision}",
+        f"paths.data_dir={tiny_data}",
+        "trainer.max_epochs=1",
+    ]
+    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
+
+
 def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "gate=comet", "data=movielens")
     assert (cfg.network.num_experts, cfg.gate.k, cfg.network.bottom.embedding_dim) == (16, 2, 128)

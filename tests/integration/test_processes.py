@@ -102,6 +102,38 @@ def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "data=four_mnists",
+            "network=routed_mnists",
+            "gate=dselect_k",
+            "network.dropout=0",
+            "data.rows=[60,20,20]",
+        ],
+        [
+            "data=omniglot",
+            "data.alphabets=[Gujarati,Sylheti,Tibetan]",
+            "data.side=64",
+            "setting.dropout=0",
+            "data.tasks_per_step=2",
+            "gate=fixed",
+        ],
+    ],
+    ids=["routed", "super-batches"],
+)
+def test_tasks_with_rows_of_their_own(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
+    words = [*BASE, *words, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.examples.count=0"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    running = [start(one, *words, "data.batch_size=10"), start(two, *words, "data.batch_size=5", *TWO)]
+    for process in running:
+        finish(process)
+    assert len(losses(one)) >= 6
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+    assert result(two) == pytest.approx(result(one), abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("word", "reason"), [("seed=2", "seed is 2 there, 1 here"), ("gate.gamma=0.5", "gate.gamma is 0.5 there, 1.0 here")]
 )
 def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
