@@ -107,9 +107,38 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     assert expected == {key: value for key, value in logged.items() if key[1] > step}
 
 
-def go_on(folder: Path) -> None:
+TASKS = [  # matrices drawn in every step, steps of two tasks in random order, dropout
+    *("data=four_mnists", "network=routed_mnists", "gate=gumbel_matrix", "schedule=matrix_temperature"),
+    *("data.tasks_per_step=2", "data.order=temperature", "trainer.max_epochs=2", "logger=csv"),
+    "trainer.log_every_n_steps=1",
+]
+
+
+@pytest.mark.parametrize("step", [3, 13, 20])  # of 14 steps in an epoch
+def test_tasks_with_rows_of_their_own_stopped(step: int, tmp_path: Path, tiny_data: Path) -> None:
+    words = [*TASKS, f"paths.data_dir={tiny_data}"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(compose_small(whole, *words))
+    cfg = compose_small(parts, *words)
+    with open_dict(cfg):
+        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
+    with pytest.raises(Stopped):
+        run(cfg)
+    (parts / "csv" / "metrics.csv").unlink(missing_ok=True)
+    torch.manual_seed(99)
+    go_on(parts, f"paths.data_dir={tiny_data}")
+    expected, got = state(whole), state(parts)
+    for key, value in expected.items():
+        assert same(value, got[key]), key
+    rest = {key: value for key, value in losses(whole).items() if key[1] > step}
+    assert rest
+    assert rest == {key: value for key, value in losses(parts).items() if key[1] > step}
+
+
+def go_on(folder: Path, *words: str) -> None:
     path = folder / "checkpoints" / "last.ckpt"
-    cfg = config_from_checkpoint(compose_small(folder, f"ckpt='{path}'"), str(path), [f"ckpt={path}"], GROUPS)
+    cfg = compose_small(folder, f"ckpt='{path}'", *words)
+    cfg = config_from_checkpoint(cfg, str(path), [f"ckpt={path}", *words], GROUPS)
     with open_dict(cfg):
         cfg.callbacks.pop("stop", None)
     run(cfg)
