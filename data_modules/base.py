@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -78,10 +79,10 @@ class EvaluationSampler(Sampler[Tensor]):
         yield from [torch.arange(0)] * (len(self) - len(batches))
 
 
-class RowsLoader(DataLoader[Batch]):
-    """Load batches by index tensor, in the process; its place in an epoch is the sampler's to know."""
+class RowsLoader(DataLoader[Any]):
+    """Load whole batches by what the sampler gives, in the process; its place in an epoch is the sampler's to know."""
 
-    def __init__(self, dataset: Dataset[Batch], sampler: Sampler[Tensor], pin_memory: bool) -> None:
+    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
         # a generator of its own: at each epoch a loader draws a number, by default from the stream that dropout uses
         super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
 

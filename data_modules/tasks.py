@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
-from data_modules.base import TensorDataModule
+from data_modules.base import RowsLoader, TensorDataModule
 from mtl.types import Batch, DataSpec, require
 
 ORDERS = ("round_robin", "proportional", "temperature", "uniform")
@@ -138,20 +138,6 @@ class TaskEvaluationSampler(Sampler[Index]):
         return iter(self.mine)
 
 
-class TasksLoader(DataLoader["Batch | list[Batch]"]):
-    """Load batches by index, in the process; its place in an epoch is the sampler's to know."""
-
-    def __init__(self, dataset: TasksDataset, sampler: Sampler[Any], pin_memory: bool) -> None:
-        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
-
-    def state_dict(self) -> dict[str, int]:
-        """Tell Lightning that the loader can go on in the middle of an epoch."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Do nothing: the batches done are counted by the trainer."""
-
-
 class TasksDataModule(TensorDataModule):
     """Base of data sets whose tasks have rows of their own.
 
@@ -179,15 +165,15 @@ class TasksDataModule(TensorDataModule):
         if self._spec is None:
             self._spec, self.tasks = self.load_tasks()
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
         options = (self.order, self.temperature, self.tasks_per_step, rank, world_size)
         sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
-        return TasksLoader(TasksDataset(rows), sampler, self.pin_memory)
+        return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 
-    def _evaluation(self, split: str) -> Any:
+    def _evaluation(self, split: str) -> RowsLoader:
         rows = self.tasks[split]
         sizes = {task: len(batch) for task, batch in rows.items()}
         sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes())
-        return TasksLoader(TasksDataset(rows), sampler, self.pin_memory)
+        return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
