@@ -31,7 +31,7 @@ def register_missing_operators() -> None:
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]  # the failed import left half of the package behind
-        _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types for it
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
-                _library.define(name + schema)  # type: ignore[no-untyped-call]
+                _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch has no types for it

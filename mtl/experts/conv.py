@@ -73,7 +73,8 @@ class StackedConv(nn.Module):
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None) -> Tensor:
         """Map ``[B, C, H, W]`` to ``[B, E, H]``; E counts ``subset`` if given."""
-        return self.dense(self._features(x, subset), subset, keys)  # type: ignore[no-any-return]
+        outputs: Tensor = self.dense(self._features(x, subset), subset, keys)
+        return outputs
 
     def mixture(
         self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None
