@@ -30,7 +30,7 @@ def read_table(path: Path, separator: str, null_values: Sequence[str]) -> pl.Dat
     require(path.stat().st_size > 0, f"{path} is empty")
     try:
         if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
+            frame = pl.read_parquet(path).with_columns(pl.selectors.float().fill_nan(None))
         else:
             separator = "\t" if path.suffix == ".tsv" else separator
             frame = pl.read_csv(path, separator=separator, infer_schema=False, null_values=list(null_values))
@@ -44,8 +44,6 @@ def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
     """Return a column as float64, NaN where a cell is empty; raise InputError that names the first bad cell."""
     column, parsed = frame[name], parse(frame[name])
     bad = (column.is_not_null() & (parsed.is_null() | parsed.is_infinite())).arg_true()
-    if column.dtype.is_float():
-        bad = bad.filter(column[bad].is_not_nan())
     if len(bad):
         raise InputError(
             f"{cell(frame, name, bad[0], where)} is no number; {len(bad)} of {len(column)} cells of these rows are "
@@ -73,7 +71,7 @@ def as_text(column: pl.Series) -> pl.Series:
     if column.dtype == pl.String:
         return column.str.strip_chars()
     if column.dtype.is_float():
-        return column.fill_nan(None).cast(pl.String).str.replace(r"\.0$", "")
+        return column.cast(pl.String).str.replace(r"\.0$", "")
     return column.cast(pl.String)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from data_modules.archive import extract_zip
 from data_modules.base import TensorDataModule
 from data_modules.cache import locked
 from data_modules.download import fetch
-from data_modules.sampling import draw_distinct, stratified_split, unique
+from data_modules.sampling import check_shares, draw_distinct, is_share, stratified_split, unique
 from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -67,15 +66,10 @@ class InteractionsDataModule(TensorDataModule):
         require(bool(data_dir), f"data.data_dir={data_dir!r}: must name a folder")
         require(negatives in NEGATIVES, f"data.negatives={negatives}: must be one of {', '.join(NEGATIVES)}")
         require(is_share(alpha), f"data.alpha={alpha}: must lie in [0, 1]")
-        shares = list(split) if hasattr(split, "__iter__") else []
-        fits = len(shares) == 3 and all(is_share(share) and share > 0 for share in shares)
-        require(
-            fits and math.isclose(sum(shares), 1.0),
-            f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
-        )
+        shares = check_shares(split)
         require(0 <= self.seed < 2**63, f"data.seed={self.seed}: must lie in [0, 2**63)")
         self.data_dir = Path(data_dir).expanduser()
-        self.alpha, self.negatives, self.shares = float(alpha), negatives, [float(s) for s in shares]
+        self.alpha, self.negatives, self.shares = float(alpha), negatives, shares
         self.download, self.base_url = download, base_url.rstrip("/")
 
     def obtain(self, file: Path, archive: Path, **checksums: str) -> None:
@@ -166,10 +160,6 @@ class InteractionsDataModule(TensorDataModule):
         # the free code of rank r is r plus the number of seen codes below it
         below = seen - torch.arange(len(seen))
         return rank + torch.searchsorted(below, rank, right=True)
-
-
-def is_share(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def versions(*files: Path) -> list[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from mtl.types import require
 
 
 def draw_distinct(sizes: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
@@ -58,3 +61,19 @@ def stratified_split(stratum: Tensor, shares: Sequence[float], generator: torch.
     last = (bounds[:, None] * size).round().long()  # [splits - 1, strata]: the first place of the next split
     part = (place >= last[:, own]).sum(0)
     return [shuffled[part == number] for number in range(len(shares))]
+
+
+def check_shares(split: Sequence[float]) -> list[float]:
+    """Return ``split`` as shares of train, val and test; raise InputError unless they are positive and sum to 1."""
+    shares = list(split) if hasattr(split, "__iter__") else []
+    fits = len(shares) == 3 and all(is_share(share) and share > 0 for share in shares)
+    require(
+        fits and math.isclose(sum(shares), 1.0),
+        f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
+    )
+    return [float(share) for share in shares]
+
+
+def is_share(value: object) -> bool:
+    """Say whether ``value`` is a number in [0, 1]."""
+    return isinstance(value, int | float) and 0 <= value <= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from data_modules.base import TensorDataModule
 from data_modules.columns import ROW, Scaling, Vocabulary, cell, is_categorical, numbers, read_table
 from data_modules.example_table import NAME, TASKS, write_example
 from data_modules.labels import Labels
+from data_modules.sampling import check_shares
 from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numeric, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -64,12 +64,7 @@ class TableDataModule(TensorDataModule):
         example = "as in 'data.tasks.click={column: clicked, kind: binary}'"
         require(bool(tasks), f"data.tasks is empty: name at least one, {example}")
         self.labels = [Labels.of(name, options, example) for name, options in (tasks or {}).items()]
-        shares = list(split) if hasattr(split, "__iter__") else []
-        good = len(shares) == 3 and all(isinstance(s, int | float) and s > 0 for s in shares)
-        require(
-            good and math.isclose(sum(shares), 1.0),
-            f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
-        )
+        shares = check_shares(split)
         require(
             split_column is None or not (val_path or test_path),
             f"data.split_column={split_column} and data.val_path or data.test_path: give one or the other",

@@ -39,7 +39,8 @@ class _PoolRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, pool: int) -> Tensor:
         windows = list(_windows(x, pool))
         result = windows[0].clone(memory_format=torch.preserve_format)
-        ctx.shape, ctx.pool, ctx.layout = x.shape, pool, torch._prims_common.suggest_memory_format(x)
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.shape, ctx.pool, ctx.layout = x.shape, pool, torch.channels_last if last else torch.contiguous_format
         if ctx.needs_input_grad[0]:
             where = torch.ones_like(result, dtype=torch.uint8)
             _maximum(result, windows[1:], where)
@@ -53,7 +54,7 @@ class _PoolRelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (where,) = ctx.saved_tensors
-        result = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device).to(memory_format=ctx.layout)
+        result = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
         if ctx.shape[2] % ctx.pool or ctx.shape[3] % ctx.pool:
             result.zero_()
         for place, window in enumerate(_windows(result, ctx.pool), start=1):

@@ -260,3 +260,13 @@ def test_an_example_where_no_table_is_named(tmp_path: Path, caplog: pytest.LogCa
     (tmp_path / "example_visits.csv").unlink()
     data.prepare_data()
     assert (tmp_path / "example_visits.csv").read_bytes() == written
+
+
+def test_nan_of_a_parquet_file_is_an_empty_cell(tmp_path: Path) -> None:
+    nan = float("nan")
+    frame = pl.DataFrame({"size": [1.5, nan, 3.5, None] * 20, "y": [0.0, 1.0, 1.0, nan] * 20})
+    data = module(write(frame, tmp_path / "a.parquet"), {"y": {"kind": "binary"}}, numeric=["size"])
+    assert data.spec.inputs == {NUMERIC: Numeric(2)}
+    batch = data.splits["train"]
+    assert batch.inputs[NUMERIC].isfinite().all()
+    assert 0 < int(batch.targets["y"].isnan().sum()) < len(batch)
