@@ -11,16 +11,19 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks import figures
-from mtl.analysis.patterns import active_by_kind, component_names, connections, describe, routed_layers
+from mtl.analysis import figures
+from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, describe, routed_layers
 
 
 class ConnectionReport(Callback):
     """Log ``val/`` and ``test/`` ``active_connections``, ``distinct_patterns``, ``pattern_jaccard``, ``idle_tasks``.
 
     See ``mtl.analysis.patterns``; also the active share of each layer, and at test of each kind of component
-    (``active_connections_<kind>``). After the test: ``connections.csv`` and ``connections.png`` in ``dirpath`` (the
-    matrices side by side), ``connection_probabilities.png`` where gates have probabilities: their course over epochs.
+    (``active_connections_<kind>``). Where ``extras["task_group"]`` tells which tasks are related, at test how well the
+    patterns fit: ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
+
+    After the test: ``connections.csv`` and ``connections.png`` in ``dirpath`` (the matrices side by side), and
+    ``connection_probabilities.png`` where gates have probabilities: their course over epochs.
     """
 
     def __init__(self, dirpath: str, pictures: bool = True) -> None:
@@ -46,6 +49,9 @@ class ConnectionReport(Callback):
         matrices = [connections(layer).cpu() for layer in layers]
         values = describe(matrices)
         values |= {f"active_connections_{kind}": share for kind, share in active_by_kind(layers, matrices).items()}
+        spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
+        if spec is not None and "task_group" in spec.extras:
+            values |= compare_groups(matrices, spec.extras["task_group"])
         pl_module.log_dict({f"test/{name}": value for name, value in values.items()})
         if not trainer.is_global_zero:
             return

@@ -13,8 +13,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks import figures
 from callbacks.length import is_logged
+from mtl.analysis import figures
 from mtl.flops import expert_flops, forward_flops
 from mtl.functional import entropy
 from mtl.parallel import gather, total, world_size

@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
+from mtl.analysis.selection import heaviest_experts, jaccard_by_group, selected_experts
 from mtl.parallel import gather
 from mtl.types import Routing
 
@@ -46,13 +46,7 @@ class SelectionReport(Callback):
             largest = heaviest_experts(routing.weights, len(true))
             values["true_experts_found"] = largest[..., true].sum(-1).double().mean()
         if "task_group" in spec.extras:
-            group = spec.extras["task_group"].to(chosen.device)
-            related = (group[:, None] == group).fill_diagonal_(False)
-            index = jaccard(chosen).mean(0)
-            different = group[:, None] != group
-            values["jaccard_related"] = index[related].mean()
-            if different.any():
-                values["jaccard_unrelated"] = index[different].mean()
+            values |= jaccard_by_group(chosen, spec.extras["task_group"])
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value) * len(batch)
         self._rows += len(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mtl.analysis.selection import jaccard
+from mtl.analysis.selection import jaccard, jaccard_by_group
 from mtl.networks.routed import RoutedLayer
 
 
@@ -50,6 +50,19 @@ def describe(matrices: list[Tensor]) -> dict[str, float]:
     for place, matrix in enumerate(matrices):
         values[f"active_connections_layer_{place}"] = float(matrix.double().mean())
     return values
+
+
+def compare_groups(matrices: list[Tensor], group: Tensor) -> dict[str, float]:
+    """Return how the global patterns fit what is known of the tasks, ``group [T]``.
+
+    ``jaccard_related`` and ``jaccard_unrelated``: see ``jaccard_by_group``. ``groups_recovered``: 1 if two tasks have
+    the same pattern exactly when they are of the same group, else 0.
+    """
+    pattern = torch.cat(matrices, 1)
+    values = {name: float(value) for name, value in jaccard_by_group(pattern, group).items()}
+    same = (pattern[:, None] == pattern).all(-1)
+    group = group.to(pattern.device)
+    return values | {"groups_recovered": float(torch.equal(same, group[:, None] == group))}
 
 
 def active_by_kind(layers: list[RoutedLayer], matrices: list[Tensor]) -> dict[str, float]:

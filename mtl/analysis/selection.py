@@ -31,3 +31,17 @@ def jaccard(chosen: Tensor) -> Tensor:
     common = chosen @ chosen.transpose(-1, -2)
     size = chosen.sum(-1)
     return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)
+
+
+def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:
+    """Return ``jaccard_related`` and, if there are several groups, ``jaccard_unrelated``.
+
+    The mean Jaccard index, over samples, of two tasks of the same ``group [T]`` and of different ones (DSelect-k,
+    supplement C.1). ``chosen``: bool ``[B, T, E]`` or ``[T, E]``.
+    """
+    group = group.to(chosen.device)
+    related = (group[:, None] == group).fill_diagonal_(False)
+    different = group[:, None] != group
+    index = jaccard(chosen if chosen.dim() == 3 else chosen[None]).mean(0)
+    values = {"jaccard_related": index[related].mean()} if related.any() else {}
+    return values | ({"jaccard_unrelated": index[different].mean()} if different.any() else {})

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.types import require
@@ -18,6 +20,11 @@ class Component(nn.Module):
 
     output_dim: Shape
     kind: str  # a short name, for reports
+
+    @staticmethod
+    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+        """Map ``x [B, *input_dim]`` to the outputs ``[B, n, *output_dim]`` of n components that are built alike."""
+        return torch.stack([component(x) for component in copies], 1)
 
 
 class Convolutions(Component):
@@ -57,6 +64,15 @@ class Convolutions(Component):
         self.output_dim = (channels, height, breadth)
         sizes = [(k, k) if isinstance(k, int) else tuple(k) for k in kernels]
         self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)
+
+    @staticmethod
+    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+        if len(copies[0].body) != 2:  # a second convolution sees another input in each copy
+            return Component.side_by_side(copies, x)
+        first = copies[0].body[0]
+        weight, bias = (torch.cat([getattr(copy.body[0], name) for copy in copies]) for name in ("weight", "bias"))
+        y = F.conv2d(x, weight, bias, first.stride, first.padding).relu()  # small ones cost a call each, not arithmetic
+        return y.view(len(y), len(copies), -1, *y.shape[2:])
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.body(x)
@@ -112,16 +128,30 @@ class NormRelu(Component):
 
 
 class DenseLayers(Component):
-    """Dense layers of ``units``, a relu after each but, with ``linear_end``, the last."""
+    """Dense layers of ``units``, a relu after each; then, if given, a linear one with so many ``outputs``."""
 
-    def __init__(self, input_dim: Shape, units: Sequence[int], linear_end: bool = False) -> None:
+    def __init__(self, input_dim: Shape, units: Sequence[int], outputs: int | None = None) -> None:
         super().__init__()
-        assert isinstance(input_dim, int), "dense components need vectors as input"
+        require(isinstance(input_dim, int), "DenseLayers: needs vectors as input")
+        assert isinstance(input_dim, int)
+        widths = [*units] if outputs is None else [*units, outputs]
+        require(bool(widths), "DenseLayers: needs units or outputs")
         parts: list[nn.Module] = []
-        for a, b in pairwise([input_dim, *units]):
+        for a, b in pairwise([input_dim, *widths]):
             parts += [nn.Linear(a, b), nn.ReLU()]
-        self.body = nn.Sequential(*(parts[:-1] if linear_end else parts))
-        self.output_dim, self.kind = units[-1], "dense"
+        self.body = nn.Sequential(*(parts if outputs is None else parts[:-1]))
+        self.output_dim, self.kind = widths[-1], "dense"
+
+    @staticmethod
+    def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
+        y = x.expand(len(copies), *x.shape)
+        for layers in zip(*(copy.body for copy in copies), strict=True):
+            if isinstance(layers[0], nn.Linear):
+                weight, bias = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
+                y = torch.baddbmm(bias[:, None], y, weight.transpose(1, 2))
+            else:
+                y = y.relu()
+        return y.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.body(x)

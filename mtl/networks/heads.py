@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -63,6 +64,33 @@ class Heads(nn.Module):
         for new, old in zip(head.output.parameters(), self.output[str(task.num_classes)].parameters(), strict=True):
             new.copy_(old[[row]])
         return head.train(self.training)
+
+
+class SeparateHeads(nn.Module):
+    """One ``Heads`` per task, for batches of one task: a step moves no other task's head.
+
+    Parameters that share a tensor share their optimizer's memory too: with momentum or weight decay the other tasks'
+    rows would move without a gradient.
+    """
+
+    def __init__(
+        self, tasks: Sequence[TaskSpec], input_dim: int, units: Sequence[int] = (), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Heads([task], input_dim, units, dropout) for task in tasks)
+
+    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(wanted), H]`` to predictions by task name, ``[B]`` or ``[B, C]``."""
+        predictions: dict[str, Tensor] = {}
+        for place, task in enumerate(wanted):
+            predictions |= self.heads[task](x[:, [place]] if x.shape[1] > 1 else x, [0])
+        return predictions
+
+    def only(self, place: int) -> Heads:
+        """Return a copy of the head of one task."""
+        head = copy.deepcopy(self.heads[place])
+        assert isinstance(head, Heads)
+        return head
 
 
 def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:

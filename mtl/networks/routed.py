@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.gates.base import Gate
 from mtl.networks.components import Component, Shape
-from mtl.networks.heads import Heads, wanted_tasks
+from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
 from mtl.types import DataSpec, NetworkOutput, Routing, require
 
 Factory = Callable[..., Component]
@@ -21,7 +21,7 @@ class RoutedLayer(nn.Module):
     """Mix the outputs of C components, for each task with the weights of a static gate; then ``after``.
 
     ``components`` and ``after`` are lists of factories ``(input_dim=)``; all components give outputs of one shape, and
-    are built with ``stride`` where one is given.
+    are built with ``stride`` where one is given, ``copies`` of each, next to each other.
     """
 
     def __init__(
@@ -31,10 +31,13 @@ class RoutedLayer(nn.Module):
         gate: Callable[..., Gate],
         after: Sequence[Factory] = (),
         stride: int | None = None,
+        copies: int = 1,
     ) -> None:
         super().__init__()
+        require(len(components) >= 1 and copies >= 1, "a routed layer needs at least one component")
         options = {} if stride is None else {"stride": stride}
-        built = [component(input_dim=input_dim, **options) for component in components]
+        built = [component(input_dim=input_dim, **options) for component in components for _ in range(copies)]
+        self.copies = copies
         shapes = {component.output_dim for component in built}
         require(len(shapes) == 1, f"components of one routed layer give different shapes: {sorted(map(str, shapes))}")
         self.components = nn.ModuleList(built)
@@ -49,23 +52,46 @@ class RoutedLayer(nn.Module):
         routing: Routing = self.gate(None, None, wanted)
         weights = routing.weights  # [t, C]
         shared = x.dim() == 1 + self.input_rank
-        mixed: Tensor | None = None
-        for place, component in enumerate(self.components):
-            w = weights[:, place]
-            used = w.nonzero().flatten() if routing.exact_zeros else torch.arange(len(w), device=w.device)
-            if not len(used):
-                continue
-            if shared:
-                part = w.view(-1, *[1] * x.dim()) * component(x)
-            else:
-                y = component(x[used].flatten(0, 1)).unflatten(0, (len(used), -1))
-                part = w[used].view(-1, *[1] * (y.dim() - 1)) * y
-                if len(used) < len(w):
-                    part = part.new_zeros(len(w), *part.shape[1:]).index_copy(0, used, part)
-            mixed = part if mixed is None else mixed + part
-        if mixed is None:  # no task has a connection: zeros, as for one that has none
+        if len(weights) == 1 and not shared:
+            x, shared = x[0], True
+        used = (weights != 0).tolist() if routing.exact_zeros else [[True] * weights.shape[1]] * len(weights)
+        groups = [range(start, start + self.copies) for start in range(0, len(self.components), self.copies)]
+        parts = [
+            part
+            for group in groups
+            for part in (self._on_one(x, weights, used, group) if shared else self._on_many(x, weights, used, group))
+        ]
+        if parts:
+            mixed = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        else:  # no task has a connection: zeros, as for one that has none
             mixed = x.new_zeros(len(weights), x.shape[0 if shared else 1], *self.sizes)
         return self.after(mixed.flatten(0, 1)).unflatten(0, (len(weights), -1)), routing
+
+    def _on_one(self, x: Tensor, weights: Tensor, used: list[list[bool]], group: range) -> Iterator[Tensor]:
+        """Yield what the components of ``group`` add for all tasks, ``[t, B, ...]``, on one input for all."""
+        places = [place for place in group if any(row[place] for row in used)]
+        if not places:
+            return
+        copies: list[Any] = [self.components[place] for place in places]
+        outputs = copies[0].side_by_side(copies, x)  # [B, n, ...]
+        chosen = weights if len(places) == weights.shape[1] else weights[:, places]
+        mixed = torch.matmul(chosen.to(outputs.dtype), outputs.flatten(2))  # [B, t, ...]
+        yield mixed.transpose(0, 1).reshape(len(weights), len(x), *self.sizes)
+
+    def _on_many(self, x: Tensor, weights: Tensor, used: list[list[bool]], group: range) -> Iterator[Tensor]:
+        """Yield what each component of ``group`` adds, ``[t, B, ...]``, where each task has its input."""
+        for place in group:
+            rows = [task for task, row in enumerate(used) if row[place]]
+            if not rows:
+                continue
+            everyone = len(rows) == len(used)
+            y = self.components[place]((x if everyone else x[rows]).flatten(0, 1)).unflatten(0, (len(rows), -1))
+            w = weights[:, place] if everyone else weights[rows, place]
+            part = w.view(-1, *[1] * (y.dim() - 1)).to(y.dtype) * y
+            if not everyone:
+                index = torch.tensor(rows, device=part.device)
+                part = part.new_zeros(len(used), *part.shape[1:]).index_copy(0, index, part)
+            yield part
 
 
 class RoutedNetwork(nn.Module):
@@ -82,7 +108,7 @@ class RoutedNetwork(nn.Module):
         bottom: Callable[..., nn.Module],
         layers: Sequence[Mapping[str, Any]],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads] | None,
+        heads: Callable[..., Heads | SeparateHeads] | None,
         stem: Sequence[Factory] = (),
         dropout: float = 0.0,
     ) -> None:
@@ -99,8 +125,8 @@ class RoutedNetwork(nn.Module):
         for place, layer in enumerate(layers):
             unknown = set(layer) - {"components", "after", "stride", "copies"}
             require(not unknown, f"network.layers[{place}]: no such option: {', '.join(sorted(unknown))}")
-            components = [component for component in layer["components"] for _ in range(layer.get("copies", 1))]
-            built = RoutedLayer(shape, components, gate_of_layer, layer.get("after", ()), layer.get("stride"))
+            require("components" in layer, f"network.layers[{place}]: components are missing")
+            built = RoutedLayer(shape, gate=gate_of_layer, **layer)
             self.layers.append(built)
             shape = built.output_dim
         self.dropout = nn.Dropout(dropout)

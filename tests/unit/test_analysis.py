@@ -13,7 +13,7 @@ import torch
 from matplotlib.image import imread
 
 from callbacks.connection_report import ConnectionReport
-from mtl.analysis.patterns import active_by_kind, component_names, connections, describe, routed_layers
+from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, describe, routed_layers
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, Identity, Pooling
@@ -51,6 +51,20 @@ def test_numbers_by_hand() -> None:
     assert by_kind == pytest.approx(
         {"3x3-3x3": 2 / 3, "1x7-7x1": 2 / 3, "max": (0 + 1) / 2, "identity": (0 + 1 / 3) / 2}
     )
+
+
+def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:
+    group = torch.tensor([0, 0, 1, 1])
+    first = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 1, 1], [0, 1, 1]]).bool()
+    second = torch.tensor([[1, 0], [1, 0], [1, 0], [1, 0]]).bool()
+    found = compare_groups([first, second], group)
+    assert found == pytest.approx({"jaccard_related": 1, "jaccard_unrelated": 2 / 4, "groups_recovered": 1})
+    assert compare_groups([second], group)["groups_recovered"] == 0  # all tasks alike
+    second[1] = ~second[1]
+    found = compare_groups([first, second], group)
+    assert found["groups_recovered"] == 0  # tasks of a group apart in one layer
+    assert found["jaccard_related"] == pytest.approx((2 / 4 + 1) / 2)
+    assert "jaccard_unrelated" not in compare_groups([first[:2]], group[:2])  # one group alone
 
 
 def test_connections_are_those_of_evaluation() -> None:

@@ -12,7 +12,7 @@ from mtl.gates import CometGate, DSelectKGate, FixedGate, GumbelMatrixGate
 from mtl.module import MultiTaskModule
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
-from mtl.networks.heads import Heads
+from mtl.networks.heads import Heads, SeparateHeads
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
 from mtl.types import Batch, DataSpec, Image, InputError, Numeric, TaskSpec
 
@@ -113,7 +113,7 @@ def test_gates_learn_as_much_faster_as_there_are_tasks() -> None:
 
 def test_no_heads() -> None:
     spec = DataSpec({"x": Numeric(5)}, [TaskSpec("a", "regression"), TaskSpec("c", "regression")])
-    layers = [{"components": [partial(DenseLayers, units=[4, 1], linear_end=True)] * 2}]
+    layers = [{"components": [partial(DenseLayers, units=[4], outputs=1)] * 2}]
     network = RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
     assert {name: value.shape for name, value in network({"x": torch.randn(6, 5)}).predictions.items()} == {
         "a": (6,),
@@ -164,3 +164,62 @@ def test_bad_layers() -> None:
     with pytest.raises(InputError, match="kind=min"):
         Pooling((1, 4, 4), kind="min", kernel=2)
     assert isinstance(Identity(5).body, nn.Identity)
+
+
+COPIES = {
+    "convolution": (partial(Convolutions, channels=4, kernels=[3], stride=2), (2, 8, 8)),
+    "normalised": (partial(Convolutions, channels=4, kernels=[3], same=True, groups=2), (2, 8, 8)),
+    "pair": (partial(Convolutions, channels=4, kernels=[[1, 3], [3, 1]], same=True, groups=2), (2, 8, 8)),
+    "dense": (partial(DenseLayers, units=[4, 3]), 5),
+    "linear end": (partial(DenseLayers, units=[4], outputs=1), 5),
+    "pooling": (partial(Pooling, kind="max", kernel=2), (2, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_copies_side_by_side_are_what_each_computes(case: str) -> None:
+    component, shape = COPIES[case]
+    layer = RoutedLayer(shape, [component], fixed([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), copies=4).double()
+    x = torch.randn(6, *(shape if isinstance(shape, tuple) else (shape,))).double()
+    together, _ = layer(x, None)
+    first, second = (layer.components[place](x) for place in (0, 1))
+    naive = torch.stack([(first + second) / 2, second])
+    assert torch.allclose(together, naive, atol=1e-12)
+    assert torch.allclose(layer(torch.stack([x, x]), None)[0], naive, atol=1e-12)  # inputs of their own
+    assert torch.allclose(layer(x[None], [1])[0], naive[1:], atol=1e-12)
+    pull = torch.randn_like(naive)
+    parameters = list(layer.parameters())
+    ours = torch.autograd.grad((together * pull).sum(), parameters, allow_unused=True) if parameters else []
+    theirs = torch.autograd.grad((naive * pull).sum(), parameters, allow_unused=True) if parameters else []
+    for mine, plain in zip(ours, theirs, strict=True):
+        assert (mine is None) == (plain is None)  # no gradient, and not zeros, for a component that nobody uses
+        assert mine is None or torch.allclose(mine, plain, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)]
+)
+def test_a_step_on_one_task_leaves_the_other_heads_alone(optimizer: object) -> None:
+    layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 3}]
+    network = RoutedNetwork(VECTORS, bottom_for, layers, FixedGate, SeparateHeads)
+    module = MultiTaskModule(network, TASKS, optimizer)
+    learner = module.configure_optimizers()
+    names = [task.name for task in TASKS]
+    for place in (0, 1, 0):
+        before = [[p.clone() for p in head.parameters()] for head in network.heads.heads]
+        learner.zero_grad()
+        network({"x": torch.randn(6, 5)}, [names[place]]).predictions[names[place]].square().sum().backward()
+        learner.step()
+        for task, (head, old) in enumerate(zip(network.heads.heads, before, strict=True)):
+            same = all(torch.equal(p, q) for p, q in zip(head.parameters(), old, strict=True))
+            assert same == (task != place)
+
+
+def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
+    heads = SeparateHeads(TASKS, 4)
+    x = torch.randn(6, 3, 4)
+    everything = heads(x, [0, 1, 2])
+    assert list(everything) == [task.name for task in TASKS]
+    for place, task in enumerate(TASKS):
+        assert torch.equal(heads(x[:, [place]], [place])[task.name], everything[task.name])
+        assert torch.equal(heads.only(place)(x[:, [place]], [0])[task.name], everything[task.name])

@@ -26,7 +26,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     axes.set_yticks(range(num_tasks), list(tasks), fontsize=8)
     if values.size <= 256:
         for row, column in np.ndindex(values.shape):
-            value = values[row, column]
+            value = float(values[row, column])
             ink = "white" if value < 0.6 * values.max() else "black"
             axes.text(column, row, _short(value), ha="center", va="center", fontsize=7, color=ink)
     figure.colorbar(image, ax=axes, label="mean weight over samples")
