@@ -1,15 +1,29 @@
-"""Cut out of a trained network what one task uses."""
+"""Cut out of a trained network what one task uses: ``python -m mtl.prune <run>/checkpoints/best.ckpt``."""
 
 from __future__ import annotations
 
+import argparse
 import copy
+import dataclasses
+import json
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import mtl  # noqa: F401  (first: it makes torchvision importable)
+
+# isort: split
 import torch
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 
+from mtl import build
+from mtl.checkpoint import read_checkpoint
 from mtl.flops import forward_flops
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -102,6 +116,88 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
     return Savings(before, after, forward_flops(network.eval(), inputs), forward_flops(pruned.eval(), inputs))
 
 
+class _Predictor(nn.Module):
+    """Give the predictions alone: what an exported program returns are tensors."""
+
+    def __init__(self, network: PrunedNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        predictions: Tensor = self.network(inputs).predictions[self.network.name]
+        return predictions
+
+
+def export(pruned: PrunedNetwork, inputs: Mapping[str, Tensor], path: Path) -> nn.Module:
+    """Write ``pruned`` as a program that torch alone can load, for any number of rows; return what was written.
+
+    ``torch.export.load(path).module()`` maps a dict as ``inputs`` to the task's predictions.
+    """
+    example = {name: torch.zeros_like(value[:2]) for name, value in inputs.items()}  # it is written too: no real rows
+    rows = {name: {0: torch.export.Dim.AUTO} for name in example}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own parts
+        program = torch.export.export(_Predictor(pruned), (example,), dynamic_shapes=(rows,), strict=True)
+        torch.export.save(program, path)
+        return torch.export.load(path).module()
+
+
+def network_from_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return the trained network of a checkpoint, and the inputs of the first batch of its test rows."""
+    checkpoint = read_checkpoint(path)
+    cfg = OmegaConf.create(checkpoint["config"])
+    data: Any = build.build_data(cfg)
+    data.prepare_data()
+    data.setup()
+    network = build.build_network(cfg, data.spec)
+    weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
+    network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
+    return network.eval(), dict(next(iter(data.test_dataloader())).inputs)
+
+
+@torch.no_grad()
+def prune_run(path: str | Path, tasks: Sequence[str], folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Prune the network of a checkpoint for each of ``tasks`` (none: all); return and write what it saves.
+
+    ``folder`` (default ``<run>/pruned``) gets ``<task>.pt2`` and ``savings.json``. ``difference`` is the largest
+    between the predictions of the written program and of the whole network, on a batch of test rows.
+    """
+    network, inputs = network_from_checkpoint(path)
+    everything: Any = network
+    names = [task.name for task in everything.tasks]
+    folder = folder or Path(path).absolute().parent.parent / "pruned"
+    cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    report: dict[str, dict[str, Any]] = {}
+    for task, pruned in cuts.items():
+        program = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
+        difference = (program(inputs) - network(inputs, [task]).predictions[task]).abs().max()
+        report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
+    (folder / "savings.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, prune, and print what it saves."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.prune", description=__doc__)
+    parser.add_argument("checkpoint", help="as <run>/checkpoints/best.ckpt")
+    parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
+    parser.add_argument("--out", type=Path, help="folder to write to; default <run>/pruned")
+    given = parser.parse_args(arguments)
+    try:
+        report = prune_run(given.checkpoint, given.task, given.out)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    table = Table(title="what each task keeps of the network, and of its operations per sample", title_justify="left")
+    for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
+        table.add_column(column, justify="left" if column == "task" else "right")
+    for task, row in report.items():
+        numbers = [row[name] for name in ("pruned_parameters", "parameters", "pruned_flops", "flops")]
+        table.add_row(task, *[f"{number:,}" for number in numbers], f"{row['difference']:.1e}")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(given.out or Path(given.checkpoint).absolute().parent.parent / "pruned")
+
+
 def _routed(network: RoutedNetwork, place: int) -> list[nn.Module]:
     body: list[nn.Module] = [network.bottom, network.stem]
     for layer in network.layers:
@@ -128,3 +224,7 @@ def _mixture(network: MMoE, place: int) -> list[nn.Module]:
         if hasattr(module, "num_experts"):
             module.num_experts = len(used)
     return [network.bottom, PrunedMixture(experts, weights[:, used])]
+
+
+if __name__ == "__main__":
+    main()

@@ -105,9 +105,12 @@ class StackedConv(nn.Module):
         return torch.stack(parts, 1)
 
     def _first_is_shared(self, x: Tensor) -> bool:
-        """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes."""
+        """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes.
+
+        Not while torch compiles or exports: it writes code of its own, and refuses views of memory as patches.
+        """
         alike = x.dtype == self.weights[0].dtype and not torch.is_autocast_enabled(x.device.type)
-        return alike and x.device.type == "cpu" and not x.requires_grad
+        return alike and x.device.type == "cpu" and not x.requires_grad and not torch.compiler.is_compiling()
 
     def _kernels(self) -> list[list[tuple[Tensor, Tensor]]]:
         """Return weight and bias of each layer, for each expert; unbound once, for one gradient per parameter."""

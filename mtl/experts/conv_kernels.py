@@ -23,7 +23,8 @@ def pool_relu(x: Tensor, pool: int) -> Tensor:
     """Return relu(max-pooling) of ``x [N, C, H, W]`` in windows of ``pool`` x ``pool``; what fills none is left out."""
     if pool == 1:
         return F.relu(x)
-    return apply(_PoolRelu, x, pool) if x.device.type == "cpu" else F.relu(F.max_pool2d(x, pool))
+    plain = x.device.type != "cpu" or torch.compiler.is_compiling()
+    return F.relu(F.max_pool2d(x, pool)) if plain else apply(_PoolRelu, x, pool)
 
 
 def shared_conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.permutation import Permutation
-from mtl.prune import prune, savings
+from mtl.prune import export, prune, savings
 from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec
 
 TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "binary"), TaskSpec("d", "binary")]
@@ -106,3 +107,15 @@ def test_what_cannot_be_pruned() -> None:
         prune(routed(ROWS), "z")
     with pytest.raises(InputError, match="SharedBottom cannot be pruned"):
         prune(SharedBottom(ROWS, bottom, experts, Heads), "a")
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_written_program_gives_the_same_for_any_number_of_rows(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    network, kind = NETWORKS[name]()
+    inputs = INPUTS[kind]
+    export(prune(network, "b"), inputs, tmp_path / "b.pt2")
+    program = torch.export.load(tmp_path / "b.pt2").module()
+    for rows in (1, 2, 8):
+        some = {key: value[:rows] for key, value in inputs.items()}
+        assert torch.allclose(program(some), network.eval()(some, ["b"]).predictions["b"], atol=1e-6)

@@ -1,0 +1,46 @@
+"""Prune what a run has trained, by the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtl.prune import main, network_from_checkpoint
+from tests.integration.helpers import compose_small
+from train import run
+
+PAIRS = ("data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "trainer.max_epochs=1")
+MIXTURE = ("gate=topk", "network.static_gate=true", "trainer.max_epochs=1")
+
+
+@pytest.mark.parametrize("words", [PAIRS, MIXTURE], ids=["routed", "mixture"])
+def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(compose_small(tmp_path, *words))
+    checkpoint = tmp_path / "checkpoints" / "best.ckpt"
+    main([str(checkpoint)])
+    report = json.loads((tmp_path / "pruned" / "savings.json").read_text())
+    network, inputs = network_from_checkpoint(checkpoint)
+    assert list(report) == [task.name for task in network.tasks]
+    for task, row in report.items():
+        assert row["difference"] <= 1e-5
+        assert row["pruned_parameters"] < row["parameters"]
+        assert row["pruned_flops"] < row["flops"]
+        program = torch.export.load(tmp_path / "pruned" / f"{task}.pt2").module()
+        some = {name: value[:3] for name, value in inputs.items()}
+        assert torch.allclose(program(some), network(some, [task]).predictions[task], atol=1e-5)
+        assert task in capsys.readouterr().out or task != next(iter(report))
+
+
+def test_what_cannot_be_pruned_is_said_and_nothing_written(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "gate=softmax", "network.static_gate=false", "trainer.max_epochs=1"))
+    checkpoint = str(tmp_path / "checkpoints" / "best.ckpt")
+    with pytest.raises(SystemExit, match=r"error: a gate that looks at the example cannot be pruned"):
+        main([checkpoint])
+    with pytest.raises(SystemExit, match=r"error: no task 'z'; there are task_000"):
+        main([checkpoint, "--task", "z"])
+    with pytest.raises(SystemExit, match=r"error: checkpoint nowhere.ckpt: no such file"):
+        main(["nowhere.ckpt"])
+    assert not (tmp_path / "pruned").exists()
