@@ -97,16 +97,27 @@ class MultiTaskModule(LightningModule):
         self._log_evaluation("test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer; parameters of which the network says so learn faster than the others."""
-        asked: dict[nn.Parameter, float] = getattr(self.network, "learning_rate_factors", dict)()
-        factors = {parameter: asked.get(parameter, 1.0) for parameter in self.parameters() if parameter.requires_grad}
-        groups = sorted(set(factors.values()))
-        if groups == [1.0]:
-            return self._optimizer(factors)
-        members = [[parameter for parameter, own in factors.items() if own == factor] for factor in groups]
-        optimizer = self._optimizer([{"params": parameters} for parameters in members])
-        for group, factor in zip(optimizer.param_groups, groups, strict=True):
-            group["lr"] *= factor
+        """Return the optimizer; parameters whose ``parameter_options`` the network gives have groups of their own.
+
+        ``lr_factor`` multiplies the learning rate; other options replace the optimizer's.
+        """
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        asked: dict[nn.Parameter, dict[str, float]] = getattr(self.network, "parameter_options", dict)()
+        defaults = self._optimizer([nn.Parameter(torch.zeros(1))]).defaults
+        groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
+        for parameter in parameters:
+            own = {"lr_factor": 1.0, **asked.get(parameter, {})}
+            own = {
+                name: value for name, value in own.items() if name == "lr_factor" or defaults.get(name, value) != value
+            }
+            groups.setdefault(tuple(sorted(own.items())), []).append(parameter)
+        if len(groups) == 1:
+            return self._optimizer(parameters)
+        options = [dict(key) for key in groups]
+        optimizer = self._optimizer([{"params": members} for members in groups.values()])
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group["lr"] *= own.pop("lr_factor")
+            group.update(own)
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -149,10 +149,15 @@ class RoutedNetwork(nn.Module):
         predictions = {self.tasks[task].name: features[:, place, 0] for place, task in enumerate(wanted)}
         return NetworkOutput(predictions, None, losses)
 
-    def learning_rate_factors(self) -> dict[nn.Parameter, float]:
-        """Return by how much some parameters learn faster: a step trains one task's row of T of a gate."""
+    def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
+        """Return how some parameters are optimized: gates faster, since a step trains one task's row of T.
+
+        Weight decay is for weights: neither for logits, which it would pull to a probability of 1/2, nor for biases.
+        """
+        options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
         gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]
-        return {parameter: float(len(self.tasks)) for gate in gates for parameter in gate.parameters()}
+        faster = {"lr_factor": float(len(self.tasks)), "weight_decay": 0.0}
+        return options | {parameter: faster for gate in gates for parameter in gate.parameters()}
 
 
 def chain(factories: Sequence[Factory], shape: Shape) -> tuple[nn.Module, Shape]:

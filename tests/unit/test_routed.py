@@ -111,6 +111,18 @@ def test_gates_learn_as_much_faster_as_there_are_tasks() -> None:
     assert len(plain.configure_optimizers().param_groups) == 1
 
 
+def test_weights_alone_decay() -> None:
+    network = dense_network(GumbelMatrixGate)
+    adam = partial(torch.optim.Adam, lr=0.1, weight_decay=3e-4)
+    groups = MultiTaskModule(network, TASKS, adam).configure_optimizers().param_groups
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    assert sum(len(group["params"]) for group in groups) == len(names)
+    for group in groups:
+        for parameter in group["params"]:
+            assert group["weight_decay"] == (3e-4 if names[parameter].endswith("weight") else 0)
+            assert group["lr"] == pytest.approx(0.3 if "gate" in names[parameter] else 0.1)
+
+
 def test_no_heads() -> None:
     spec = DataSpec({"x": Numeric(5)}, [TaskSpec("a", "regression"), TaskSpec("c", "regression")])
     layers = [{"components": [partial(DenseLayers, units=[4], outputs=1)] * 2}]
