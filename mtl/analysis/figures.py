@@ -123,7 +123,7 @@ def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequen
             for component in range(values.shape[1]):
                 style, colour = LINES[component // len(COLOURS) % len(LINES)], COLOURS[component % len(COLOURS)]
                 axes.plot(steps, values[:, component], style, color=colour, linewidth=1.2)
-            axes.set_ylim(0, 1)
+            axes.set_ylim(-0.03, 1.03)
             axes.set_title(f"{tasks[task]}, layer {layer}", fontsize=8)
             axes.grid(alpha=0.25)
     for axes in grid[-1]:

@@ -79,11 +79,17 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
     logged: dict[str, float] = {}
     module = SimpleNamespace(modules=net.modules, tasks=dict.fromkeys("abc"), log_dict=logged.update)
-    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[])
+    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], log_every_n_steps=5)
     report = ConnectionReport(str(tmp_path))
-    for step in (5, 10):
+    report.on_train_start(trainer, module)
+    for step in range(1, 13):
         trainer.global_step = step
-        report.on_validation_epoch_end(trainer, module)
+        with torch.no_grad():
+            routed_layers(net)[0].gate.logits[0, 0] = step
+        report.on_train_batch_end(trainer, module, None, None, 0)
+    report.on_validation_epoch_end(trainer, module)
+    report.on_train_end(trainer, module)
+    assert report.steps == [0, 1, 6, 11, 12]
     again = ConnectionReport(str(tmp_path))
     again.load_state_dict(report.state_dict())
     again.on_test_epoch_end(trainer, module)
@@ -95,6 +101,13 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     assert rows[0] == ["layer", "component", "kind", "a", "b", "c"]
     assert rows[2] == ["0", "1", "1x7-7x1", "1", "1", "1"]
     assert len(rows) == 1 + 4 + 2
+    with (tmp_path / "connection_probabilities.csv").open() as file:
+        course = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in course] == [0, 1, 6, 11, 12]
+    assert [float(row["a/0/0"]) for row in course[1:]] == pytest.approx(
+        [1 / (1 + np.exp(-n)) for n in (1, 6, 11, 12)], 1e-5
+    )
+    assert len(course[0]) == 1 + 3 * (4 + 2)
     for name in ("connections", "connection_probabilities"):
         assert np.unique(imread(tmp_path / f"{name}.png")).size > 20
 
@@ -105,3 +118,14 @@ def test_other_networks_are_left_alone(tmp_path: Path) -> None:
     report.on_validation_epoch_end(None, module)
     report.on_test_epoch_end(None, module)
     assert not (tmp_path / "none").exists()
+    report.on_train_start(SimpleNamespace(global_step=0), module)
+
+
+def test_of_many_looks_every_second_is_kept(tmp_path: Path) -> None:
+    net = network(GumbelMatrixGate)
+    report = ConnectionReport(str(tmp_path))
+    for step in range(201):
+        report.on_train_end(SimpleNamespace(global_step=step), net)
+    assert report.steps == list(range(0, 201, 2))
+    report.on_train_end(SimpleNamespace(global_step=200), net)  # a run that goes on looks at no step twice
+    assert len(report.steps) == len(report.probabilities) == 101
