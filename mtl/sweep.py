@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 _MANY_COLUMNS = 16
+_DETAILS = ("test active_connections_", "test idle_tasks", "test pattern_jaccard")  # left to the file
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 
 
@@ -56,11 +57,12 @@ class SweepTable(Callback):
         for row in self.rows:
             row["setting"] = " ".join(word for word in row["setting"].split(" ") if word not in common) or "all"
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        columns = [name for name in names if name not in ("setting", "seed")]
+        hidden = ("setting", "seed", *_DETAILS)
+        columns = [name for name in names if not name.startswith(hidden)]
         if len(columns) > _MANY_COLUMNS:  # many tasks: the numbers of the whole network alone
             columns = [name for name in columns if "/" not in name]
         table = Table(title="mean over seeds ± standard error", title_justify="left")
-        table.add_column("setting")
+        table.add_column("setting", overflow="fold")
         for column in ("seeds", *columns):
             table.add_column(column.removeprefix("test ").replace("_", " "), justify="right", overflow="fold")
         for setting in dict.fromkeys(row["setting"] for row in self.rows):
