@@ -1,21 +1,14 @@
 """Time forms of Multi-MNIST's 16 convolutional experts, as ratios to separate modules in the same process.
 
-Run it by hand: python benchmarks/conv_experts.py [rounds]. Batches of 512, forward and backward, two threads. The
-contenders take turns, so that a disturbance of the machine falls on all of them; the median is printed.
+python benchmarks/conv.py [--rounds N]. Batches of 512, forward and backward.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import mtl  # noqa: F401  (first: it makes torchvision importable)
+from common import medians, options, take_turns, write
 
 # isort: split
 import torch
@@ -26,6 +19,7 @@ from mtl.experts.conv import StackedConv
 from mtl.experts.pairs import Pairs
 
 EXPERTS, ROWS, SIDE = 16, 512, 36
+BASELINE = "separate modules"
 LAYERS = [{"channels": 10, "kernel": 5, "pool": 2}, {"channels": 20, "kernel": 5, "pool": 2}]
 FEATURES = 720
 
@@ -81,12 +75,11 @@ def on_subsets(modules: nn.ModuleList, pairs: Pairs, x: Tensor) -> Tensor:
     return torch.cat([expert(x[rows]) for expert, rows in zip(modules, samples, strict=True)])
 
 
-def main(rounds: int) -> None:
-    torch.set_num_threads(2)
-    torch.manual_seed(0)
+def main() -> None:
+    given = options(__doc__, rounds=5)
     modules, loop, stacked = separate(), Loop(), StackedConv(EXPERTS, (1, SIDE, SIDE), LAYERS, [50, 50])
     contenders: dict[str, Callable[[Tensor], Tensor]] = {
-        "separate modules": lambda x: torch.stack([expert(x) for expert in modules], 1),
+        BASELINE: lambda x: torch.stack([expert(x) for expert in modules], 1),
         "loop, channels last": loop,
         "grouped convolution": Grouped(torch.contiguous_format),
         "grouped, channels last": Grouped(torch.channels_last),
@@ -98,25 +91,21 @@ def main(rounds: int) -> None:
         contenders[f"ours, sparse {k} of 16"] = partial(stacked.on_pairs, pairs=pairs)
         if k == 4:
             contenders["separate modules, 4 of 16"] = partial(on_subsets, modules, pairs)
-    forward: dict[str, list[float]] = {name: [] for name in contenders}
-    both: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, contender in contenders.items():
-            for repetition in range(3):
-                x = torch.rand(ROWS, 1, SIDE, SIDE)
-                start = time.perf_counter()
-                outputs = contender(x)
-                middle = time.perf_counter()
-                outputs.sum().backward()
-                end = time.perf_counter()
-                if number and repetition:  # the first of a block and of all warm up
-                    forward[name].append(middle - start)
-                    both[name].append(end - start)
-    base = statistics.median(both["separate modules"])
-    for name in contenders:
-        once, twice = statistics.median(forward[name]), statistics.median(both[name])
-        print(f"{name:28} forward {1000 * once:7.1f} ms   both {1000 * twice:7.1f} ms   {twice / base:5.2f}")
+
+    def forward(contender: Callable[[Tensor], Tensor]) -> Tensor:
+        return contender(torch.rand(ROWS, 1, SIDE, SIDE))
+
+    def both(contender: Callable[[Tensor], Tensor]) -> None:
+        forward(contender).sum().backward()
+
+    once = medians(take_turns({n: partial(forward, c) for n, c in contenders.items()}, given.rounds, calls=3))
+    twice = medians(take_turns({n: partial(both, c) for n, c in contenders.items()}, given.rounds, calls=3))
+    rows = [
+        {"experts": n, "forward, ms": once[n], "both, ms": twice[n], "of separate": twice[n] / twice[BASELINE]}
+        for n in contenders
+    ]
+    write(given, "conv", "Convolutional experts, forward and backward", rows)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main()

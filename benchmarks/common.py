@@ -1,0 +1,91 @@
+"""What the benchmarks share: contenders that take turns, medians, tables as Markdown and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import mtl  # noqa: F401  (first: it makes torchvision importable)
+
+# isort: split
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+Row = dict[str, Any]
+
+
+def options(description: str | None, rounds: int) -> argparse.Namespace:
+    """Read ``--rounds``, ``--threads`` and ``--out``, and set the number of threads."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder of the tables")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    return given
+
+
+def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> dict[str, list[float]]:
+    """Return the seconds of each call, by contender.
+
+    A round is a block of ``calls`` of every contender in turn, so that a disturbance of the machine falls on all; the
+    first call of a block and the first round warm up and do not count.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, call in contenders.items():
+            for repetition in range(calls):
+                start = time.perf_counter()
+                call()
+                if number and repetition:
+                    seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median of each contender, in milliseconds."""
+    return {name: 1000 * statistics.median(values) for name, values in seconds.items()}
+
+
+def peak() -> float:
+    """Return the floating point operations per second of a large matrix product, the best of ten."""
+    a, b = torch.randn(2, 2048, 2048)
+    best = float("inf")
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - start)
+    return 2 * 2048**3 / best
+
+
+def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
+    """Print a table, and write it to ``<out>/<name>.md`` and ``.json``; numbers get three digits in the table."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.rounds} rounds, medians"
+    text = "\n".join([f"## {title}", "", f"{threads}.", *notes, "", *lines, ""])
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / f"{name}.md").write_text(text)
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.processor()}
+    content = {"title": title, "notes": list(notes), "rounds": given.rounds, **machine, "rows": list(rows)}
+    (given.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(text)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
