@@ -39,17 +39,20 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def stacked_affine(x: Tensor | None, weight: Tensor | None, bias: Tensor) -> Tensor:
+def stacked_affine(x: Tensor | None, weight: Tensor | None, bias: Tensor, samples_last: bool = False) -> Tensor:
     """Apply all affine maps of a gate in one matrix product.
 
     ``x [B, D]``, ``weight [..., D]``, ``bias [...]`` -> ``[B, ...]``. Without a weight (a static gate): the bias.
+    With ``samples_last``: ``[..., B]``, B = 1 without a weight.
     """
     bias = at_least_float32(bias)
     if weight is None:
-        return bias
+        return bias[..., None] if samples_last else bias
     if x is None:
         raise ValueError("a per-example gate needs an input x [B, D]; build it with input_dim=None for a static one")
     weight = at_least_float32(weight)
+    if samples_last:
+        return torch.addmm(bias.flatten()[:, None], weight.flatten(0, -2), x.t()).view(*bias.shape, len(x))
     return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
 
 

@@ -69,12 +69,15 @@ class Gate(nn.Module):
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
 
-    def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
-        """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
+    def affine(self, x: Tensor | None, name: str, tasks: list[int] | None, samples_last: bool = False) -> Tensor:
+        """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``.
+
+        With ``samples_last``: ``[T, ..., B]``, of one sample where the gate is static.
+        """
         weight, bias = getattr(self, f"{name}weight", None), getattr(self, f"{name}bias")
         if tasks is not None:
             weight, bias = None if weight is None else weight[tasks], bias[tasks]
-        return stacked_affine(x, weight, bias)
+        return stacked_affine(x, weight, bias, samples_last)
 
     def add_affine(self, name: str, shape: Sequence[int], bound: float) -> None:
         """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound)."""

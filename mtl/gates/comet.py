@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.functional import smooth_step
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
+from mtl.gates.comet_kernel import comet_route
+from mtl.parallel import batch_mean
 from mtl.types import Routing
-
-_LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 
 
 class CometGate(Gate):
@@ -51,29 +50,14 @@ class CometGate(Gate):
         depth = (num_experts - 1).bit_length()
         upper = 2**depth - num_experts
         self.register_buffer("leaf_order", torch.arange(num_experts).roll(-upper), persistent=False)
+        self._turned = upper > 0
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        split = self.affine(x, "split_", tasks)  # [B, T, E-1, K]
-        v = self._leaf_probabilities(smooth_step(split, self.gamma), smooth_step(-split, self.gamma))  # [B, T, E, K]
-        scores = self.affine(x, "leaf_", tasks)  # [B, T, E, K]
-        scores = torch.where(v > 0, scores + torch.log(v + _LOG_EPS), -torch.inf)
-        weights = scores.flatten(-2).softmax(-1).view_as(v).sum(-1)  # one softmax over all leaves of all trees
-        selectors = v.transpose(-1, -2)  # [B, T, K, E]
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
-
-    def _leaf_probabilities(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the probability of each leaf, ``[B, T, E, K]``, one step per level of the tree.
-
-        ``left``, ``right`` ``[B, T, E-1, K]``: the probability of going there at each split.
-        """
-        level = left.new_ones(*left.shape[:-2], 1, left.shape[-1])  # the root
-        leaves, first = [], 0  # first: heap id of the level's first node
-        while first < self.num_experts - 1:
-            last = min(first + level.shape[-2], self.num_experts - 1)
-            inner, outer = level[..., : last - first, :], level[..., last - first :, :]
-            leaves.append(outer)
-            children = (inner * left[..., first:last, :], inner * right[..., first:last, :])
-            first += level.shape[-2]
-            level = torch.stack(children, -2).flatten(-3, -2)
-        leaves.append(level)
-        return torch.cat(leaves, -2).index_select(-2, self.leaf_order)
+        split, leaf = (self.affine(x, name, tasks, samples_last=True) for name in ("split_", "leaf_"))
+        order = self.leaf_order if self._turned else None
+        weights, v, entropies = comet_route(split, leaf, self.gamma, order)
+        summed = entropies.sum(0) if self.input_dim is not None else entropies.sum()
+        losses = {"entropy": self.entropy_weight.to(summed.dtype) * batch_mean(summed)}
+        if self.input_dim is None:
+            return Routing(weights[..., 0], losses, v[..., 0].transpose(1, 2))
+        return Routing(weights.permute(2, 0, 1).contiguous(), losses, v.permute(3, 0, 2, 1))

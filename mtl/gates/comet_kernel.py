@@ -1,0 +1,123 @@
+"""COMET's arithmetic as one function with its own backward: nodes first, samples last, some tasks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mtl.functional import ENTROPY_EPS
+
+LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
+_AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
+
+
+def comet_route(split: Tensor, leaf: Tensor, gamma: float, order: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights ``[T, E, B]``, leaf probabilities v ``[T, E, K, B]`` and the trees' summed entropies ``[T, B]``.
+
+    ``split [T, E-1, K, B]`` by heap id and ``leaf [T, E, K, B]`` by expert are the logits; leaf ``order[i]`` of the
+    heap is expert i (None: i).
+    """
+    weights, v, entropies = _CometRoute.apply(split, leaf, gamma, order)  # type: ignore[no-untyped-call]  # torch has none
+    return weights, v, entropies
+
+
+class _CometRoute(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, split: Tensor, leaf: Tensor, gamma: float, order: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tasks, experts, k, rows = leaf.shape
+        ctx.set_materialize_grads(False)
+        nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
+        s, q = torch.empty_like(split), torch.empty_like(leaf)
+        weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
+        for part in _parts(leaf):
+            torch.mul(split[part], 1.0 / gamma, out=s[part])
+            s[part].clamp_(-0.5, 0.5).add_(0.5)
+            _descend(nodes[part], s[part])
+            v = _leaves(nodes[part], order)
+            u = torch.add(v, LOG_EPS, out=q[part]).log_().add_(leaf[part]).masked_fill_(v == 0, -torch.inf)
+            u.sub_(u.amax((1, 2), keepdim=True)).exp_()
+            u.div_(u.sum((1, 2), keepdim=True))  # one softmax over all leaves of all trees
+            torch.sum(u, 2, out=weights[part])
+            torch.sum(torch.add(v, ENTROPY_EPS).log_().mul_(v), (1, 2), out=entropies[part])
+        ctx.save_for_backward(s, nodes, q, weights)
+        ctx.gamma, ctx.order = gamma, order
+        return weights, _leaves(nodes, order), entropies.neg_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None]:
+        s, nodes, q, weights = ctx.saved_tensors
+        grad_split, grad_leaf, experts = torch.empty_like(s), torch.empty_like(q), q.shape[1]
+        for part in _parts(q):
+            g = torch.zeros_like(nodes[part]) if grad_weights is None else torch.empty_like(nodes[part])
+            v, grad = _leaves(nodes[part], ctx.order), torch.zeros_like(q[part])
+            if grad_weights is None:
+                grad_leaf[part] = 0
+            else:
+                mean = (weights[part] * grad_weights[part]).sum(1, keepdim=True)
+                torch.mul(q[part], (grad_weights[part] - mean)[:, :, None], out=grad_leaf[part])
+                grad = grad_leaf[part] / (v + LOG_EPS)
+            if grad_v is not None:
+                grad += grad_v[part]
+            if grad_entropies is not None:
+                inside = v + ENTROPY_EPS
+                grad -= (inside.log() + v / inside).mul_(grad_entropies[part][:, None, None])
+            if ctx.order is None:
+                g[:, experts - 1 :] = grad
+            else:
+                g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
+            _ascend(g, nodes[part], s[part], grad_split[part])
+        grad_split.mul_(s).mul_((1 - s).mul_(6.0 / ctx.gamma))  # S' = 6 s (1 - s) / gamma, exactly 0 where S is flat
+        return grad_split, grad_leaf, None, None
+
+
+def _parts(leaf: Tensor) -> Iterator[slice]:
+    """Yield slices of the tasks, on a CPU as many at once as stay in the cache."""
+    step = max(1, _AT_ONCE // max(1, leaf[0].numel())) if leaf.device.type == "cpu" else len(leaf)
+    for start in range(0, len(leaf), step):
+        yield slice(start, start + step)
+
+
+def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield the heap ids of the splits of each level, and of their left and right children."""
+    first = 0
+    while first < inner:
+        last = min(2 * first + 1, inner)
+        yield slice(first, last), slice(2 * first + 1, 2 * last + 1, 2), slice(2 * first + 2, 2 * last + 1, 2)
+        first = 2 * first + 1
+
+
+def _step(s: Tensor) -> Tensor:
+    """Return S = s^2 (3 - 2 s)."""
+    return (s * -2.0).add_(3.0).mul_(s).mul_(s)
+
+
+def _descend(nodes: Tensor, s: Tensor) -> None:
+    """Fill ``nodes [t, 2E-1, K, B]`` from ``s [t, E-1, K, B]``."""
+    nodes[:, 0] = 1
+    for here, left, right in _levels(s.shape[1]):
+        torch.mul(nodes[:, here], _step(s[:, here]), out=nodes[:, left])
+        torch.mul(nodes[:, here], _step(1 - s[:, here]), out=nodes[:, right])
+
+
+def _ascend(g: Tensor, nodes: Tensor, s: Tensor, grad: Tensor) -> None:
+    """From the gradients ``g`` of the leaves fill in those of the other nodes, and ``grad`` of S at the splits."""
+    for here, left, right in reversed(list(_levels(s.shape[1]))):
+        torch.sub(g[:, left], g[:, right], out=grad[:, here])
+        grad[:, here].mul_(nodes[:, here])
+        torch.mul(g[:, left], _step(s[:, here]), out=g[:, here])
+        g[:, here].addcmul_(g[:, right], _step(1 - s[:, here]))
+
+
+def _leaves(nodes: Tensor, order: Tensor | None) -> Tensor:
+    """Return the leaves ``[t, E, K, B]`` of ``nodes [t, 2E-1, K, B]`` in the order of the experts."""
+    leaves = nodes[:, nodes.shape[1] // 2 :]
+    return leaves if order is None else leaves.index_select(1, order)
