@@ -79,6 +79,10 @@ class Gate(nn.Module):
             weight, bias = None if weight is None else weight[tasks], bias[tasks]
         return stacked_affine(x, weight, bias, samples_last)
 
+    def sample_mean(self, values: Tensor) -> Tensor:
+        """Return the sum over tasks, averaged over the batch, of ``values [T, B]`` (B = 1 of a static gate)."""
+        return batch_mean(values.sum() if self.input_dim is None else values.sum(0))
+
     def add_affine(self, name: str, shape: Sequence[int], bound: float) -> None:
         """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound)."""
         if self.input_dim is not None:

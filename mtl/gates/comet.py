@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
-from mtl.gates.comet_kernel import comet_route
-from mtl.parallel import batch_mean
+from mtl.gates.kernels import comet_route
 from mtl.types import Routing
 
 
@@ -56,8 +55,7 @@ class CometGate(Gate):
         split, leaf = (self.affine(x, name, tasks, samples_last=True) for name in ("split_", "leaf_"))
         order = self.leaf_order if self._turned else None
         weights, v, entropies = comet_route(split, leaf, self.gamma, order)
-        summed = entropies.sum(0) if self.input_dim is not None else entropies.sum()
-        losses = {"entropy": self.entropy_weight.to(summed.dtype) * batch_mean(summed)}
+        losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
         if self.input_dim is None:
             return Routing(weights[..., 0], losses, v[..., 0].transpose(1, 2))
         return Routing(weights.permute(2, 0, 1).contiguous(), losses, v.permute(3, 0, 2, 1))

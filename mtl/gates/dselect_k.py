@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from mtl.functional import smooth_step
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
-from mtl.parallel import batch_mean
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
+from mtl.gates.kernels import dselect_route
 from mtl.types import Routing
 
 _REACH_EPS = 1e-6
@@ -53,16 +51,12 @@ class DSelectKGate(Gate):
         self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        logits = self.affine(x, "selector_", tasks)  # [B, T, K, m]
-        bits = torch.stack((smooth_step(-logits, self.gamma), smooth_step(logits, self.gamma)), -1)  # 1 - S, S
-        codes = logits.new_ones(*logits.shape[:-1], 1)
-        for bit in bits.unbind(-2):  # each bit doubles the codes: [B, T, K, 2^j]
-            codes = (codes[..., None] * bit[..., None, :]).flatten(-2)
-        selectors = codes[..., : self.num_experts]  # [B, T, K, E]
-        mix = self.affine(x, "mix_", tasks).softmax(-1)  # [B, T, K]
-        weights = (mix[..., None] * selectors).sum(-2)
-        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
-        if codes.shape[-1] > self.num_experts:
-            unreached = 1 / (_REACH_EPS + selectors.sum(-1))  # [B, T, K]
-            losses["reachability"] = self.reachability_weight * batch_mean(unreached.sum((-2, -1)))
-        return Routing(weights, losses, selectors)
+        bits, mix = (self.affine(x, name, tasks, samples_last=True) for name in ("selector_", "mix_"))
+        weights, selectors, entropies = dselect_route(bits, mix.softmax(1), self.gamma, self.num_experts)
+        losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
+        if 2**self.num_bits > self.num_experts:
+            unreached = 1 / (_REACH_EPS + selectors.sum(2))  # [T, K, B]
+            losses["reachability"] = self.reachability_weight * self.sample_mean(unreached.sum(1))
+        if self.input_dim is None:
+            return Routing(weights[..., 0], losses, selectors[..., 0])
+        return Routing(weights.permute(2, 0, 1).contiguous(), losses, selectors.permute(3, 0, 1, 2))

@@ -1,4 +1,8 @@
-"""COMET's arithmetic as one function with its own backward: nodes first, samples last, some tasks at a time."""
+"""The arithmetic of COMET and DSelect-k, each as one function with its own backward.
+
+Samples stand last in memory and some tasks are taken at a time, so that each operation runs over long rows that are
+still in the cache.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class _CometRoute(torch.autograd.Function):
         nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
         s, q = torch.empty_like(split), torch.empty_like(leaf)
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
-        for part in _parts(leaf):
+        for part in _parts(leaf, leaf[0].numel()):
             torch.mul(split[part], 1.0 / gamma, out=s[part])
             s[part].clamp_(-0.5, 0.5).add_(0.5)
             _descend(nodes[part], s[part])
@@ -56,7 +60,7 @@ class _CometRoute(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, None, None]:
         s, nodes, q, weights = ctx.saved_tensors
         grad_split, grad_leaf, experts = torch.empty_like(s), torch.empty_like(q), q.shape[1]
-        for part in _parts(q):
+        for part in _parts(q, q[0].numel()):
             g = torch.zeros_like(nodes[part]) if grad_weights is None else torch.empty_like(nodes[part])
             v, grad = _leaves(nodes[part], ctx.order), torch.zeros_like(q[part])
             if grad_weights is None:
@@ -68,21 +72,76 @@ class _CometRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                inside = v + ENTROPY_EPS
-                grad -= (inside.log() + v / inside).mul_(grad_entropies[part][:, None, None])
+                grad -= _entropy_slope(v).mul_(grad_entropies[part][:, None, None])
             if ctx.order is None:
                 g[:, experts - 1 :] = grad
             else:
                 g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
             _ascend(g, nodes[part], s[part], grad_split[part])
-        grad_split.mul_(s).mul_((1 - s).mul_(6.0 / ctx.gamma))  # S' = 6 s (1 - s) / gamma, exactly 0 where S is flat
-        return grad_split, grad_leaf, None, None
+        return _through_step(grad_split, s, ctx.gamma), grad_leaf, None, None
 
 
-def _parts(leaf: Tensor) -> Iterator[slice]:
-    """Yield slices of the tasks, on a CPU as many at once as stay in the cache."""
-    step = max(1, _AT_ONCE // max(1, leaf[0].numel())) if leaf.device.type == "cpu" else len(leaf)
-    for start in range(0, len(leaf), step):
+def dselect_route(bits: Tensor, mix: Tensor, gamma: float, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights ``[T, E, B]``, selectors s ``[T, K, E, B]`` and the selectors' summed entropies ``[T, B]``.
+
+    ``bits [T, K, m, B]`` are logits, the first bit the most significant; ``mix [T, K, B]`` the shares of the selectors.
+    """
+    weights, s, entropies = _DSelectRoute.apply(bits, mix, gamma, experts)  # type: ignore[no-untyped-call]  # as above
+    return weights, s, entropies
+
+
+class _DSelectRoute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bits: Tensor, mix: Tensor, gamma: float, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+        tasks, k, m, rows = bits.shape
+        ctx.set_materialize_grads(False)
+        s = torch.empty_like(bits)
+        codes = [bits.new_empty(tasks, k, 2**place, rows) for place in range(m + 1)]  # of the first bits alone
+        weights, entropies = bits.new_empty(tasks, experts, rows), bits.new_empty(tasks, rows)
+        for part in _parts(bits, k * 2**m * rows):
+            torch.mul(bits[part], 1.0 / gamma, out=s[part])
+            s[part].clamp_(-0.5, 0.5).add_(0.5)
+            codes[0][part] = 1
+            for place in range(m):
+                pairs = codes[place + 1][part].view(-1, k, 2**place, 2, rows)
+                torch.mul(codes[place][part], _step(1 - s[part, :, place, None]), out=pairs[:, :, :, 0])
+                torch.mul(codes[place][part], _step(s[part, :, place, None]), out=pairs[:, :, :, 1])
+            v = codes[m][part][:, :, :experts]
+            torch.sum(v * mix[part][:, :, None], 1, out=weights[part])
+            torch.sum(torch.add(v, ENTROPY_EPS).log_().mul_(v), (1, 2), out=entropies[part])
+        ctx.save_for_backward(s, mix, *codes)
+        ctx.gamma, ctx.experts = gamma, experts
+        return weights, codes[m][:, :, :experts], entropies.neg_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None]:
+        s, mix, *codes = ctx.saved_tensors
+        grad_bits, grad_mix = torch.empty_like(s), torch.zeros_like(mix)
+        for part in _parts(s, codes[-1][0].numel()):
+            g = torch.zeros_like(codes[-1][part])
+            v, grad = codes[-1][part][:, :, : ctx.experts], g[:, :, : ctx.experts]
+            if grad_weights is not None:
+                torch.mul(mix[part][:, :, None], grad_weights[part][:, None], out=grad)
+                torch.sum(v * grad_weights[part][:, None], 2, out=grad_mix[part])
+            if grad_v is not None:
+                grad += grad_v[part]
+            if grad_entropies is not None:
+                grad -= _entropy_slope(v).mul_(grad_entropies[part][:, None, None])
+            for place in reversed(range(len(codes) - 1)):
+                zero, one = g.view(*g.shape[:2], 2**place, 2, -1).unbind(3)
+                torch.sum((one - zero).mul_(codes[place][part]), 2, out=grad_bits[part, :, place])
+                here = s[part, :, place, None]
+                g = (zero * _step(1 - here)).addcmul_(one, _step(here))
+        return _through_step(grad_bits, s, ctx.gamma), grad_mix, None, None
+
+
+def _parts(tasks: Tensor, numbers: int) -> Iterator[slice]:
+    """Yield slices of the tasks, on a CPU as many at once as stay in the cache, a task having so many ``numbers``."""
+    step = max(1, _AT_ONCE // max(1, numbers)) if tasks.device.type == "cpu" else len(tasks)
+    for start in range(0, len(tasks), step):
         yield slice(start, start + step)
 
 
@@ -98,6 +157,17 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
 def _step(s: Tensor) -> Tensor:
     """Return S = s^2 (3 - 2 s)."""
     return (s * -2.0).add_(3.0).mul_(s).mul_(s)
+
+
+def _through_step(grad: Tensor, s: Tensor, gamma: float) -> Tensor:
+    """Multiply, in place, by S' = 6 s (1 - s) / gamma: exactly 0 where S is flat."""
+    return grad.mul_(s).mul_((1 - s).mul_(6.0 / gamma))
+
+
+def _entropy_slope(v: Tensor) -> Tensor:
+    """Return the derivative of v log(v + 1e-6)."""
+    inside = v + ENTROPY_EPS
+    return (v / inside).add_(inside.log_())
 
 
 def _descend(nodes: Tensor, s: Tensor) -> None:

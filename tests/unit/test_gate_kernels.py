@@ -1,4 +1,4 @@
-"""COMET's fused arithmetic equals the equations written one after the other, forward and backward."""
+"""The fused arithmetic of COMET and DSelect-k equals the equations written out, forward and backward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mtl.functional import entropy, smooth_step
-from mtl.gates import CometGate, comet_kernel
-from mtl.gates.comet_kernel import comet_route
+from mtl.gates import CometGate, kernels
+from mtl.gates.kernels import comet_route, dselect_route
 
 
 def plain(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,26 +38,54 @@ def logits(experts: int, width: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("at_once", [1, 2**18])  # a task at a time, all together
 @pytest.mark.parametrize("width", [0.1, 1.0], ids=["open", "partly decided"])
 @pytest.mark.parametrize("experts", [1, 2, 3, 5, 6, 8, 16])
-def test_equations(experts: int, width: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comet_kernel, "_AT_ONCE", at_once)
+def test_equations_of_comet(experts: int, width: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_AT_ONCE", at_once)
     split, leaf = logits(experts, width)
     order = CometGate(1, experts, 2).leaf_order
     ours, expected = comet_route(split, leaf, 1.0, order), plain(split, leaf, 1.0)
     for mine, theirs in zip(ours, expected, strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-15)
+    check_gradients(ours, expected, [split, leaf])
+
+
+def check_gradients(ours: tuple[Tensor, ...], expected: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
     pulls = [torch.randn_like(value) for value in expected]
     for chosen in ([0], [1], [2], [0, 1, 2]):  # each output alone, as where no entropy is asked for
         if not any(expected[n].requires_grad for n in chosen):
             continue  # one expert: its probability is 1
         gradients = [
             torch.autograd.grad(
-                sum((values[n] * pulls[n]).sum() for n in chosen), [split, leaf], retain_graph=True, allow_unused=True
+                sum((values[n] * pulls[n]).sum() for n in chosen), leaves, retain_graph=True, allow_unused=True
             )
             for values in (ours, expected)
         ]
         for mine, theirs in zip(*gradients, strict=True):
             theirs = torch.zeros_like(mine) if theirs is None else theirs
             assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**18])
+@pytest.mark.parametrize("width", [0.1, 1.0], ids=["open", "partly decided"])
+@pytest.mark.parametrize("experts", [1, 2, 3, 5, 6, 8, 16])
+def test_equations_of_dselect_k(experts: int, width: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_AT_ONCE", at_once)
+    m = (experts - 1).bit_length()
+    bits, mix = (torch.randn(3, 2, *more, 5, dtype=torch.float64) for more in ([m], []))
+    bits, mix = (width * bits).requires_grad_(), mix.requires_grad_()
+    share = mix.softmax(1)
+    codes = []
+    for expert in range(experts):
+        probability = torch.ones_like(mix)
+        for place in range(m):
+            one = expert >> (m - 1 - place) & 1  # the first bit is the most significant
+            probability = probability * smooth_step(bits[:, :, place] * (1 if one else -1), 1.0)
+        codes.append(probability)
+    selectors = torch.stack(codes, 2)
+    expected = ((share[:, :, None] * selectors).sum(1), selectors, entropy(selectors, (1, 2)))
+    ours = dselect_route(bits, mix.softmax(1), 1.0, experts)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-15)
+    check_gradients(ours, expected, [bits, mix])
 
 
 def test_flat_splits_have_no_gradient_at_all() -> None:
