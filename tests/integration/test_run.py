@@ -52,6 +52,14 @@ def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
     assert routing == {f"{name}.{kind}" for name in names for kind in ("png", "csv")}
 
 
+def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert run(compose_small(tmp_path, "trainer.max_steps=2")) > 0  # the test loss: there is no val/loss
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["checkpoint"] == "last weights"
+    assert record["best_val_loss"] is None
+    assert "no epoch was completed" in caplog.text
+
+
 def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "permutation=sinkhorn", "callbacks.routing.pictures_every=1"))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
