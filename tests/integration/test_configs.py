@@ -44,6 +44,14 @@ def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_data: Pa
     assert torch.isfinite(torch.tensor(run(cfg)))
 
 
+@pytest.mark.parametrize("name", ["four_mnists", "omniglot", "synthetic_pairs_routing"])
+def test_experiments_of_routed_networks_run_with_their_baseline(name: str, tmp_path: Path, tiny_data: Path) -> None:
+    word = f"experiment={name}"
+    words = [word, *NEEDS.get(word, []), "gate=fixed", "schedule=none", f"paths.data_dir={tiny_data}"]
+    cfg = compose_small(tmp_path, *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    assert torch.isfinite(torch.tensor(run(cfg)))
+
+
 @pytest.mark.parametrize("network", ["shared_bottom", "single_task"])
 def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [f"network={network}", "data=multi_mnist", f"paths.data_dir={tiny_data}", "trainer.max_epochs=1"]
