@@ -12,14 +12,15 @@ from mtl.gates.base import Gate, check_choice, check_k
 from mtl.types import InputError, Routing, require
 
 PATTERNS = ("full", "none", "shared_bottom", "random")
+LONG_NAMES = {"full_sharing": "full", "no_sharing": "none"}
 
 
 class FixedGate(Gate):
     """Use weights ``[T, E]`` that never change.
 
-    ``pattern``: ``full`` all experts for all tasks; ``none`` no sharing, an equal block of experts for each task;
-    ``shared_bottom`` the first expert for all tasks; ``random`` ``k`` experts drawn for each task from ``seed``.
-    The experts of a task weigh the same. Or give ``weights``, T rows of E numbers that sum to 1.
+    ``pattern``: ``full`` (or ``full_sharing``) all experts for all tasks; ``none`` (or ``no_sharing``) an equal block
+    of experts for each task; ``shared_bottom`` the first expert for all tasks; ``random`` ``k`` experts drawn for each
+    task from ``seed``. The experts of a task weigh the same. Or give ``weights``, T rows of E numbers that sum to 1.
     """
 
     weights: Tensor
@@ -36,6 +37,7 @@ class FixedGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
+        pattern = LONG_NAMES.get(pattern, pattern)
         check_choice("pattern", pattern, PATTERNS)
         if weights is not None:
             try:
