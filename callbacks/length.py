@@ -39,5 +39,5 @@ class Length:
 
 
 def is_logged(trainer: Any, step: int) -> bool:
-    """Say whether what belongs to optimiser step ``step`` is logged."""
-    return bool(step % trainer.log_every_n_steps == 0)
+    """Say whether the loggers write what is logged in optimiser step ``step``, counted from 0."""
+    return bool((step + 1) % max(1, trainer.log_every_n_steps) == 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from mtl.losses import summed_losses
 from mtl.metrics import Evaluation, LossMeter
 from mtl.parallel import gather, total, world_size
 from mtl.types import Batch, NetworkOutput, TaskSpec
+
+SHOW_EVERY = 0.5  # seconds between values of the progress bar
 
 
 class MultiTaskModule(LightningModule):
@@ -37,6 +41,7 @@ class MultiTaskModule(LightningModule):
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
         self._optimizer = optimizer
+        self._shown_at = -math.inf
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
@@ -59,8 +64,20 @@ class MultiTaskModule(LightningModule):
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
             routing = output.routing
         self.aux_batches += 1
-        self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
+        self._show_step_loss(torch.stack(shown).sum(), sum(map(len, batches)))
         return {"loss": torch.stack(losses).sum(), "routing": routing}
+
+    def _show_step_loss(self, value: Tensor, rows: int) -> None:
+        """Log the loss of a step that the loggers write, and of others once in a while, for the progress bar.
+
+        What is logged costs Lightning as much time as many a small layer, and of all steps most is thrown away.
+        """
+        trainer: Any = self.trainer
+        written = (self.global_step + 1) % max(1, trainer.log_every_n_steps) == 0
+        now = time.monotonic()
+        if written or now - self._shown_at > SHOW_EVERY:
+            self._shown_at = now
+            self.log("train/step_loss", value, prog_bar=True, batch_size=rows)
 
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the task losses: this process's share, for the gradient, and that of all."""

@@ -51,5 +51,5 @@ def check_schedule(shape: str, start: float, end: float) -> None:
     positive = shape not in ("log_linear", "inverse_sqrt") or (start > 0 and end > 0)
     require(
         positive,
-        f"schedule {shape} from {start} to {end}: both ends must be greater than 0 (schedule=null for none)",
+        f"schedule {shape} from {start} to {end}: both ends must be greater than 0 (schedule=none for none)",
     )

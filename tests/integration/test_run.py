@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checkpoint import config_from_checkpoint, read_checkpoint
+from mtl.schedules import SHAPES
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
@@ -58,6 +59,20 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
     assert record["checkpoint"] == "last weights"
     assert record["best_val_loss"] is None
     assert "no epoch was completed" in caplog.text
+
+
+def test_what_is_written_belongs_to_its_step(tmp_path: Path) -> None:
+    words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=2"]
+    run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/step_loss")] == [2, 5, 8, 11]
+    course = events.Scalars("schedule/gate.temperature")
+    config = compose_small(tmp_path, *words).callbacks.temperature_schedule
+    expected = [
+        SHAPES[config.get("shape", "log_linear")](step / 12, config.start, config.end) for step in (2, 5, 8, 11)
+    ]
+    assert [event.step for event in course] == [2, 5, 8, 11]
+    assert [event.value for event in course] == pytest.approx(expected)
 
 
 def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) -> None:

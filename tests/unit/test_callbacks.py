@@ -152,7 +152,7 @@ def test_one_schedule_for_several_buffers() -> None:
     module.log = lambda name, value, **how: logged.update({name: value})
     callback = ScheduledBuffer("layers.*.temperature", 1.0, 0.5, steps=10)
     callback.on_train_start(trainer(0), module)
-    callback.on_train_batch_start(trainer(10), module, None, 0)
+    callback.on_train_batch_start(trainer(14), module, None, 0)
     assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
     assert logged == {"schedule/layers.all.temperature": 0.5}
 
