@@ -72,8 +72,8 @@ class MultiTaskModule(LightningModule):
 
         What is logged costs Lightning as much time as many a small layer, and of all steps most is thrown away.
         """
-        trainer: Any = self.trainer
-        written = (self.global_step + 1) % max(1, trainer.log_every_n_steps) == 0
+        trainer: Any = self._trainer  # None where a step is called by hand
+        written = trainer is None or (trainer.global_step + 1) % max(1, trainer.log_every_n_steps) == 0
         now = time.monotonic()
         if written or now - self._shown_at > SHOW_EVERY:
             self._shown_at = now
