@@ -30,8 +30,8 @@ HARMLESS_WARNINGS = (
     ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
     ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
-    ".*could not find the monitored key.*",  # val/loss, of a run that ends inside its first epoch: said below
-    ".*Early stopping conditioned on metric.*",  # the same
+    ".*monitor=.val/loss.* could not find the monitored key.*",  # of a run that ends inside its first epoch: said below
+    ".*Early stopping conditioned on metric .val/loss. .*",  # the same
     ".*smaller than the logging interval.*",  # of small data the values of each epoch tell enough
     ".*Grad strides do not match bucket view strides.*",  # of a dimension of size 1, whose stride means nothing
     ".*recommended to use .self.log.*sync_dist.*",  # what we log is of all processes already
@@ -99,7 +99,8 @@ def _run(cfg: DictConfig) -> float | None:
         best = None if score is None else float(score)
         checkpoint = str(getattr(saved, "best_model_path", "")) or None
         if checkpoint is None:
-            log.warning("no epoch was completed, so there is no val/loss: the last weights are tested")
+            monitor = getattr(saved, "monitor", "val/loss")
+            log.warning("no %s, as in a run that ends inside its first epoch: the last weights are tested", monitor)
         if cfg.tested == "last":
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch

@@ -11,9 +11,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks.length import is_logged
 from mtl.analysis import figures
 from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, describe, routed_layers
+from mtl.module import is_logged
 
 _MOST_LOOKS = 200
 

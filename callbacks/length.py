@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytorch_lightning import Trainer
 
 from mtl.types import require
@@ -36,8 +34,3 @@ class Length:
             limits.append(float(trainer.max_epochs * per_epoch))
         require(limits, f"{self.what}: a fraction needs trainer.max_epochs or trainer.max_steps")
         return self.fraction * min(limits)
-
-
-def is_logged(trainer: Any, step: int) -> bool:
-    """Say whether the loggers write what is logged in optimiser step ``step``, counted from 0."""
-    return bool((step + 1) % max(1, trainer.log_every_n_steps) == 0)

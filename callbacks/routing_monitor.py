@@ -13,10 +13,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from callbacks.length import is_logged
 from mtl.analysis import figures
 from mtl.flops import expert_flops, forward_flops
 from mtl.functional import entropy
+from mtl.module import is_logged
 from mtl.parallel import gather, total, world_size
 from mtl.permutation import Permutation
 from mtl.types import Batch, Routing

@@ -8,7 +8,8 @@ import logging
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import Length, is_logged
+from callbacks.length import Length
+from mtl.module import is_logged
 from mtl.schedules import SHAPES, check_schedule
 from mtl.types import require
 

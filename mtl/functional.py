@@ -30,8 +30,14 @@ def entropy(p: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     """Call an autograd function that returns one tensor."""
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch declares no types for it
+    [result] = apply_many(function, *args)
     return result
+
+
+def apply_many(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
+    """Call an autograd function; return its tensors."""
+    results: Any = function.apply(*args)  # type: ignore[no-untyped-call]  # torch declares no types for it
+    return results if isinstance(results, tuple) else (results,)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -19,6 +19,11 @@ from mtl.types import Batch, NetworkOutput, TaskSpec
 SHOW_EVERY = 0.5  # seconds between values of the progress bar
 
 
+def is_logged(trainer: Any, step: int) -> bool:
+    """Say whether the loggers write what is logged in optimiser step ``step``, counted from 0."""
+    return bool((step + 1) % max(1, trainer.log_every_n_steps) == 0)
+
+
 class MultiTaskModule(LightningModule):
     """Minimise the weighted sum of task losses plus the network's auxiliary losses.
 
@@ -72,8 +77,8 @@ class MultiTaskModule(LightningModule):
 
         What is logged costs Lightning as much time as many a small layer, and of all steps most is thrown away.
         """
-        trainer: Any = self._trainer  # None where a step is called by hand
-        written = trainer is None or (trainer.global_step + 1) % max(1, trainer.log_every_n_steps) == 0
+        trainer = self._trainer  # None where a step is called by hand
+        written = trainer is None or is_logged(trainer, trainer.global_step)
         now = time.monotonic()
         if written or now - self._shown_at > SHOW_EVERY:
             self._shown_at = now

@@ -156,16 +156,15 @@ def network_from_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Tens
 
 
 @torch.no_grad()
-def prune_run(path: str | Path, tasks: Sequence[str], folder: Path | None = None) -> dict[str, dict[str, Any]]:
+def prune_run(path: str | Path, tasks: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
     """Prune the network of a checkpoint for each of ``tasks`` (none: all); return and write what it saves.
 
-    ``folder`` (default ``<run>/pruned``) gets ``<task>.pt2`` and ``savings.json``. ``difference`` is the largest
+    ``folder`` gets ``<task>.pt2`` and ``savings.json``. ``difference`` is the largest
     between the predictions of the written program and of the whole network, on a batch of test rows.
     """
     network, inputs = network_from_checkpoint(path)
     everything: Any = network
     names = [task.name for task in everything.tasks]
-    folder = folder or Path(path).absolute().parent.parent / "pruned"
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, dict[str, Any]] = {}
@@ -184,8 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
     parser.add_argument("--out", type=Path, help="folder to write to; default <run>/pruned")
     given = parser.parse_args(arguments)
+    folder = given.out or Path(given.checkpoint).absolute().parent.parent / "pruned"
     try:
-        report = prune_run(given.checkpoint, given.task, given.out)
+        report = prune_run(given.checkpoint, given.task, folder)
     except InputError as error:
         sys.exit(f"error: {error}")
     table = Table(title="what each task keeps of the network, and of its operations per sample", title_justify="left")
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         numbers = [row[name] for name in ("pruned_parameters", "parameters", "pruned_flops", "flops")]
         table.add_row(task, *[f"{number:,}" for number in numbers], f"{row['difference']:.1e}")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(given.out or Path(given.checkpoint).absolute().parent.parent / "pruned")
+    print(folder)
 
 
 def _routed(network: RoutedNetwork, place: int) -> list[nn.Module]:

@@ -57,8 +57,7 @@ class SweepTable(Callback):
         for row in self.rows:
             row["setting"] = " ".join(word for word in row["setting"].split(" ") if word not in common) or "all"
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        hidden = ("setting", "seed", *_DETAILS)
-        columns = [name for name in names if not name.startswith(hidden)]
+        columns = [name for name in names if name not in ("setting", "seed") and not name.startswith(_DETAILS)]
         if len(columns) > _MANY_COLUMNS:  # many tasks: the numbers of the whole network alone
             columns = [name for name in columns if "/" not in name]
         table = Table(title="mean over seeds ± standard error", title_justify="left")

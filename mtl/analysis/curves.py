@@ -80,7 +80,7 @@ def average(label: str, courses: Sequence[Course], band: float) -> Curve:
     return Curve(label, len(courses), steps, mean, low, high)
 
 
-def gather(folder: Path, metric: str, band: float) -> list[Curve]:
+def read_curves(folder: Path, metric: str, band: float) -> list[Curve]:
     """Return a curve for each setting among the runs in ``folder``, in the order of the runs.
 
     Runs that have not logged the metric (yet) are left out, and said so.
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")
-        curves = gather(given.folder, given.metric, given.band)
+        curves = read_curves(given.folder, given.metric, given.band)
     except InputError as error:
         sys.exit(f"error: {error}")
     stem = given.folder / f"curves_{given.metric.replace('/', '_')}"

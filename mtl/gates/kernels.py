@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtl.functional import ENTROPY_EPS
+from mtl.functional import ENTROPY_EPS, apply_many
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 _AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
@@ -23,9 +23,9 @@ def comet_route(split: Tensor, leaf: Tensor, gamma: float, order: Tensor | None)
     """Return weights ``[T, E, B]``, leaf probabilities v ``[T, E, K, B]`` and the trees' summed entropies ``[T, B]``.
 
     ``split [T, E-1, K, B]`` by heap id and ``leaf [T, E, K, B]`` by expert are the logits; leaf ``order[i]`` of the
-    heap is expert i (None: i).
+    heap is expert i (None: i). COMET, equations 3 to 5 (Ibrahim et al. 2023).
     """
-    weights, v, entropies = _CometRoute.apply(split, leaf, gamma, order)  # type: ignore[no-untyped-call]  # torch has none
+    weights, v, entropies = apply_many(_CometRoute, split, leaf, gamma, order)
     return weights, v, entropies
 
 
@@ -61,10 +61,9 @@ class _CometRoute(torch.autograd.Function):
         s, nodes, q, weights = ctx.saved_tensors
         grad_split, grad_leaf, experts = torch.empty_like(s), torch.empty_like(q), q.shape[1]
         for part in _parts(q, q[0].numel()):
-            g = torch.zeros_like(nodes[part]) if grad_weights is None else torch.empty_like(nodes[part])
-            v, grad = _leaves(nodes[part], ctx.order), torch.zeros_like(q[part])
+            g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
             if grad_weights is None:
-                grad_leaf[part] = 0
+                grad = grad_leaf[part].zero_().clone()
             else:
                 mean = (weights[part] * grad_weights[part]).sum(1, keepdim=True)
                 torch.mul(q[part], (grad_weights[part] - mean)[:, :, None], out=grad_leaf[part])
@@ -85,8 +84,9 @@ def dselect_route(bits: Tensor, mix: Tensor, gamma: float, experts: int) -> tupl
     """Return weights ``[T, E, B]``, selectors s ``[T, K, E, B]`` and the selectors' summed entropies ``[T, B]``.
 
     ``bits [T, K, m, B]`` are logits, the first bit the most significant; ``mix [T, K, B]`` the shares of the selectors.
+    DSelect-k, equations 5 to 8 (Hazimeh et al. 2021).
     """
-    weights, s, entropies = _DSelectRoute.apply(bits, mix, gamma, experts)  # type: ignore[no-untyped-call]  # as above
+    weights, s, entropies = apply_many(_DSelectRoute, bits, mix, gamma, experts)
     return weights, s, entropies
 
 
@@ -155,7 +155,7 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _step(s: Tensor) -> Tensor:
-    """Return S = s^2 (3 - 2 s)."""
+    """Return S = s^2 (3 - 2 s), as ``smooth_step`` has it; without a graph, so in place."""
     return (s * -2.0).add_(3.0).mul_(s).mul_(s)
 
 

@@ -37,7 +37,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_runs_are_grouped_by_what_was_chosen(sweep: Path) -> None:
-    found = curves.gather(sweep, "val/loss", 0.9)
+    found = curves.read_curves(sweep, "val/loss", 0.9)
     assert [(curve.label, curve.runs, curve.steps) for curve in found] == [
         ("data.rho=0.0", 2, [0, 10]),  # the steps that both runs have
         ("data.rho=1.0", 2, [0, 10, 20]),
@@ -45,7 +45,7 @@ def test_runs_are_grouped_by_what_was_chosen(sweep: Path) -> None:
 
 
 def test_interval_of_the_mean_by_hand(sweep: Path) -> None:
-    first, second = curves.gather(sweep, "val/loss", 0.9)
+    first, second = curves.read_curves(sweep, "val/loss", 0.9)
     assert first.mean == pytest.approx([6, 3])
     error = math.sqrt(8) / math.sqrt(2)  # of 4 and 8
     quantile = math.tan(math.pi * 0.45)  # Student's t with one degree of freedom is Cauchy's distribution
@@ -73,13 +73,13 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
         {0: 1.0},
         "train/loss",
     )
-    assert [curve.runs for curve in curves.gather(sweep, "val/loss", 0.9)] == [2, 2]
+    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)] == [2, 2]
     assert "4_x: no metric val/loss" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no metric val/auc; there are val/loss"):
-        curves.gather(sweep, "val/auc", 0.9)
+        curves.read_curves(sweep, "val/auc", 0.9)
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=r"error: .*empty: no run in it; a run is a folder with a config.yaml"):
         curves.main([str(tmp_path / "empty")])
