@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtl.products import blockwise, product
+
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
 
 
@@ -56,10 +58,32 @@ def stacked_affine(x: Tensor | None, weight: Tensor | None, bias: Tensor, sample
         return bias[..., None] if samples_last else bias
     if x is None:
         raise ValueError("a per-example gate needs an input x [B, D]; build it with input_dim=None for a static one")
-    weight = at_least_float32(weight)
-    if samples_last:
-        return torch.addmm(bias.flatten()[:, None], weight.flatten(0, -2), x.t()).view(*bias.shape, len(x))
-    return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
+    weight, shape = at_least_float32(weight).flatten(0, -2), bias.shape
+    if blockwise(x):
+        y = apply(_Affine, x, weight, bias.flatten(), samples_last)
+    elif samples_last:
+        y = torch.addmm(bias.flatten()[:, None], weight, x.t())
+    else:
+        y = F.linear(x, weight, bias.flatten())
+    return y.view(*shape, len(x)) if samples_last else y.view(len(x), *shape)
+
+
+class _Affine(torch.autograd.Function):
+    """The affine map by ``mtl.products``, ``[B, N]`` or, ``samples_last``, ``[N, B]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, samples_last: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.samples_last = samples_last
+        return product(weight, x.t()).add_(bias[:, None]) if samples_last else product(x, weight.t(), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = grad if ctx.samples_last else grad.t()  # [N, B]
+        grad_x = product(grad.t(), weight) if ctx.needs_input_grad[0] else None
+        return grad_x, product(grad, x), grad.sum(1), None
 
 
 def logistic_noise(like: Tensor) -> Tensor:

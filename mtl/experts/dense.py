@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.kernels import grouped_linear, linear_relu_dropout_mix, mix
+from mtl.experts.kernels import grouped_linear_relu_dropout, linear_relu_dropout, linear_relu_dropout_mix, mix
 from mtl.experts.pairs import Pairs
-from mtl.functional import draw_key, relu_dropout
+from mtl.functional import draw_key
 from mtl.types import require
 
 
@@ -87,10 +87,10 @@ class StackedDense(nn.Module):
         """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
         keys = self.draw_keys() if keys is None else keys
         rows = pairs.sample * self.num_experts + pairs.expert
+        p = self.dropout if self.training else 0.0
         for place, key in enumerate(keys):
             weight, bias = self._layer(place).parameters_of(None)
-            x = grouped_linear(x, weight, bias, pairs.counts)
-            x = relu_dropout(x, self.dropout, self.training, key, rows)
+            x = grouped_linear_relu_dropout(x, weight, bias, pairs.counts, p, key, rows)
         return x
 
     def _layer(self, place: int) -> StackedLinear:
@@ -102,8 +102,10 @@ class StackedDense(nn.Module):
         if not self.layers:
             x = x[:, None] if x.dim() == 2 else x
             return x.expand(-1, self.num_experts if subset is None else len(subset), -1)
-        for layer, key in zip(layers, keys, strict=False):
-            x = relu_dropout(layer(x, subset), self.dropout, self.training, key, self._rows(len(x), subset, x.device))
+        p = self.dropout if self.training else 0.0
+        for place, key in zip(range(len(layers)), keys, strict=False):
+            weight, bias = self._layer(place).parameters_of(subset)
+            x = linear_relu_dropout(x, weight, bias, p, key, self._rows(len(x), subset, x.device))
         return x
 
     def _rows(self, num_samples: int, subset: Sequence[int] | None, device: torch.device) -> Tensor:

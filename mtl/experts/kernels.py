@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtl.experts.pairs import Pairs
 from mtl.functional import apply, keep_mask, keep_scale
+from mtl.products import product, product_into, products
 
 
 def mix(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -23,25 +23,34 @@ def mix(outputs: Tensor, weights: Tensor) -> Tensor:
     return torch.matmul(weights.to(outputs.dtype), outputs)
 
 
+def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
+    """Apply E affine maps, each followed by relu and dropout with drop probability ``p``; returns ``[B, E, H]``.
+
+    ``x [B, D]`` or ``[B, E, D]``, ``weight [E, H, D]``, ``bias [E, H]``; ``key`` and ``rows [B, E]`` choose the
+    dropout mask: see ``mtl.functional.keep_mask``.
+    """
+    x, weight, bias = _same_dtype(x, weight, bias)
+    return apply(_LinearReluDropout, x, weight, bias, p, key, rows)
+
+
 def linear_relu_dropout_mix(
     x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
 ) -> Tensor:
-    """Return the mixture ``[B, T, H]`` of E affine maps, each followed by relu and dropout.
-
-    ``x [B, D]`` or ``[B, E, D]``, ``weight [E, H, D]``, ``bias [E, H]``, ``weights [B, T, E]`` or ``[T, E]``;
-    ``key`` and ``rows [B, E]`` choose the dropout mask: see ``mtl.functional.keep_mask``.
-    """
+    """Return what ``mix`` makes, with ``weights [B, T, E]`` or ``[T, E]``, of ``linear_relu_dropout``: ``[B, T, H]``."""
     x, weight, bias, weights = _same_dtype(x, weight, bias, weights)
     return apply(_LinearReluDropoutMix, x, weight, bias, weights, p, key, rows)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
+def grouped_linear_relu_dropout(
+    x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int], p: float, key: int, rows: Tensor
+) -> Tensor:
     """Apply to the rows of ``x [P, D]``, sorted by expert, ``counts [E]`` rows each, the map of their expert.
 
-    ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``. Experts without rows cost nothing and get gradient 0.
+    ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]`` after relu and dropout, for which ``rows [P]`` are the
+    rows' ids. Experts without rows cost nothing and get gradient 0.
     """
     x, weight, bias = _same_dtype(x, weight, bias)
-    return apply(_GroupedLinear, x, weight, bias, list(counts))
+    return apply(_GroupedLinearReluDropout, x, weight, bias, list(counts), p, key, rows)
 
 
 def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
@@ -52,21 +61,31 @@ def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
     return apply(_MixPairs, outputs, weights.to(outputs.dtype), pairs)
 
 
+class _LinearReluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
+        h, ctx.scale = _forward(x, weight, bias, p, key, rows)
+        if p > 0:
+            h.mul_(ctx.scale)
+        ctx.save_for_backward(x, weight, h)
+        return h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight, h = ctx.saved_tensors
+        grad_h = torch.ops.aten.threshold_backward(grad, h, 0)
+        if ctx.scale != 1.0:
+            grad_h.mul_(ctx.scale)
+        return *_backward(grad_h, x, weight, ctx.needs_input_grad[0]), None, None, None
+
+
 class _LinearReluDropoutMix(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
     ) -> Tensor:
-        num_experts, width, _ = weight.shape
-        if x.dim() == 2:
-            h = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), num_experts, width)
-        else:
-            h = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).add_(bias[:, None]).transpose(0, 1)
-        h.relu_()
-        ctx.scale = 1.0
-        if p > 0:
-            ctx.scale = keep_scale(p)
-            h.mul_(keep_mask(key, rows.flatten(), width, p, h.dtype).view(len(x), num_experts, width))
+        h, ctx.scale = _forward(x, weight, bias, p, key, rows)
         scaled = weights * ctx.scale  # cheaper than to scale every unit
         ctx.save_for_backward(x, weight, h, scaled)
         return torch.matmul(scaled, h)
@@ -75,49 +94,45 @@ class _LinearReluDropoutMix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, h, scaled = ctx.saved_tensors
-        num_samples, units = len(h), weight.shape[0] * weight.shape[1]
-        grad_weights = grad_x = None
+        grad_weights = None
         if ctx.needs_input_grad[3]:
             grad_weights = torch.matmul(grad, h.transpose(1, 2)).mul_(ctx.scale)  # [B, T, E]
             grad_weights = grad_weights.sum(0) if scaled.dim() == 2 else grad_weights
         # A unit is positive just where relu and dropout let the gradient pass
         grad_h = torch.matmul(scaled.transpose(-1, -2), grad)  # [B, E, H]
         grad_h = torch.ops.aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
-        grad_bias = grad_h.sum(0)
-        if x.dim() == 2:
-            flat = grad_h.view(num_samples, units)
-            grad_weight = torch.mm(flat.t(), x).view_as(weight)
-            grad_x = torch.mm(flat, weight.flatten(0, 1)) if ctx.needs_input_grad[0] else None
-        else:
-            by_expert = grad_h.transpose(0, 1)  # [E, B, H]
-            grad_weight = torch.bmm(by_expert.transpose(1, 2), x.transpose(0, 1))
-            grad_x = torch.bmm(by_expert, weight).transpose(0, 1) if ctx.needs_input_grad[0] else None
-        return grad_x, grad_weight, grad_bias, grad_weights, None, None, None
+        return *_backward(grad_h, x, weight, ctx.needs_input_grad[0]), grad_weights, None, None, None
 
 
-class _GroupedLinear(torch.autograd.Function):
+class _GroupedLinearReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: int, rows: Tensor
+    ) -> Tensor:
+        ctx.scale = 1.0
+        parts = zip(x.split(counts), weight.transpose(1, 2).unbind(), bias.unbind(), strict=True)
+        h = torch.cat([product(*part, relu=True) for part in parts if len(part[0])] or [x.new_empty(0, weight.shape[1])])
+        if p > 0:
+            ctx.scale = keep_scale(p)
+            h.mul_(keep_mask(key, rows, h.shape[1], p, h.dtype)).mul_(ctx.scale)
+        ctx.save_for_backward(x, weight, h)
         ctx.counts = counts
-        result = x.new_empty(len(x), weight.shape[1])
-        for rows, expert in _segments(counts):
-            torch.addmm(bias[expert], x[rows], weight[expert].t(), out=result[rows])
-        return result
+        return h
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        grad_weight, grad_bias = torch.zeros_like(weight), weight.new_zeros(weight.shape[:2])
-        for rows, expert in _segments(ctx.counts):
-            torch.mm(grad[rows].t(), x[rows], out=grad_weight[expert])
-            torch.sum(grad[rows], 0, out=grad_bias[expert])
-            if grad_x is not None:
-                torch.mm(grad[rows], weight[expert], out=grad_x[rows])
-        return grad_x, grad_weight, grad_bias, None
+        x, weight, h = ctx.saved_tensors
+        grad_h = torch.ops.aten.threshold_backward(grad.contiguous(), h, 0)
+        if ctx.scale != 1.0:
+            grad_h.mul_(ctx.scale)
+        parts = list(zip(grad_h.split(ctx.counts), x.split(ctx.counts), weight.unbind(), strict=True))
+        nothing = torch.zeros_like(weight[0])
+        grad_weight = torch.stack([product(g.t(), inputs) if len(g) else nothing for g, inputs, _ in parts])
+        grad_x = torch.cat([product(g, w) for g, _, w in parts]) if ctx.needs_input_grad[0] else None
+        starts = torch.tensor([0, *ctx.counts[:-1]]).cumsum(0)
+        grad_bias = torch.embedding_bag(grad_h, torch.arange(len(grad_h)), starts, mode=0)[0]
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 class _MixPairs(torch.autograd.Function):
@@ -141,6 +156,34 @@ class _MixPairs(torch.autograd.Function):
             grad_weights = torch.zeros_like(weights)
             grad_weights[entries.sample, entries.task, entries.expert] = products
         return grad_outputs, grad_weights, None
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor
+) -> tuple[Tensor, float]:
+    """Return relu of the maps, units dropped, ``[B, E, H]``, and by what those kept are still to be multiplied."""
+    num_experts, width, _ = weight.shape
+    if x.dim() == 2:
+        h = product(x, weight.flatten(0, 1).t(), bias.flatten(), relu=True).view(len(x), num_experts, width)
+    else:
+        h = products(x.transpose(0, 1), weight.transpose(1, 2), bias, relu=True).transpose(0, 1)
+    if p > 0:
+        h.mul_(keep_mask(key, rows.flatten(), width, p, h.dtype).view(len(x), num_experts, width))
+        return h, keep_scale(p)
+    return h, 1.0
+
+
+def _backward(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias from ``grad [B, E, H]`` of the affine maps."""
+    if x.dim() == 2:
+        flat = grad.view(len(grad), -1)
+        grad_weight = product(flat.t(), x).view_as(weight)
+        grad_x = product(flat, weight.flatten(0, 1)) if needs_x else None
+    else:
+        by_expert = grad.transpose(0, 1)  # [E, B, H]
+        grad_weight = products(by_expert.transpose(1, 2), x.transpose(0, 1))
+        grad_x = products(by_expert, weight).transpose(0, 1) if needs_x else None
+    return grad_x, grad_weight, grad.sum(0)
 
 
 def _segments(counts: Sequence[int]) -> list[tuple[slice, int]]:

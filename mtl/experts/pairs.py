@@ -10,10 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pairs:
-    """Hold the P pairs of a sample and an expert that some task weighs, each once, sorted by expert, then sample.
+    """Hold the pairs of a sample and an expert that some task weighs, each once, sorted by expert, then sample.
 
-    ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E experts has. The N nonzero weights appear
-    twice: listed by pair (``by_pair``) and by sample and task (``by_output``).
+    ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E experts has. Where an expert has many, they
+    are filled up to a multiple of a block with pairs of sample 0, whose outputs nobody takes. The N nonzero weights
+    appear twice: listed by pair (``by_pair``) and by sample and task (``by_output``).
     """
 
     sample: Tensor
@@ -23,19 +24,26 @@ class Pairs:
     by_output: Entries
 
     @staticmethod
-    def of(weights: Tensor) -> Pairs:
-        """List the nonzero entries of ``weights [B, T, E]``."""
+    def of(weights: Tensor, block: int = 1) -> Pairs:
+        """List the nonzero entries of ``weights [B, T, E]``, of an expert with two ``block`` or more in whole ones."""
         nonzero = weights != 0
         used = nonzero.any(1).t()  # [E, B]
-        expert, sample = used.nonzero(as_tuple=True)
-        number = used.flatten().cumsum(0).view_as(used) - 1  # [E, B]: which pair it is
+        counts = [-(-count // block) * block if count >= 2 * block else count for count in used.sum(1).tolist()]
+        starts = [sum(counts[:e]) for e in range(len(counts) + 1)]
+        number = used.cumsum(1).add_(torch.tensor(starts[:-1], device=weights.device)[:, None] - 1)  # which pair it is
+        expert, inside = used.nonzero(as_tuple=True)
+        sample = torch.zeros(starts[-1], dtype=torch.int64, device=weights.device)
+        sample[number[expert, inside]] = inside
         e, b, t = nonzero.permute(2, 0, 1).nonzero(as_tuple=True)
         pair, output = number[e, b], b * weights.shape[1] + t
-        by_pair = Entries(output, pair, b, t, e, len(sample))
+        by_pair = Entries(output, pair, b, t, e, starts[-1])
         b, t, e = nonzero.nonzero(as_tuple=True)
         pair, output = number[e, b], b * weights.shape[1] + t
         by_output = Entries(pair, output, b, t, e, weights.shape[0] * weights.shape[1])
-        return Pairs(sample, expert, used.sum(1).tolist(), by_pair, by_output)
+        owner = torch.arange(len(counts), device=weights.device).repeat_interleave(
+            torch.tensor(counts, device=weights.device), output_size=starts[-1]
+        )
+        return Pairs(sample, owner, counts, by_pair, by_output)
 
 
 class Entries:

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
     {"compat", "console", "types"},
-    {"functional", "parallel", "schedules"},
+    {"functional", "parallel", "products", "schedules"},
     {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
     {"analysis", "module", "results", "checkpoint", "flops", "sweep"},
