@@ -69,15 +69,28 @@ class Gate(nn.Module):
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
 
-    def affine(self, x: Tensor | None, name: str, tasks: list[int] | None, samples_last: bool = False) -> Tensor:
-        """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``.
+    def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
+        """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
+        weight, bias = self._affine_parameters(name, tasks)
+        return stacked_affine(x, weight, bias)
 
-        With ``samples_last``: ``[T, ..., B]``, of one sample where the gate is static.
+    def affines(self, x: Tensor | None, names: Sequence[str], tasks: list[int] | None) -> list[Tensor]:
+        """Return ``affine`` of each name, samples last: ``[T, ..., B]``, of one sample where the gate is static.
+
+        One product computes them all.
         """
+        pairs = [self._affine_parameters(name, tasks) for name in names]
+        biases = [bias for _, bias in pairs]
+        weights = [weight.flatten(0, -2) for weight, _ in pairs if weight is not None]
+        together = stacked_affine(
+            x, torch.cat(weights) if weights else None, torch.cat([bias.flatten() for bias in biases]), samples_last=True
+        )
+        parts = together.split([bias.numel() for bias in biases])
+        return [part.view(*bias.shape, together.shape[1]) for part, bias in zip(parts, biases, strict=True)]
+
+    def _affine_parameters(self, name: str, tasks: list[int] | None) -> tuple[Tensor | None, Tensor]:
         weight, bias = getattr(self, f"{name}weight", None), getattr(self, f"{name}bias")
-        if tasks is not None:
-            weight, bias = None if weight is None else weight[tasks], bias[tasks]
-        return stacked_affine(x, weight, bias, samples_last)
+        return (weight, bias) if tasks is None else (None if weight is None else weight[tasks], bias[tasks])
 
     def sample_mean(self, values: Tensor) -> Tensor:
         """Return the sum over tasks, averaged over the batch, of ``values [T, B]`` (B = 1 of a static gate)."""

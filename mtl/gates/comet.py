@@ -52,7 +52,7 @@ class CometGate(Gate):
         self._turned = upper > 0
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        split, leaf = (self.affine(x, name, tasks, samples_last=True) for name in ("split_", "leaf_"))
+        split, leaf = self.affines(x, ["split_", "leaf_"], tasks)
         order = self.leaf_order if self._turned else None
         weights, v, entropies = comet_route(split, leaf, self.gamma, order)
         losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}

@@ -51,7 +51,7 @@ class DSelectKGate(Gate):
         self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        bits, mix = (self.affine(x, name, tasks, samples_last=True) for name in ("selector_", "mix_"))
+        bits, mix = self.affines(x, ["selector_", "mix_"], tasks)
         weights, selectors, entropies = dselect_route(bits, mix.softmax(1), self.gamma, self.num_experts)
         losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
         if 2**self.num_bits > self.num_experts:

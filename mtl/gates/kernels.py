@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from mtl.functional import ENTROPY_EPS, apply_many
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
+_HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
 
 
@@ -37,20 +38,28 @@ class _CometRoute(torch.autograd.Function):
         tasks, experts, k, rows = leaf.shape
         ctx.set_materialize_grads(False)
         nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
-        s, q = torch.empty_like(split), torch.empty_like(leaf)
+        left, right, q = torch.empty_like(split), torch.empty_like(split), torch.empty_like(leaf)  # S, 1 - S
+        slope = torch.empty_like(split) if ctx.needs_input_grad[0] else None
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
         for part in _parts(leaf, leaf[0].numel()):
-            torch.mul(split[part], 1.0 / gamma, out=s[part])
-            s[part].clamp_(-0.5, 0.5).add_(0.5)
-            _descend(nodes[part], s[part])
+            s = (split[part] * (1.0 / gamma)).clamp_(-0.5, 0.5).add_(0.5)
+            other = 1 - s
+            _step(s, left[part])
+            _step(other, right[part])
+            if slope is not None:
+                torch.mul(s, other.mul_(6.0 / gamma), out=slope[part])
+            _descend(nodes[part], left[part], right[part])
             v = _leaves(nodes[part], order)
-            u = torch.add(v, LOG_EPS, out=q[part]).log_().add_(leaf[part]).masked_fill_(v == 0, -torch.inf)
-            u.sub_(u.amax((1, 2), keepdim=True)).exp_()
+            u, reached = torch.add(v, LOG_EPS, out=q[part]).log_().add_(leaf[part]), v.sign()
+            # What is not reached counts neither for the largest nor for the sum. Multiplications, and no exponent below
+            # -80: comparing, filling and exponentials that underflow take many times as long
+            u.sub_((reached - 1).mul_(_HUGE).add_(u).amax((1, 2), keepdim=True))
+            u.clamp_(-80.0, 0.0).exp_().mul_(reached)
             u.div_(u.sum((1, 2), keepdim=True))  # one softmax over all leaves of all trees
             torch.sum(u, 2, out=weights[part])
             torch.sum(torch.add(v, ENTROPY_EPS).log_().mul_(v), (1, 2), out=entropies[part])
-        ctx.save_for_backward(s, nodes, q, weights)
-        ctx.gamma, ctx.order = gamma, order
+        ctx.save_for_backward(left, right, slope, nodes, q, weights)
+        ctx.order = order
         return weights, _leaves(nodes, order), entropies.neg_()
 
     @staticmethod
@@ -58,8 +67,8 @@ class _CometRoute(torch.autograd.Function):
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        s, nodes, q, weights = ctx.saved_tensors
-        grad_split, grad_leaf, experts = torch.empty_like(s), torch.empty_like(q), q.shape[1]
+        left, right, slope, nodes, q, weights = ctx.saved_tensors
+        grad_split, grad_leaf, experts = torch.empty_like(left), torch.empty_like(q), q.shape[1]
         for part in _parts(q, q[0].numel()):
             g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
             if grad_weights is None:
@@ -76,8 +85,9 @@ class _CometRoute(torch.autograd.Function):
                 g[:, experts - 1 :] = grad
             else:
                 g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
-            _ascend(g, nodes[part], s[part], grad_split[part])
-        return _through_step(grad_split, s, ctx.gamma), grad_leaf, None, None
+            _ascend(g, nodes[part], left[part], right[part], grad_split[part])
+            grad_split[part].mul_(slope[part])
+        return grad_split, grad_leaf, None, None
 
 
 def dselect_route(bits: Tensor, mix: Tensor, gamma: float, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,9 +164,9 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
         first = 2 * first + 1
 
 
-def _step(s: Tensor) -> Tensor:
+def _step(s: Tensor, out: Tensor | None = None) -> Tensor:
     """Return S = s^2 (3 - 2 s), as ``smooth_step`` has it; without a graph, so in place."""
-    return (s * -2.0).add_(3.0).mul_(s).mul_(s)
+    return torch.mul(s, -2.0, out=out).add_(3.0).mul_(s).mul_(s)
 
 
 def _through_step(grad: Tensor, s: Tensor, gamma: float) -> Tensor:
@@ -170,21 +180,21 @@ def _entropy_slope(v: Tensor) -> Tensor:
     return (v / inside).add_(inside.log_())
 
 
-def _descend(nodes: Tensor, s: Tensor) -> None:
-    """Fill ``nodes [t, 2E-1, K, B]`` from ``s [t, E-1, K, B]``."""
+def _descend(nodes: Tensor, left: Tensor, right: Tensor) -> None:
+    """Fill ``nodes [t, 2E-1, K, B]`` from the shares ``[t, E-1, K, B]`` that go left and right at the splits."""
     nodes[:, 0] = 1
-    for here, left, right in _levels(s.shape[1]):
-        torch.mul(nodes[:, here], _step(s[:, here]), out=nodes[:, left])
-        torch.mul(nodes[:, here], _step(1 - s[:, here]), out=nodes[:, right])
+    for here, to_left, to_right in _levels(left.shape[1]):
+        torch.mul(nodes[:, here], left[:, here], out=nodes[:, to_left])
+        torch.mul(nodes[:, here], right[:, here], out=nodes[:, to_right])
 
 
-def _ascend(g: Tensor, nodes: Tensor, s: Tensor, grad: Tensor) -> None:
+def _ascend(g: Tensor, nodes: Tensor, left: Tensor, right: Tensor, grad: Tensor) -> None:
     """From the gradients ``g`` of the leaves fill in those of the other nodes, and ``grad`` of S at the splits."""
-    for here, left, right in reversed(list(_levels(s.shape[1]))):
-        torch.sub(g[:, left], g[:, right], out=grad[:, here])
+    for here, to_left, to_right in reversed(list(_levels(left.shape[1]))):
+        torch.sub(g[:, to_left], g[:, to_right], out=grad[:, here])
         grad[:, here].mul_(nodes[:, here])
-        torch.mul(g[:, left], _step(s[:, here]), out=g[:, here])
-        g[:, here].addcmul_(g[:, right], _step(1 - s[:, here]))
+        torch.mul(g[:, to_left], left[:, here], out=g[:, here])
+        g[:, here].addcmul_(g[:, to_right], right[:, here])
 
 
 def _leaves(nodes: Tensor, order: Tensor | None) -> Tensor:
