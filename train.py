@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mtl import build, results
+from mtl import build, compat, results
 from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
 from mtl.types import InputError, Stopped, require
 
@@ -66,7 +67,11 @@ def run(cfg: DictConfig) -> float | None:
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        return _run(cfg)
+        compat.keep_freed_memory()
+        try:
+            return _run(cfg)
+        finally:
+            gc.unfreeze()  # a sweep goes on without this run's network
 
 
 def _run(cfg: DictConfig) -> float | None:
@@ -91,6 +96,7 @@ def _run(cfg: DictConfig) -> float | None:
     best: float | None = None
     checkpoint = cfg.evaluate
     if not checkpoint:
+        gc.freeze()  # what is here stays: collecting garbage should not look through all modules again and again
         trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
         if trainer.interrupted:
             raise InputError(f"stopped by the user; go on with: python train.py ckpt={folder}/checkpoints/last.ckpt")

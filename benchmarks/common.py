@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -14,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
+from mtl import compat  # (first: mtl makes torchvision importable)
 
 # isort: split
 import torch
@@ -31,6 +32,8 @@ def options(description: str | None, rounds: int) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder of the tables")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    compat.keep_freed_memory()  # as train.py does; the baselines are as glad of it
+    gc.freeze()
     torch.manual_seed(0)
     return given
 
