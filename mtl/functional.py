@@ -121,7 +121,9 @@ def keep_mask(key: int, rows: Tensor, width: int, p: float, dtype: torch.dtype =
         if factor is not None:
             z.mul_(factor)
     # noise >= threshold as integer arithmetic, which the CPU does for many elements at once: a comparison it does not
-    if levels == 256:
+    if 2 * threshold == levels == 256:
+        noise = z.view(torch.uint8) >> 7
+    elif levels == 256:
         noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8
     else:
         noise = (z.view(torch.int16).to(torch.int32).bitwise_and_(levels - 1)).add_(levels - threshold) >> 16

@@ -50,10 +50,9 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False
 def products(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """Return ``a [E, M, K] @ b [E, K, N] + bias [E, N]``, ``[E, M, N]``, negative numbers replaced by 0 with ``relu``."""
     if len(a) and _worthwhile(a[0], b[0]):
-        result = a.new_empty(a.shape[1], len(a), b.shape[2]).transpose(0, 1)  # as layers need it: the experts inside
-        for e in range(len(a)):
-            result[e] = _call(a[e], b[e], None if bias is None else bias[e], relu)
-        return result
+        biases = [None] * len(a) if bias is None else bias.unbind()
+        parts = zip(a.unbind(), b.unbind(), biases, strict=True)
+        return torch.stack([_call(*part, relu) for part in parts])
     result = torch.bmm(a, b)
     if bias is not None:
         result.add_(bias[:, None])

@@ -141,15 +141,16 @@ class _MixPairs(torch.autograd.Function):
         ctx.save_for_backward(outputs, weights)
         ctx.pairs = pairs
         entries = pairs.by_output
-        return entries.sum(outputs, entries.weights(weights)).view(*weights.shape[:2], -1)
+        num_samples, num_tasks, _ = weights.shape
+        return entries.sum(outputs, entries.weights(weights)).view(num_tasks, num_samples, -1).transpose(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         outputs, weights = ctx.saved_tensors
         entries = ctx.pairs.by_pair
-        grad = grad.flatten(0, 1)  # [B T, H]
-        grad_outputs = entries.sum(grad.contiguous(), entries.weights(weights))
+        grad = grad.transpose(0, 1).flatten(0, 1)  # [T B, H]
+        grad_outputs = entries.sum(grad, entries.weights(weights))
         grad_weights = None
         if ctx.needs_input_grad[1]:
             products = (grad.index_select(0, entries.source) * outputs.index_select(0, entries.target)).sum(-1)

@@ -14,7 +14,7 @@ class Pairs:
 
     ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E experts has. Where an expert has many, they
     are filled up to a multiple of a block with pairs of sample 0, whose outputs nobody takes. The N nonzero weights
-    appear twice: listed by pair (``by_pair``) and by sample and task (``by_output``).
+    appear twice: listed by pair (``by_pair``) and by task and sample (``by_output``).
     """
 
     sample: Tensor
@@ -35,10 +35,10 @@ class Pairs:
         sample = torch.zeros(starts[-1], dtype=torch.int64, device=weights.device)
         sample[number[expert, inside]] = inside
         e, b, t = nonzero.permute(2, 0, 1).nonzero(as_tuple=True)
-        pair, output = number[e, b], b * weights.shape[1] + t
+        pair, output = number[e, b], t * len(weights) + b
         by_pair = Entries(output, pair, b, t, e, starts[-1])
-        b, t, e = nonzero.nonzero(as_tuple=True)
-        pair, output = number[e, b], b * weights.shape[1] + t
+        t, b, e = nonzero.transpose(0, 1).nonzero(as_tuple=True)
+        pair, output = number[e, b], t * len(weights) + b
         by_output = Entries(pair, output, b, t, e, weights.shape[0] * weights.shape[1])
         owner = torch.arange(len(counts), device=weights.device).repeat_interleave(
             torch.tensor(counts, device=weights.device), output_size=starts[-1]
