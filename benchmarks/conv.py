@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.experts.conv import StackedConv
+from mtl.experts.conv_kernels import channels_last
 from mtl.experts.pairs import Pairs
+from mtl.products import BLOCK
 
 EXPERTS, ROWS, SIDE = 16, 512, 36
 BASELINE = "separate modules"
@@ -59,7 +61,7 @@ class Loop(nn.Module):
         self.experts = StackedConv(EXPERTS, (1, SIDE, SIDE), LAYERS, [50, 50])
 
     def forward(self, x: Tensor) -> Tensor:
-        x, outputs = x.contiguous(memory_format=torch.channels_last), []
+        x, outputs = channels_last(x), []
         for expert in range(EXPERTS):
             h = x
             for weight, bias in zip(self.experts.weights, self.experts.biases, strict=True):
@@ -87,7 +89,7 @@ def main() -> None:
     }
     for k in (4, 8, 10, 12):
         chosen = torch.rand(ROWS, 1, EXPERTS)
-        pairs = Pairs.of((chosen >= chosen.topk(k, -1).values[..., -1:]).float())
+        pairs = Pairs((chosen >= chosen.topk(k, -1).values[..., -1:]).float(), BLOCK)
         contenders[f"ours, sparse {k} of 16"] = partial(stacked.on_pairs, pairs=pairs)
         if k == 4:
             contenders["separate modules, 4 of 16"] = partial(on_subsets, modules, pairs)

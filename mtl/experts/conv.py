@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.conv_kernels import pool_relu, shared_conv_pool_relu
+from mtl.experts.conv_kernels import channels_last, pool_relu, shared_conv_pool_relu
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
 from mtl.types import require
@@ -85,9 +85,10 @@ class StackedConv(nn.Module):
     def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, C, H, W]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
         samples = torch.split(pairs.sample, pairs.counts)
-        kernels = self._kernels()
+        x, kernels = x.permute(0, 2, 3, 1).contiguous(), self._kernels()  # channels last, also after indexing
         # experts without samples are convolved too, on none: under DDP every parameter takes part
-        parts = [self._convolve(x.index_select(0, rows), kernels[expert], 0) for expert, rows in enumerate(samples)]
+        images = [x.index_select(0, rows).permute(0, 3, 1, 2) for rows in samples]
+        parts = [self._convolve(some, kernels[expert], 0) for expert, some in enumerate(images)]
         return self.dense.through(torch.cat(parts), pairs, keys)
 
     def _features(self, x: Tensor, subset: Sequence[int] | None) -> Tensor:
@@ -96,7 +97,7 @@ class StackedConv(nn.Module):
         if not chosen:
             return x.new_zeros(len(x), 0, self.dense.input_dim)
         if not self._first_is_shared(x):
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = channels_last(x)
             return torch.stack([self._convolve(x, kernels[expert], 0) for expert in chosen], 1)
         weight, bias = (first if subset is None else first[chosen] for first in (self.weights[0], self.biases[0]))
         x = F.pad(x, [self.paddings[0]] * 4) if self.paddings[0] else x

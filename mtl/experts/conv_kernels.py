@@ -6,7 +6,7 @@ channel is far from what a matrix product reaches. Each can be differentiated on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtl.functional import apply
+from mtl.products import product
 
 CHUNK = 1 << 20  # numbers at a time: what a product writes is still in the cache when it is pooled
 
@@ -27,6 +28,16 @@ def pool_relu(x: Tensor, pool: int) -> Tensor:
     return F.relu(F.max_pool2d(x, pool)) if plain else apply(_PoolRelu, x, pool)
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Return images ``[N, C, H, W]`` with the channels last in memory, and in the strides that convolutions go by.
+
+    torch leaves images of one channel as they are, and convolves them in the slower layout.
+    """
+    x = x.contiguous(memory_format=torch.channels_last)
+    _, channels, height, width = x.shape
+    return x if channels > 1 else x.as_strided(x.shape, (height * width, 1, width, 1))
+
+
 def shared_conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     """Return relu(max-pooling(convolution)) of ``x [N, C, H, W]`` by each of E experts, ``[E, N, O, H', W']``.
 
@@ -36,31 +47,35 @@ def shared_conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor, pool: int) ->
 
 
 class _PoolRelu(torch.autograd.Function):
+    """The maximum in each row of a window, then over its rows: of equal ones the first counts, as in torch."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, pool: int) -> Tensor:
-        windows = list(_windows(x, pool))
-        result = windows[0].clone(memory_format=torch.preserve_format)
+        height, width = (side // pool * pool for side in x.shape[2:])
+        needed = ctx.needs_input_grad[0]
+        rows, in_rows = _running_maximum([x[:, :, :height, k:width:pool] for k in range(pool)], needed)
+        result, over_rows = _running_maximum([rows[:, :, k::pool] for k in range(pool)], needed)
+        result.relu_()
         last = x.is_contiguous(memory_format=torch.channels_last)
         ctx.shape, ctx.pool, ctx.layout = x.shape, pool, torch.channels_last if last else torch.contiguous_format
-        if ctx.needs_input_grad[0]:
-            where = torch.ones_like(result, dtype=torch.uint8)
-            _maximum(result, windows[1:], where)
-            ctx.save_for_backward(where.mul_((result.relu_() > 0).view(torch.uint8)))
-            return result
-        for window in windows[1:]:
-            torch.maximum(result, window, out=result)
-        return result.relu_()
+        if needed:
+            ctx.save_for_backward(result, *in_rows, *over_rows)
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (where,) = ctx.saved_tensors
-        result = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
-        if ctx.shape[2] % ctx.pool or ctx.shape[3] % ctx.pool:
-            result.zero_()
-        for place, window in enumerate(_windows(result, ctx.pool), start=1):
-            torch.mul(grad, where == place, out=window)
-        return result, None
+        result, *masks = ctx.saved_tensors
+        pool = ctx.pool
+        height, width = (side * pool for side in result.shape[2:])
+        grad_x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.layout)
+        if grad_x.shape[2] != height or grad_x.shape[3] != width:
+            grad_x.zero_()
+        grad = torch.ops.aten.threshold_backward(grad, result, 0)
+        rows = torch.empty_like(grad_x[:, :, :height, :width:pool])
+        _spread(grad, masks[pool - 1 :], [rows[:, :, k::pool] for k in range(pool)])
+        _spread(rows, masks[: pool - 1], [grad_x[:, :, :height, k:width:pool] for k in range(pool)])
+        return grad_x, None
 
 
 class _SharedConvPoolRelu(torch.autograd.Function):
@@ -76,7 +91,7 @@ class _SharedConvPoolRelu(torch.autograd.Function):
         where = torch.ones(n, height * width, num_experts * out, dtype=torch.uint8)
         ctx.geometry = kernel, pool, height, width
         for rows in _chunks(n, pool * pool * height * width * num_experts * out):
-            y = (_patches(x[rows], *ctx.geometry) @ matrix).view(pool * pool, -1, num_experts * out)
+            y = product(_patches(x[rows], *ctx.geometry), matrix).view(pool * pool, -1, num_experts * out)
             place = where[rows].view(-1, num_experts * out)
             _maximum(y[0], y[1:].unbind(), place)
             y[0].add_(bias.flatten()).relu_()
@@ -100,7 +115,7 @@ class _SharedConvPoolRelu(torch.autograd.Function):
             for number in range(places):
                 torch.mul(g, place == number + 1, out=spread[number])
             spread = spread.flatten(0, 1)
-            grad_matrix.addmm_(_patches(x[rows], *ctx.geometry).t(), spread)
+            grad_matrix += product(_patches(x[rows], *ctx.geometry).t(), spread)
             grad_bias.addmm_(spread.new_ones(1, len(spread)), spread)
         grad_weight = grad_matrix.view(kernel, kernel, channels, num_experts, out).permute(3, 4, 2, 0, 1)
         return None, grad_weight, grad_bias.view(num_experts, out), None
@@ -114,12 +129,21 @@ def _maximum(result: Tensor, others: Any, where: Tensor) -> None:
         torch.maximum(result, other, out=result)
 
 
-def _windows(x: Tensor, pool: int) -> Iterator[Tensor]:
-    """Yield, for each place in a window, what ``x [N, C, H, W]`` has there: ``[N, C, H // pool, W // pool]``."""
-    height, width = (side // pool * pool for side in x.shape[2:])
-    for row in range(pool):
-        for column in range(pool):
-            yield x[:, :, row:height:pool, column:width:pool]
+def _running_maximum(parts: list[Tensor], needed: bool) -> tuple[Tensor, list[Tensor]]:
+    """Return the maximum of ``parts`` and, if ``needed``, for each after the first where it exceeds those before."""
+    result, masks = parts[0], []
+    for part in parts[1:]:
+        if needed:
+            masks.append((part > result).view(torch.uint8))
+        result = torch.maximum(result, part)
+    return result, masks
+
+
+def _spread(grad: Tensor, masks: Sequence[Tensor], parts: list[Tensor]) -> None:
+    """Fill the gradients of the parts of a maximum from its own: each where it was the last to exceed."""
+    for place in range(len(masks), 0, -1):
+        torch.mul(grad, masks[place - 1].to(grad.dtype), out=parts[place])
+        grad = torch.sub(grad, parts[place], out=parts[0] if place == 1 else None)
 
 
 def _patches(x: Tensor, kernel: int, pool: int, height: int, width: int) -> Tensor:

@@ -86,8 +86,8 @@ class StackedDense(nn.Module):
     def through(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
         """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
         keys = self.draw_keys() if keys is None else keys
-        rows = pairs.sample * self.num_experts + pairs.expert
         p = self.dropout if self.training else 0.0
+        rows = pairs.sample * self.num_experts + pairs.expert if p > 0 else pairs.sample  # the ids choose the mask
         for place, key in enumerate(keys):
             weight, bias = self._layer(place).parameters_of(None)
             x = grouped_linear_relu_dropout(x, weight, bias, pairs.counts, p, key, rows)

@@ -84,7 +84,7 @@ class Dispatch(nn.Module):
         if weights.dim() == 2:  # every sample uses the same experts
             used = (weights != 0).any(0).nonzero().flatten().tolist()
             return experts.mixture(x, weights[:, used], used, keys)
-        pairs = Pairs.of(weights.detach(), BLOCK if blockwise(x) else 1)
+        pairs = Pairs(weights.detach(), BLOCK if blockwise(x) else 1)
         return mix_pairs(experts.on_pairs(x, pairs, keys), weights, pairs)
 
     def _is_sparse(self, routing: Routing) -> bool:

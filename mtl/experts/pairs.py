@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Pairs:
-    """Hold the pairs of a sample and an expert that some task weighs, each once, sorted by expert, then sample.
+    """Hold the pairs of a sample and an expert for which some of ``weights [B, T, E]`` is not 0, each once.
 
-    ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E experts has. Where an expert has many, they
-    are filled up to a multiple of a block with pairs of sample 0, whose outputs nobody takes. The N nonzero weights
-    appear twice: listed by pair (``by_pair``) and by task and sample (``by_output``).
+    They are sorted by expert, then sample. ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E
+    experts has. Of an expert with two ``block`` or more they are filled up to whole ones, with pairs of sample 0 whose
+    outputs nobody takes. The N nonzero weights are listed twice: by pair (``by_pair``), and by task and sample
+    (``by_output``).
     """
 
-    sample: Tensor
-    expert: Tensor
-    counts: list[int]
-    by_pair: Entries
-    by_output: Entries
-
-    @staticmethod
-    def of(weights: Tensor, block: int = 1) -> Pairs:
-        """List the nonzero entries of ``weights [B, T, E]``, of an expert with two ``block`` or more in whole ones."""
-        nonzero = weights != 0
-        used = nonzero.any(1).t()  # [E, B]
-        counts = [-(-count // block) * block if count >= 2 * block else count for count in used.sum(1).tolist()]
-        starts = [sum(counts[:e]) for e in range(len(counts) + 1)]
-        number = used.cumsum(1).add_(torch.tensor(starts[:-1], device=weights.device)[:, None] - 1)  # which pair it is
+    def __init__(self, weights: Tensor, block: int = 1) -> None:
+        self._nonzero = weights != 0
+        used = self._nonzero.any(1).t()  # [E, B]
+        counts = used.sum(1).tolist()
+        self.counts = [-(-count // block) * block if count >= 2 * block else count for count in counts]
+        self._starts = [sum(self.counts[:e]) for e in range(len(counts) + 1)]
+        starts = torch.tensor(self._starts[:-1], device=weights.device)
+        self._number = used.cumsum(1).add_(starts[:, None] - 1)  # [E, B]: which pair it is
         expert, inside = used.nonzero(as_tuple=True)
-        sample = torch.zeros(starts[-1], dtype=torch.int64, device=weights.device)
-        sample[number[expert, inside]] = inside
-        e, b, t = nonzero.permute(2, 0, 1).nonzero(as_tuple=True)
-        pair, output = number[e, b], t * len(weights) + b
-        by_pair = Entries(output, pair, b, t, e, starts[-1])
-        t, b, e = nonzero.transpose(0, 1).nonzero(as_tuple=True)
-        pair, output = number[e, b], t * len(weights) + b
-        by_output = Entries(pair, output, b, t, e, weights.shape[0] * weights.shape[1])
-        owner = torch.arange(len(counts), device=weights.device).repeat_interleave(
-            torch.tensor(counts, device=weights.device), output_size=starts[-1]
-        )
-        return Pairs(sample, owner, counts, by_pair, by_output)
+        self.sample = torch.zeros(self._starts[-1], dtype=torch.int64, device=weights.device)
+        self.sample[self._number[expert, inside]] = inside
+
+    @cached_property
+    def expert(self) -> Tensor:
+        counts = torch.tensor(self.counts, device=self.sample.device)
+        return torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=len(self.sample))
+
+    @cached_property
+    def by_pair(self) -> Entries:
+        e, b, t = self._nonzero.permute(2, 0, 1).nonzero(as_tuple=True)
+        return Entries(t * len(self._nonzero) + b, self._number[e, b], b, t, e, len(self.sample))
+
+    @cached_property
+    def by_output(self) -> Entries:
+        t, b, e = self._nonzero.transpose(0, 1).nonzero(as_tuple=True)
+        num_samples, num_tasks, _ = self._nonzero.shape
+        return Entries(self._number[e, b], t * num_samples + b, b, t, e, num_tasks * num_samples)
 
 
 class Entries:

@@ -120,7 +120,7 @@ def test_mixture_equals_autograd(p: float) -> None:
 def test_outputs_and_pairs_agree() -> None:
     layer = StackedDense(EXPERTS, 6, [7, WIDTH], 0.5)
     x, weights = torch.randn(10, 6), random_weights(10, 2, EXPERTS, 2)
-    keys, pairs = layer.draw_keys(), Pairs.of(weights)
+    keys, pairs = layer.draw_keys(), Pairs(weights)
     everything = layer(x, None, keys)  # [B, E, H]
     assert torch.allclose(layer.on_pairs(x, pairs, keys), everything[pairs.sample, pairs.expert], atol=1e-6)
     assert torch.allclose(layer(x, [4, 1], keys), everything[:, [4, 1]], atol=1e-6)
