@@ -1,8 +1,8 @@
-"""Time and memory of a mixture layer with 4 to 1024 experts, two per sample and task, all of them or those in use.
+"""Time and memory of a mixture layer with 4 to 1024 experts, two per sample, all of them or those in use.
 
-python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, 2 tasks, top-2 gates. The
-dense form is left out above 256 experts. Memory: the largest sum of living tensors in a training step beyond the
-parameters, from torch's profiler.
+python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, one task, a top-2 gate; dropout
+in training. "Separate": a list of modules, all of them called and mixed. It and the dense form are left out above 256
+experts. Memory: the largest sum of living tensors in a training step beyond the parameters, from torch's profiler.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch
 from mtl.gates import TopKGate
 
-ROWS, WIDTH, DENSE_UP_TO = 512, 256, 256
+ROWS, WIDTH, ALL_UP_TO = 512, 256, 256
 
 
 class Layer(nn.Module):
-    """A top-2 gate for each of two tasks, and the experts."""
+    """A top-2 gate and stacked experts."""
 
     def __init__(self, num_experts: int, execution: str) -> None:
         super().__init__()
-        self.gate = TopKGate(2, num_experts, WIDTH, k=2)
+        self.gate = TopKGate(1, num_experts, WIDTH, k=2)
         self.experts, self.dispatch = StackedDense(num_experts, WIDTH, [WIDTH], 0.5), Dispatch(execution)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,15 +37,30 @@ class Layer(nn.Module):
         return mixed
 
 
-def predict(layer: Layer) -> None:
+class Separate(nn.Module):
+    """A top-2 gate and a list of experts."""
+
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.gate = TopKGate(1, num_experts, WIDTH, k=2)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.5)) for _ in range(num_experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = torch.stack([expert(x) for expert in self.experts], 1)  # [B, E, H]
+        return (self.gate(x).weights.transpose(1, 2) * outputs).sum(1)
+
+
+def predict(layer: nn.Module, x: Tensor) -> None:
     layer.eval()
     with torch.no_grad():
-        layer(torch.randn(ROWS, WIDTH))
+        layer(x)
 
 
-def train(layer: Layer) -> None:
+def train(layer: nn.Module, x: Tensor) -> None:
     layer.train()
-    layer(torch.randn(ROWS, WIDTH)).sum().backward()
+    layer(x).sum().backward()
     layer.zero_grad()
 
 
@@ -64,18 +79,19 @@ def memory(step: Callable[[], object]) -> float:
 
 def main() -> None:
     given = options(__doc__, rounds=5)
-    rows = []
+    rows, x = [], torch.randn(ROWS, WIDTH)
     for number in (4, 16, 64, 256, 1024):
-        ways = ["dense", "sparse"] if number <= DENSE_UP_TO else ["sparse"]
-        layers = {way: Layer(number, way) for way in ways}
-        predicting = medians(take_turns({way: partial(predict, layer) for way, layer in layers.items()}, given.rounds))
-        training = medians(take_turns({way: partial(train, layer) for way, layer in layers.items()}, given.rounds, 4))
+        layers: dict[str, nn.Module] = {"sparse": Layer(number, "sparse")}
+        if number <= ALL_UP_TO:
+            layers |= {"dense": Layer(number, "dense"), "separate": Separate(number)}
+        predicting = medians(take_turns({n: partial(predict, layer, x) for n, layer in layers.items()}, given.rounds))
+        training = medians(take_turns({n: partial(train, layer, x) for n, layer in layers.items()}, given.rounds, 4))
         row: dict[str, object] = {"experts": number}
         for title, values in (("predict", predicting), ("train", training)):
-            row |= {f"{title} {way}, ms": values.get(way) for way in ("dense", "sparse")}
-            row[f"{title} sparse of dense"] = values["sparse"] / values["dense"] if "dense" in values else None
-        for way, layer in layers.items():
-            row[f"memory {way}, MiB"] = memory(partial(train, layer))
+            row |= {f"{title} {way}, ms": values.get(way) for way in ("separate", "dense", "sparse")}
+            for way in ("separate", "dense"):
+                row[f"{title} sparse of {way}"] = values["sparse"] / values[way] if way in values else None
+        row |= {f"memory {way}, MiB": memory(partial(train, layer, x)) for way, layer in layers.items()}
         rows.append(row)
     first = rows[0]["predict sparse, ms"]
     for row in rows:

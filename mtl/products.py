@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -59,17 +61,84 @@ def products(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = Fals
     return result.relu_() if relu else result
 
 
-def product_into(result: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> None:
-    """Write into ``result [M, N]`` what ``product`` returns."""
-    if _worthwhile(a, b):
-        result.copy_(_call(a, b, bias, relu))
-        return
-    if bias is None:
-        torch.mm(a, b, out=result)
+def grouped_product(
+    a: Tensor, b: Tensor, counts: list[int], bias: Tensor | None = None, relu: bool = False, variant: str | None = None
+) -> Tensor:
+    """Multiply the rows of ``a [P, K]``, sorted by group, ``counts [E]`` each, by the matrix of their group.
+
+    ``b [E, K, N]``, ``bias [E, N]``; returns ``[P, N]``, negative numbers replaced by 0 with ``relu``. ``variant``: see
+    ``choose_variant``, which chooses if it is None.
+    """
+    variant = variant or choose_variant(a, b.shape[2], counts)
+    if variant == "segments":
+        biases = [None] * len(counts) if bias is None else bias.unbind()
+        parts = [
+            product(rows, matrix, offset, relu)
+            for rows, matrix, offset in zip(a.split(counts), b.unbind(), biases, strict=True)
+            if len(rows)
+        ]
+        return torch.cat(parts) if parts else a.new_empty(0, b.shape[2])
+    group = _groups(counts, a.device)
+    if variant == "padded":
+        place, size = _places(counts, group)
+        result = torch.bmm(_spread(a, place, size, len(counts)), b).flatten(0, 1).index_select(0, place)
     else:
-        torch.addmm(bias, a, b, out=result)
-    if relu:
-        result.relu_()
+        result = F.grouped_mm(a, b, offs=_ends(counts, a.device))
+    if bias is not None:
+        result += bias.index_select(0, group)
+    return result.relu_() if relu else result
+
+
+def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None = None) -> Tensor:
+    """Return for each group the product ``a.T b`` of its rows of ``a [P, M]`` and ``b [P, N]``: ``[E, M, N]``."""
+    variant = variant or choose_variant(a, b.shape[1], counts)
+    if variant == "grouped_mm":
+        return F.grouped_mm(a.t(), b, offs=_ends(counts, a.device))
+    if variant == "padded":
+        place, size = _places(counts, _groups(counts, a.device))
+        return torch.bmm(_spread(a, place, size, len(counts)).transpose(1, 2), _spread(b, place, size, len(counts)))
+    nothing = a.new_zeros(a.shape[1], b.shape[1])
+    pairs = zip(a.split(counts), b.split(counts), strict=True)
+    return torch.stack([product(left.t(), right) if len(left) else nothing for left, right in pairs])
+
+
+def choose_variant(a: Tensor, width: int, counts: Sequence[int]) -> str:
+    """Say how grouped rows ``a [P, K]`` are best multiplied by matrices ``[K, width]``.
+
+    "segments": one product after the other; for few large groups. "padded": one batched product, all groups as long as
+    the longest; for many small groups of like size. "grouped_mm": torch's, on a GPU in half precision.
+    """
+    if a.device.type == "cuda":
+        half = a.dtype in (torch.bfloat16, torch.float16)
+        fits = half and a.shape[1] % 8 == 0 and width % 8 == 0  # rows of 16 bytes
+        if fits and torch.cuda.get_device_capability(a.device) >= (8, 0):
+            return "grouped_mm"
+    groups = sum(count > 0 for count in counts)
+    small = len(a) * a.shape[1] * width < WORTHWHILE * groups and groups >= 32
+    return "padded" if small and len(counts) * max(counts) <= 8 * len(a) else "segments"
+
+
+def _groups(counts: Sequence[int], device: torch.device) -> Tensor:
+    """Return the group of each row."""
+    numbers = torch.tensor(counts, device=device)
+    return torch.arange(len(counts), device=device).repeat_interleave(numbers, output_size=sum(counts))
+
+
+def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
+    """Return the end of each group, as ``grouped_mm`` wants it."""
+    return torch.tensor(counts, device=device).cumsum(0).to(torch.int32)
+
+
+def _places(counts: Sequence[int], group: Tensor) -> tuple[Tensor, int]:
+    """Return where each row goes when all groups are padded to one size, and this size."""
+    size, numbers = max(counts, default=0), torch.tensor(counts, device=group.device)
+    offset = torch.arange(len(counts), device=group.device) * size - (numbers.cumsum(0) - numbers)
+    return torch.arange(len(group), device=group.device) + offset[group], size
+
+
+def _spread(rows: Tensor, place: Tensor, size: int, num_groups: int) -> Tensor:
+    """Put ``rows [P, K]`` at their places, zeros between them: ``[groups, size, K]``."""
+    return rows.new_zeros(num_groups * size, rows.shape[1]).index_copy_(0, place, rows).view(num_groups, size, -1)
 
 
 def _worthwhile(a: Tensor, b: Tensor) -> bool:

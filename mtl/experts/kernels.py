@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from mtl.experts.pairs import Pairs
 from mtl.functional import apply, keep_mask, keep_scale
-from mtl.products import product, product_into, products
+from mtl.products import grouped_outer, grouped_product, product, products
 
 
 def mix(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -110,8 +110,7 @@ class _GroupedLinearReluDropout(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: int, rows: Tensor
     ) -> Tensor:
         ctx.scale = 1.0
-        parts = zip(x.split(counts), weight.transpose(1, 2).unbind(), bias.unbind(), strict=True)
-        h = torch.cat([product(*part, relu=True) for part in parts if len(part[0])] or [x.new_empty(0, weight.shape[1])])
+        h = grouped_product(x, weight.transpose(1, 2), counts, bias, relu=True)
         if p > 0:
             ctx.scale = keep_scale(p)
             h.mul_(keep_mask(key, rows, h.shape[1], p, h.dtype)).mul_(ctx.scale)
@@ -126,12 +125,10 @@ class _GroupedLinearReluDropout(torch.autograd.Function):
         grad_h = torch.ops.aten.threshold_backward(grad.contiguous(), h, 0)
         if ctx.scale != 1.0:
             grad_h.mul_(ctx.scale)
-        parts = list(zip(grad_h.split(ctx.counts), x.split(ctx.counts), weight.unbind(), strict=True))
-        nothing = torch.zeros_like(weight[0])
-        grad_weight = torch.stack([product(g.t(), inputs) if len(g) else nothing for g, inputs, _ in parts])
-        grad_x = torch.cat([product(g, w) for g, _, w in parts]) if ctx.needs_input_grad[0] else None
-        starts = torch.tensor([0, *ctx.counts[:-1]]).cumsum(0)
-        grad_bias = torch.embedding_bag(grad_h, torch.arange(len(grad_h)), starts, mode=0)[0]
+        grad_weight = grouped_outer(grad_h, x, ctx.counts)
+        grad_x = grouped_product(grad_h, weight, ctx.counts) if ctx.needs_input_grad[0] else None
+        starts = torch.tensor([0, *ctx.counts[:-1]], device=x.device).cumsum(0)
+        grad_bias = torch.embedding_bag(grad_h, torch.arange(len(grad_h), device=x.device), starts, mode=0)[0]
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
@@ -185,16 +182,6 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool) -> tuple[T
         grad_weight = products(by_expert.transpose(1, 2), x.transpose(0, 1))
         grad_x = products(by_expert, weight).transpose(0, 1) if needs_x else None
     return grad_x, grad_weight, grad.sum(0)
-
-
-def _segments(counts: Sequence[int]) -> list[tuple[slice, int]]:
-    """Return the rows of each expert that has any."""
-    segments, start = [], 0
-    for expert, count in enumerate(counts):
-        if count:
-            segments.append((slice(start, start + count), expert))
-        start += count
-    return segments
 
 
 def _same_dtype(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
