@@ -1,8 +1,8 @@
 """Time and memory of a mixture layer with 4 to 1024 experts, two per sample, all of them or those in use.
 
-python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, one task, a top-2 gate; dropout
-in training. "Separate": a list of modules, all of them called and mixed. It and the dense form are left out above 256
-experts. Memory: the largest sum of living tensors in a training step beyond the parameters, from torch's profiler.
+python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, one task, a top-2 gate; in
+training dropout. "Separate": a list of modules, all of them called and mixed. It and the dense form are left out above
+256 experts. Memory: the largest sum of living tensors in a training step beyond the parameters, from torch's profiler.
 """
 
 from __future__ import annotations

@@ -93,9 +93,7 @@ def main() -> None:
         for number in range(given.rounds + 1):
             ways = [("bare", bare), ("fit", fit)]
             for way, train in ways if number % 2 else ways[::-1]:
-                module = MultiTaskModule(
-                    network(name), SPEC.tasks, lambda p: torch.optim.Adam(p, 1e-4, fused=True)
-                )
+                module = MultiTaskModule(network(name), SPEC.tasks, lambda p: torch.optim.Adam(p, 1e-4, fused=True))
                 with tempfile.TemporaryDirectory() as folder:
                     moments = train(module, data, Path(folder))
                 steps = [1000 * (after - before) for before, after in pairwise(moments)][STEPS // 4 :]

@@ -84,7 +84,7 @@ def build_trainer(cfg: DictConfig) -> Trainer:
 
 
 def _drop_empty_hooks(callback: Callback) -> None:
-    """Take the hooks of a step that ``callback`` does not use off it: calling all of them takes a few percent of a step.
+    """Take off ``callback`` the hooks of a step that it does not use: to call them all is a few percent of a step.
 
     Lightning passes over a hook that cannot be called.
     """

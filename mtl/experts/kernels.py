@@ -36,7 +36,7 @@ def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: 
 def linear_relu_dropout_mix(
     x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
 ) -> Tensor:
-    """Return what ``mix`` makes, with ``weights [B, T, E]`` or ``[T, E]``, of ``linear_relu_dropout``: ``[B, T, H]``."""
+    """Return the mixture ``[B, T, H]`` of ``linear_relu_dropout`` by ``weights [B, T, E]`` or ``[T, E]``."""
     x, weight, bias, weights = _same_dtype(x, weight, bias, weights)
     return apply(_LinearReluDropoutMix, x, weight, bias, weights, p, key, rows)
 
@@ -156,9 +156,7 @@ class _MixPairs(torch.autograd.Function):
         return grad_outputs, grad_weights, None
 
 
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor
-) -> tuple[Tensor, float]:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> tuple[Tensor, float]:
     """Return relu of the maps, units dropped, ``[B, E, H]``, and by what those kept are still to be multiplied."""
     num_experts, width, _ = weight.shape
     if x.dim() == 2:

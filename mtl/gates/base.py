@@ -82,10 +82,9 @@ class Gate(nn.Module):
         pairs = [self._affine_parameters(name, tasks) for name in names]
         biases = [bias for _, bias in pairs]
         weights = [weight.flatten(0, -2) for weight, _ in pairs if weight is not None]
-        together = stacked_affine(
-            x, torch.cat(weights) if weights else None, torch.cat([bias.flatten() for bias in biases]), samples_last=True
-        )
-        parts = together.split([bias.numel() for bias in biases])
+        weight = torch.cat(weights) if weights else None
+        together = stacked_affine(x, weight, torch.cat([bias.flatten() for bias in biases]), samples_last=True)
+        parts = torch.split(together, [bias.numel() for bias in biases])
         return [part.view(*bias.shape, together.shape[1]) for part, bias in zip(parts, biases, strict=True)]
 
     def _affine_parameters(self, name: str, tasks: list[int] | None) -> tuple[Tensor | None, Tensor]:

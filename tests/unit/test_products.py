@@ -1,0 +1,93 @@
+"""Every way to multiply gives what torch's plain product gives; which way is taken follows from the sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtl import products
+from mtl.products import choose_variant, grouped_outer, grouped_product, product
+
+COUNTS = {
+    "even": [5] * 40,
+    "one long": [3] * 39 + [90],
+    "some empty": [0, 4, 0, 9, 1] * 8,
+    "blocks": [48, 64, 0, 32],
+    "one group": [7],
+}
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    tolerance = 1e-10 if expected.dtype == torch.float64 else 1e-5
+    assert result.shape == expected.shape
+    assert torch.allclose(result, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max().clamp(min=1)))
+
+
+@pytest.mark.parametrize("layout", ["plain", "left turned", "right turned", "gaps"])
+@pytest.mark.parametrize("shape", [(1, 7, 3), (64, 256, 128), (512, 256, 16), (200, 512, 300)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_product(shape: tuple[int, int, int], relu: bool, layout: str) -> None:
+    m, k, n = shape
+    a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+    a = torch.randn(k, m).t() if layout == "left turned" else a
+    b = {"right turned": torch.randn(n, k).t(), "gaps": torch.randn(k, 2 * n)[:, :n]}.get(layout, b)
+    expected = torch.addmm(bias.double(), a.double(), b.double()).float()
+    close(product(a, b, bias, relu), expected.relu() if relu else expected)
+    close(product(a, b), (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("experts", [2, 5])
+def test_products(experts: int, dtype: torch.dtype) -> None:
+    a = torch.randn(512, experts, 64, dtype=dtype).transpose(0, 1)
+    b, bias = torch.randn(experts, 96, 64, dtype=dtype).transpose(1, 2), torch.randn(experts, 96, dtype=dtype)
+    close(products.products(a, b, bias, relu=True), torch.baddbmm(bias[:, None], a, b).relu())
+
+
+@pytest.mark.parametrize("variant", ["segments", "padded", "grouped_mm"])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=list(COUNTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grouped_variants(variant: str, counts: list[int], dtype: torch.dtype) -> None:
+    if variant == "grouped_mm" and dtype == torch.float64:
+        pytest.skip("torch has no grouped_mm in float64, and it is never chosen there")
+    rows, groups = sum(counts), len(counts)
+    a, c = torch.randn(rows, 64, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
+    b, bias = torch.randn(groups, 32, 64, dtype=dtype).transpose(1, 2), torch.randn(groups, 32, dtype=dtype)
+    split = list(zip(a.split(counts), c.split(counts), strict=True))
+    expected = torch.cat([x @ b[e] + bias[e] for e, (x, _) in enumerate(split)])
+    close(grouped_product(a, b, counts, bias, relu=True, variant=variant), expected.relu())
+    close(grouped_product(a, b, counts, variant=variant), torch.cat([x @ b[e] for e, (x, _) in enumerate(split)]))
+    close(grouped_outer(a, c, counts, variant=variant), torch.stack([x.t() @ y for x, y in split]))
+
+
+def test_which_variant() -> None:
+    rows = torch.randn(1024, 256)
+    assert choose_variant(rows, 256, [64] * 16) == "segments"  # few and large
+    assert choose_variant(rows, 256, [4] * 256) == "padded"  # many and small
+    assert choose_variant(rows, 256, [1024] + [0] * 255) == "segments"
+    assert choose_variant(rows, 256, [32] * 32 + [0] * 200) == "segments"  # most groups empty: not to be computed
+
+
+def test_no_groups_no_rows() -> None:
+    assert grouped_product(torch.randn(0, 8), torch.randn(3, 8, 4), [0, 0, 0]).shape == (0, 4)
+    assert torch.equal(grouped_outer(torch.randn(0, 8), torch.randn(0, 4), [0, 0, 0]), torch.zeros(3, 8, 4))
+
+
+@pytest.mark.skipif(products._LINEAR is None, reason="torch's own product is as fast here")
+@pytest.mark.filterwarnings("ignore:TF32")  # torch says so when it puts its flags back
+def test_onednn_is_used_counted_and_can_be_switched_off() -> None:
+    a, b = torch.randn(512, 256), torch.randn(256, 256)
+    with FlopCounterMode(display=False) as counter:
+        product(a, b)
+    assert counter.get_total_flops() == 2 * 512 * 256 * 256
+    assert "mkldnn._linear_pointwise" in str(counter.get_flop_counts()["Global"])
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        close(product(a, b), a @ b)
+    assert "mkldnn._linear_pointwise" not in str(counter.get_flop_counts()["Global"])
+
+
+def test_half_precision_takes_torchs_product() -> None:
+    a, b = torch.randn(512, 256).bfloat16(), torch.randn(256, 256).bfloat16()
+    assert torch.equal(product(a, b), a @ b)
