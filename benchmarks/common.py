@@ -24,18 +24,32 @@ ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
 
 
-def options(description: str | None, rounds: int) -> argparse.Namespace:
-    """Read ``--rounds``, ``--threads`` and ``--out``, and set the number of threads."""
+def options(description: str | None, rounds: int, **more: tuple[Callable[[str], Any], Any, str]) -> argparse.Namespace:
+    """Read ``--rounds``, ``--threads``, ``--device``, ``--out`` and ``more`` (type, default, help), and set them.
+
+    New tensors are made on the device.
+    """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder of the tables")
+    for name, (kind, default, text) in more.items():
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.device != "cpu":  # set, even the default slows every call down
+        torch.set_default_device(given.device)
     compat.keep_freed_memory()  # as train.py does; the baselines are as glad of it
     gc.freeze()
     torch.manual_seed(0)
     return given
+
+
+def wait() -> None:
+    """Wait for the device to finish what it was given."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> dict[str, list[float]]:
@@ -50,6 +64,7 @@ def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, call
             for repetition in range(calls):
                 start = time.perf_counter()
                 call()
+                wait()
                 if number and repetition:
                     seconds[name].append(time.perf_counter() - start)
     return seconds
@@ -65,8 +80,10 @@ def peak() -> float:
     a, b = torch.randn(2, 2048, 2048)
     best = float("inf")
     for _ in range(10):
+        wait()
         start = time.perf_counter()
         a @ b
+        wait()
         best = min(best, time.perf_counter() - start)
     return 2 * 2048**3 / best
 
@@ -76,11 +93,14 @@ def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row],
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
-    threads = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.rounds} rounds, medians"
+    where = f"{torch.get_num_threads()} threads"
+    if given.device != "cpu":
+        where = torch.cuda.get_device_name()
+    threads = f"torch {torch.__version__}, {where}, {given.rounds} rounds, medians"
     text = "\n".join([f"## {title}", "", f"{threads}.", *notes, "", *lines, ""])
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.md").write_text(text)
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.processor()}
+    machine = {"torch": torch.__version__, "machine": platform.processor(), "device": where}
     content = {"title": title, "notes": list(notes), "rounds": given.rounds, **machine, "rows": list(rows)}
     (given.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(text)

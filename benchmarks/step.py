@@ -1,13 +1,15 @@
 """Time training and inference of the MovieLens network, as ratios to separate modules in the same process.
 
-python benchmarks/step.py [--rounds N]. Random ids, Adam, 2.5 million weights; LibMTL's networks take part where it is
-installed (pip install --no-deps LibMTL). "decided": a COMET gate whose trees have decided, two experts per sample and
-task. Roofline: the operations of the matrix products that a step cannot avoid (of all experts, or, where zeros are
-skipped, of those in use), at the speed of a large product, as a share of the step.
+python benchmarks/step.py [--rounds N] [--device cuda] [--precision bf16]. Random ids, Adam, 2.5 million weights;
+LibMTL's networks take part where it is installed (pip install --no-deps LibMTL). "decided": a COMET gate whose trees
+have decided, two experts per sample and task. Roofline: the operations of the matrix products that a step cannot avoid
+(of all experts, or, where zeros are skipped, of those in use), at the speed of a large product by torch.mm, as a share
+of the step.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -87,24 +89,30 @@ class Peer(nn.Module):
         self.user, self.item = nn.Embedding(USERS, 128), nn.Embedding(ITEMS, 128)
         heads = nn.ModuleDict({name: nn.Sequential(dense_layer(), nn.Linear(WIDTH, 1)) for name in SPEC.task_names})
         sizes = {"img_size": [WIDTH], "num_experts": [EXPERTS], **kwargs}
-        self.body = architecture(SPEC.task_names, dense_layer, heads, False, False, torch.device("cpu"), **sizes)
+        self.body = architecture(SPEC.task_names, dense_layer, heads, False, False, torch.get_default_device(), **sizes)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: object = None) -> NetworkOutput:
         x = torch.cat([self.user(inputs["user"]), self.item(inputs["item"])], -1)
         return NetworkOutput({name: value.squeeze(-1) for name, value in self.body(x).items()})
 
 
-def peers() -> dict[str, nn.Module]:
-    """Return LibMTL's networks, none where it is not installed."""
+def peer_module() -> ModuleType | None:
+    """Return LibMTL's architectures, None where it is not installed."""
     # Its residual networks, which nobody asks for here, want a module that torchvision no longer has
     gone = SimpleNamespace(load_state_dict_from_url=torch.hub.load_state_dict_from_url)
     sys.modules.setdefault("torchvision.models.utils", cast(ModuleType, gone))
     try:
-        from LibMTL.architecture import DSelect_k
-        from LibMTL.architecture import MMoE as TheirMMoE
+        return importlib.import_module("LibMTL.architecture")
     except ImportError:
+        return None
+
+
+def peers() -> dict[str, nn.Module]:
+    """Return LibMTL's networks, none where it is not installed."""
+    theirs = peer_module()
+    if theirs is None:
         return {}
-    return {"LibMTL MMoE": Peer(TheirMMoE), "LibMTL DSelect_k": Peer(DSelect_k, num_nonzeros=2, kgamma=1.0)}
+    return {"LibMTL MMoE": Peer(theirs.MMoE), "LibMTL DSelect_k": Peer(theirs.DSelect_k, num_nonzeros=2, kgamma=1.0)}
 
 
 def ours(gate: Callable[..., Gate], execution: str = "dense") -> MMoE:
@@ -134,8 +142,8 @@ def ids(rows: int) -> dict[str, Tensor]:
     return {"user": torch.randint(USERS, (rows,)), "item": torch.randint(ITEMS, (rows,))}
 
 
-def training(network: nn.Module, rows: int, fused: bool) -> Callable[[], object]:
-    """Return a function that does one training step on a random batch."""
+def training(network: nn.Module, rows: int, fused: bool, half: bool = False) -> Callable[[], object]:
+    """Return a function that does one training step on a random batch; ``half``: under autocast to bfloat16."""
     module = MultiTaskModule(network, SPEC.tasks, partial(torch.optim.Adam, lr=1e-4, fused=fused))
     module.log = lambda *args, **kwargs: None  # there is no trainer to log to
     optimizer = module.configure_optimizers()
@@ -143,7 +151,8 @@ def training(network: nn.Module, rows: int, fused: bool) -> Callable[[], object]
     def step() -> None:
         targets = {"watch": torch.randint(2, (rows,)).float(), "rating": torch.rand(rows)}
         network.train()
-        loss = module.training_step(Batch(ids(rows), targets), 0)["loss"]
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=half):
+            loss = module.training_step(Batch(ids(rows), targets), 0)["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -178,14 +187,23 @@ def needed(network: nn.Module, rows: int) -> float:
 
 
 def main() -> None:
-    given = options(__doc__, rounds=8)
+    given = options(
+        __doc__,
+        rounds=8,
+        precision=(str, "32", "32, or bf16: training under autocast to bfloat16"),
+        compiled=(int, 0, "1: also the softmax gate's network through torch.compile"),
+    )
     others = peers()
     networks: dict[str, nn.Module] = {BASELINE: SeparateModules(), **others}
     networks |= {f"ours, {name}, dense": ours(gate) for name, gate in GATES.items()}
     networks |= {f"ours, {name}, sparse": ours(GATES[name], "sparse") for name in ("topk", "hash", "task_top1")}
     networks |= {f"ours, comet decided, {way}": decided(way) for way in ("dense", "sparse", "auto")}
+    if given.compiled:
+        networks["ours, softmax, dense, compiled"] = ours(GATES["softmax"])
+        networks["ours, softmax, dense, compiled"].compile()
     mine = [name for name in networks if name.startswith("ours")]
-    steps = {name: training(network, 512, fused=name in mine) for name, network in networks.items()}
+    half = given.precision == "bf16"
+    steps = {name: training(network, 512, name in mine, half) for name, network in networks.items()}
     speed = peak()
     train = medians_of(take_turns(steps, given.rounds))
     speed = max(speed, peak())
@@ -205,7 +223,7 @@ def main() -> None:
         }
         for name, network in networks.items()
     ]
-    notes = [f"A large matrix product runs at {speed / 1e9:.0f} GFLOP/s."]
+    notes = [f"A large matrix product runs at {speed / 1e9:.0f} GFLOP/s (torch.mm); training in {given.precision}."]
     notes += [] if others else ["LibMTL is not installed: its rows are left out."]
     write(given, "step", "A step of the MovieLens network", rows, notes)
 

@@ -18,7 +18,7 @@ from torch import nn
 from mtl.checkpoint import AtomicCheckpointIO
 from mtl.gates.base import check_k
 from mtl.module import MultiTaskModule
-from mtl.types import Categorical, DataSpec, InputError
+from mtl.types import Categorical, DataSpec, InputError, require
 
 # The user names the tasks of a table: without this, Hydra would want a + before data.tasks.NAME={...}
 OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
@@ -45,6 +45,13 @@ def check_options(cfg: DictConfig) -> None:
         _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError) as error:
         raise InputError(f"optimizer: {error}") from None
+    if cfg.get("compile"):
+        execution = cfg.network.get("execution", "dense")
+        require(
+            execution == "dense",
+            f"compile=true with network.execution={execution}: which experts are needed is not known when code is "
+            "compiled; use network.execution=dense, or compile=false",
+        )
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
@@ -59,6 +66,8 @@ def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
     """Return the network of ``cfg.network`` for data that looks like ``spec``."""
     with _plain_errors():  # a partial, since Hydra would take the dataclass for a configuration
         network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec)
+    if cfg.get("compile"):
+        network.compile()
     return network
 
 

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from mtl.products import blockwise, product
 
+Key = int | Tensor  # of a dropout mask: a number of 62 bits, a tensor [] of it while torch compiles
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
 
 
@@ -94,9 +95,10 @@ def logistic_noise(like: Tensor) -> Tensor:
     return uniform.log() - torch.log1p(-uniform)
 
 
-def draw_key() -> int:
+def draw_key() -> Key:
     """Draw the key of one dropout mask from torch's generator: the same seed gives the same masks, on any device."""
-    return int(torch.randint(2**62, ()))
+    key = torch.randint(2**62, (), device="cpu")
+    return key if torch.compiler.is_compiling() else int(key)  # compiled code cannot look at a number it has drawn
 
 
 def keep_scale(p: float) -> float:
@@ -105,7 +107,7 @@ def keep_scale(p: float) -> float:
     return levels / (levels - threshold) if threshold < levels else 0.0
 
 
-def keep_mask(key: int, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+def keep_mask(key: Key, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a dropout mask ``[N, width]``: 1 where an element is kept, else 0.
 
     Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone: whoever computes only some of
@@ -130,7 +132,7 @@ def keep_mask(key: int, rows: Tensor, width: int, p: float, dtype: torch.dtype =
     return noise[:, :width].to(dtype)
 
 
-def relu_dropout(x: Tensor, p: float, training: bool, key: int | None = None, rows: Tensor | None = None) -> Tensor:
+def relu_dropout(x: Tensor, p: float, training: bool, key: Key | None = None, rows: Tensor | None = None) -> Tensor:
     """Return dropout(relu(x)) with drop probability ``p``; ``x [..., H]``.
 
     ``key`` and ``rows`` (ids of the rows of x, int64; default 0, 1, ...) choose the mask: see ``keep_mask``.
@@ -146,7 +148,7 @@ class _ReluDropout(torch.autograd.Function):
     """Fuse relu and dropout; the output alone is saved, since it is positive just where the gradient passes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float, key: Key, rows: Tensor) -> Tensor:
         ctx.scale = keep_scale(p)
         y = x.relu().mul_(keep_mask(key, rows, x.shape[-1], p, x.dtype).view_as(x)).mul_(ctx.scale)
         ctx.save_for_backward(y)

@@ -43,6 +43,7 @@ class LossMeter(nn.Module):
         super().__init__()
         self.tasks = list(tasks)
         self.position = {task.name: index for index, task in enumerate(self.tasks)}
+        self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> LossMeter:
@@ -52,8 +53,20 @@ class LossMeter(nn.Module):
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
-        index = torch.tensor([self.position[name] for name in names], device=self.sums.device)
+        index, _ = self.constants(tuple(names), totals)
         self.sums.index_add_(1, index, torch.stack([totals.detach().double(), counts.double()]))
+
+    def constants(self, names: tuple[str, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions and the weights of the named tasks, where and as precise as ``like``.
+
+        Kept from step to step: to copy them to a device is to wait for it.
+        """
+        key = (names, like.device, like.dtype)
+        if key not in self._constants:
+            index = torch.tensor([self.position[name] for name in names], device=like.device)
+            weights = like.new_tensor([self.tasks[place].weight for place in index.tolist()])
+            self._constants[key] = index, weights
+        return self._constants[key]
 
     def compute(self) -> dict[str, float]:
         """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.

@@ -87,7 +87,7 @@ class MultiTaskModule(LightningModule):
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the task losses: this process's share, for the gradient, and that of all."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
-        weights = totals.new_tensor([self.tasks[name].weight for name in names])
+        _, weights = self.train_meter.constants(tuple(names), totals)
         # A task's loss is its mean over the labels of all processes; DDP averages what each has of it
         everywhere = total(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)

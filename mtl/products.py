@@ -38,8 +38,9 @@ _LINEAR = _onednn()
 
 def blockwise(like: Tensor) -> bool:
     """Say whether products of tensors like this one go through oneDNN, so that numbers of rows had better be blocks."""
-    fits = _LINEAR is not None and like.device.type == "cpu" and like.dtype == torch.float32
-    return fits and bool(torch.backends.mkldnn.enabled) and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or _LINEAR is None:
+        return False
+    return like.device.type == "cpu" and like.dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.conv_kernels import channels_last, pool_relu, shared_conv_pool_relu
+from mtl.experts.conv_kernels import channels_last, shared_conv_pool_relu
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
+from mtl.functional import Key
 from mtl.types import require
 
 
@@ -67,22 +68,22 @@ class StackedConv(nn.Module):
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim
 
-    def draw_keys(self) -> list[int]:
+    def draw_keys(self) -> list[Key]:
         """Draw the keys of a step's dropout masks: see ``StackedDense``."""
         return self.dense.draw_keys()
 
-    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None) -> Tensor:
         """Map ``[B, C, H, W]`` to ``[B, E, H]``; E counts ``subset`` if given."""
         outputs: Tensor = self.dense(self._features(x, subset), subset, keys)
         return outputs
 
     def mixture(
-        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None
+        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None
     ) -> Tensor:
         """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, C, H, W]``."""
         return self.dense.mixture(self._features(x, subset), weights, subset, keys)
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
         """Map ``x [B, C, H, W]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
         samples = torch.split(pairs.sample, pairs.counts)
         x, kernels = x.permute(0, 2, 3, 1).contiguous(), self._kernels()  # channels last, also after indexing
@@ -98,12 +99,12 @@ class StackedConv(nn.Module):
             return x.new_zeros(len(x), 0, self.dense.input_dim)
         if not self._first_is_shared(x):
             x = channels_last(x)
-            return torch.stack([self._convolve(x, kernels[expert], 0) for expert in chosen], 1)
+            return torch.stack([self._convolve(x, kernels[expert], 0) for expert in chosen]).transpose(0, 1)
         weight, bias = (first if subset is None else first[chosen] for first in (self.weights[0], self.biases[0]))
         x = F.pad(x, [self.paddings[0]] * 4) if self.paddings[0] else x
         outputs = shared_conv_pool_relu(x, weight, bias, self.pools[0])
         parts = [self._convolve(h, kernels[expert], 1) for expert, h in zip(chosen, outputs.unbind(0), strict=True)]
-        return torch.stack(parts, 1)
+        return torch.stack(parts).transpose(0, 1)
 
     def _first_is_shared(self, x: Tensor) -> bool:
         """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes.
@@ -124,5 +125,6 @@ class StackedConv(nn.Module):
     def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]], begin: int) -> Tensor:
         """Map ``[N, C, H, W]`` through one expert's convolutions, from layer ``begin`` on, to ``[N, F]``."""
         for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[begin:]:
-            x = pool_relu(F.conv2d(x, weight, bias, padding=padding), pool)
+            x = F.conv2d(x, weight, bias, padding=padding)
+            x = F.relu(F.max_pool2d(x, pool) if pool > 1 else x)
         return x.flatten(1)

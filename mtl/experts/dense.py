@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.experts.kernels import grouped_linear_relu_dropout, linear_relu_dropout, linear_relu_dropout_mix, mix
 from mtl.experts.pairs import Pairs
-from mtl.functional import draw_key
+from mtl.functional import Key, draw_key
 from mtl.types import require
 
 
@@ -55,17 +55,17 @@ class StackedDense(nn.Module):
         self.num_experts, self.dropout = num_experts, dropout
         self.input_dim, self.output_dim = input_dim, widths[-1]
 
-    def draw_keys(self) -> list[int]:
+    def draw_keys(self) -> list[Key]:
         """Draw the keys of a step's dropout masks, one per layer."""
         random = self.training and self.dropout > 0
         return [draw_key() if random else 0 for _ in self.layers]
 
-    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None) -> Tensor:
         """Map ``[B, D]`` or ``[B, E, D]`` to ``[B, E, H]``; E counts ``subset`` if given."""
         return self._run(self.layers, x, subset, self.draw_keys() if keys is None else keys)
 
     def mixture(
-        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[int] | None = None
+        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None
     ) -> Tensor:
         """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, D]``.
 
@@ -79,11 +79,11 @@ class StackedDense(nn.Module):
         p = self.dropout if self.training else 0.0
         return linear_relu_dropout_mix(x, weight, bias, weights, p, keys[-1], self._rows(len(x), subset, x.device))
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
         """Map ``x [B, D]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
         return self.through(x.index_select(0, pairs.sample), pairs, keys)
 
-    def through(self, x: Tensor, pairs: Pairs, keys: Sequence[int] | None = None) -> Tensor:
+    def through(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
         """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
         keys = self.draw_keys() if keys is None else keys
         p = self.dropout if self.training else 0.0
@@ -98,7 +98,7 @@ class StackedDense(nn.Module):
         assert isinstance(layer, StackedLinear)
         return layer
 
-    def _run(self, layers: nn.ModuleList, x: Tensor, subset: Sequence[int] | None, keys: Sequence[int]) -> Tensor:
+    def _run(self, layers: nn.ModuleList, x: Tensor, subset: Sequence[int] | None, keys: Sequence[Key]) -> Tensor:
         if not self.layers:
             x = x[:, None] if x.dim() == 2 else x
             return x.expand(-1, self.num_experts if subset is None else len(subset), -1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mtl.experts.kernels import mix_pairs
 from mtl.experts.pairs import Pairs
+from mtl.functional import Key
 from mtl.products import BLOCK, blockwise
 from mtl.types import Routing, require
 
@@ -26,13 +27,13 @@ class Experts(Protocol):
     num_experts: int
     output_dim: int
 
-    def draw_keys(self) -> list[int]: ...
+    def draw_keys(self) -> list[Key]: ...
 
     def mixture(
-        self, x: Tensor, weights: Tensor, subset: list[int] | None = None, keys: list[int] | None = None
+        self, x: Tensor, weights: Tensor, subset: list[int] | None = None, keys: list[Key] | None = None
     ) -> Tensor: ...
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: list[int] | None = None) -> Tensor: ...
+    def on_pairs(self, x: Tensor, pairs: Pairs, keys: list[Key] | None = None) -> Tensor: ...
 
 
 class Dispatch(nn.Module):
@@ -78,7 +79,7 @@ class Dispatch(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sparse = bool(state["sparse"])
 
-    def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, keys: list[int]) -> Tensor:
+    def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, keys: list[Key]) -> Tensor:
         if not sparse:
             return experts.mixture(x, weights, None, keys)
         if weights.dim() == 2:  # every sample uses the same experts

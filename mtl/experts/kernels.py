@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtl.experts.pairs import Pairs
-from mtl.functional import apply, keep_mask, keep_scale
+from mtl.functional import Key, apply, keep_mask, keep_scale
 from mtl.products import grouped_outer, grouped_product, product, products
 
 
@@ -23,7 +23,7 @@ def mix(outputs: Tensor, weights: Tensor) -> Tensor:
     return torch.matmul(weights.to(outputs.dtype), outputs)
 
 
-def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
+def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> Tensor:
     """Apply E affine maps, each followed by relu and dropout with drop probability ``p``; returns ``[B, E, H]``.
 
     ``x [B, D]`` or ``[B, E, D]``, ``weight [E, H, D]``, ``bias [E, H]``; ``key`` and ``rows [B, E]`` choose the
@@ -34,7 +34,7 @@ def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: 
 
 
 def linear_relu_dropout_mix(
-    x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: Key, rows: Tensor
 ) -> Tensor:
     """Return the mixture ``[B, T, H]`` of ``linear_relu_dropout`` by ``weights [B, T, E]`` or ``[T, E]``."""
     x, weight, bias, weights = _same_dtype(x, weight, bias, weights)
@@ -42,7 +42,7 @@ def linear_relu_dropout_mix(
 
 
 def grouped_linear_relu_dropout(
-    x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int], p: float, key: int, rows: Tensor
+    x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int], p: float, key: Key, rows: Tensor
 ) -> Tensor:
     """Apply to the rows of ``x [P, D]``, sorted by expert, ``counts [E]`` rows each, the map of their expert.
 
@@ -63,7 +63,7 @@ def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
 
 class _LinearReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> Tensor:
         h, ctx.scale = _forward(x, weight, bias, p, key, rows)
         if p > 0:
             h.mul_(ctx.scale)
@@ -83,7 +83,7 @@ class _LinearReluDropout(torch.autograd.Function):
 class _LinearReluDropoutMix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: int, rows: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, p: float, key: Key, rows: Tensor
     ) -> Tensor:
         h, ctx.scale = _forward(x, weight, bias, p, key, rows)
         scaled = weights * ctx.scale  # cheaper than to scale every unit
@@ -107,7 +107,7 @@ class _LinearReluDropoutMix(torch.autograd.Function):
 class _GroupedLinearReluDropout(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: int, rows: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: Key, rows: Tensor
     ) -> Tensor:
         ctx.scale = 1.0
         h = grouped_product(x, weight.transpose(1, 2), counts, bias, relu=True)
@@ -156,7 +156,7 @@ class _MixPairs(torch.autograd.Function):
         return grad_outputs, grad_weights, None
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: int, rows: Tensor) -> tuple[Tensor, float]:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> tuple[Tensor, float]:
     """Return relu of the maps, units dropped, ``[B, E, H]``, and by what those kept are still to be multiplied."""
     num_experts, width, _ = weight.shape
     if x.dim() == 2:

@@ -39,7 +39,7 @@ class _CometRoute(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
         left, right, q = torch.empty_like(split), torch.empty_like(split), torch.empty_like(leaf)  # S, 1 - S
-        slope = torch.empty_like(split) if ctx.needs_input_grad[0] else None
+        slope, logs = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
         for part in _parts(leaf, leaf[0].numel()):
             s = (split[part] * (1.0 / gamma)).clamp_(-0.5, 0.5).add_(0.5)
@@ -57,8 +57,9 @@ class _CometRoute(torch.autograd.Function):
             u.clamp_(-80.0, 0.0).exp_().mul_(reached)
             u.div_(u.sum((1, 2), keepdim=True))  # one softmax over all leaves of all trees
             torch.sum(u, 2, out=weights[part])
-            torch.sum(torch.add(v, ENTROPY_EPS).log_().mul_(v), (1, 2), out=entropies[part])
-        ctx.save_for_backward(left, right, slope, nodes, q, weights)
+            log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
+            torch.sum(log * v, (1, 2), out=entropies[part])
+        ctx.save_for_backward(left, right, slope, logs, nodes, q, weights)
         ctx.order = order
         return weights, _leaves(nodes, order), entropies.neg_()
 
@@ -67,7 +68,7 @@ class _CometRoute(torch.autograd.Function):
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        left, right, slope, nodes, q, weights = ctx.saved_tensors
+        left, right, slope, logs, nodes, q, weights = ctx.saved_tensors
         grad_split, grad_leaf, experts = torch.empty_like(left), torch.empty_like(q), q.shape[1]
         for part in _parts(q, q[0].numel()):
             g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
@@ -80,7 +81,7 @@ class _CometRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad -= _entropy_slope(v).mul_(grad_entropies[part][:, None, None])
+                grad -= _entropy_slope(v, logs[part]).mul_(grad_entropies[part][:, None, None])
             if ctx.order is None:
                 g[:, experts - 1 :] = grad
             else:
@@ -108,6 +109,7 @@ class _DSelectRoute(torch.autograd.Function):
         s = torch.empty_like(bits)
         codes = [bits.new_empty(tasks, k, 2**place, rows) for place in range(m + 1)]  # of the first bits alone
         weights, entropies = bits.new_empty(tasks, experts, rows), bits.new_empty(tasks, rows)
+        logs = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None  # of v
         for part in _parts(bits, k * 2**m * rows):
             torch.mul(bits[part], 1.0 / gamma, out=s[part])
             s[part].clamp_(-0.5, 0.5).add_(0.5)
@@ -118,8 +120,9 @@ class _DSelectRoute(torch.autograd.Function):
                 torch.mul(codes[place][part], _step(s[part, :, place, None]), out=pairs[:, :, :, 1])
             v = codes[m][part][:, :, :experts]
             torch.sum(v * mix[part][:, :, None], 1, out=weights[part])
-            torch.sum(torch.add(v, ENTROPY_EPS).log_().mul_(v), (1, 2), out=entropies[part])
-        ctx.save_for_backward(s, mix, *codes)
+            log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
+            torch.sum(log * v, (1, 2), out=entropies[part])
+        ctx.save_for_backward(s, mix, logs, *codes)
         ctx.gamma, ctx.experts = gamma, experts
         return weights, codes[m][:, :, :experts], entropies.neg_()
 
@@ -128,7 +131,7 @@ class _DSelectRoute(torch.autograd.Function):
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        s, mix, *codes = ctx.saved_tensors
+        s, mix, logs, *codes = ctx.saved_tensors
         grad_bits, grad_mix = torch.empty_like(s), torch.zeros_like(mix)
         for part in _parts(s, codes[-1][0].numel()):
             g = torch.zeros_like(codes[-1][part])
@@ -139,7 +142,7 @@ class _DSelectRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad -= _entropy_slope(v).mul_(grad_entropies[part][:, None, None])
+                grad -= _entropy_slope(v, logs[part]).mul_(grad_entropies[part][:, None, None])
             for place in reversed(range(len(codes) - 1)):
                 zero, one = g.view(*g.shape[:2], 2**place, 2, -1).unbind(3)
                 torch.sum((one - zero).mul_(codes[place][part]), 2, out=grad_bits[part, :, place])
@@ -174,10 +177,9 @@ def _through_step(grad: Tensor, s: Tensor, gamma: float) -> Tensor:
     return grad.mul_(s).mul_((1 - s).mul_(6.0 / gamma))
 
 
-def _entropy_slope(v: Tensor) -> Tensor:
-    """Return the derivative of v log(v + 1e-6)."""
-    inside = v + ENTROPY_EPS
-    return (v / inside).add_(inside.log_())
+def _entropy_slope(v: Tensor, log: Tensor) -> Tensor:
+    """Return the derivative of v log(v + 1e-6), whose logarithm is given."""
+    return (v / (v + ENTROPY_EPS)).add_(log)
 
 
 def _descend(nodes: Tensor, left: Tensor, right: Tensor) -> None:

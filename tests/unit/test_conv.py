@@ -6,12 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.experts import conv_kernels
 from mtl.experts.conv import StackedConv
-from mtl.experts.conv_kernels import pool_relu
 from mtl.experts.dispatch import Dispatch
 from mtl.gates import CometGate, TopKGate
 from mtl.networks.baselines import SharedBottom, SingleTask
@@ -150,23 +148,6 @@ def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
         StackedConv(2, (1, 12, 12), layers)
     with pytest.raises(InputError, match="need images as input"):
         StackedConv(2, 7, layers)
-
-
-@pytest.mark.parametrize(("side", "pool"), [(12, 2), (13, 2), (14, 3), (9, 1)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_pooling_equals_torchs(side: int, pool: int, layout: torch.memory_format) -> None:
-    x = torch.randint(-3, 4, (2, 3, side, side)).double().contiguous(memory_format=layout)  # many equal neighbours
-    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    ours, expected = pool_relu(mine, pool), F.relu(F.max_pool2d(theirs, pool))
-    assert torch.equal(ours, expected)
-    probe = torch.randn_like(expected)
-    (ours * probe).sum().backward()
-    (expected * probe).sum().backward()
-    assert torch.equal(mine.grad.sum((-1, -2)), theirs.grad.sum((-1, -2)))
-    assert torch.equal(mine.grad, theirs.grad)  # of equal values the first one gets the gradient, in both
-    assert torch.autograd.gradcheck(
-        lambda x: pool_relu(x, pool), torch.randn(2, 2, side, side).double().requires_grad_()
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,20 @@ from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.kernels import mix
 from mtl.experts.pairs import Pairs
 from mtl.functional import keep_mask, relu_dropout
-from mtl.gates import CometGate, DSelectKGate, GumbelSoftmaxGate, HashGate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
+from mtl.gates import (
+    CometGate,
+    DSelectKGate,
+    FixedGate,
+    GumbelSoftmaxGate,
+    HashGate,
+    SoftmaxSelectorGate,
+    TaskTop1Gate,
+    TopKGate,
+)
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.permutation import Permutation
 from mtl.types import Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
 
 EXPERTS, WIDTH = 8, 5
@@ -34,6 +44,9 @@ GATES = {
     "task_top1": TaskTop1Gate,
     "gumbel_softmax": partial(GumbelSoftmaxGate, initial_probability=0.2),
 }
+
+UNUSED = partial(FixedGate, weights=[[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2 + [[0, 0.2, 0, 0, 0.8, 0, 0, 0]])
+HARD_GATES = {**GATES, "fixed": UNUSED}
 
 
 def random_weights(rows: int, tasks: int, experts: int, k: int) -> Tensor:
@@ -128,17 +141,22 @@ def test_outputs_and_pairs_agree() -> None:
     assert sum(pairs.counts) == len(pairs.sample) == int((weights != 0).any(1).sum())
 
 
-def network(gate: object, execution: str, dropout: float = 0.5) -> MMoE:
+def network(gate: object, execution: str, dropout: float = 0.5, width: int = WIDTH, permuted: bool = False) -> MMoE:
     torch.manual_seed(0)
-    return MMoE(
+    net = MMoE(
         SPEC,
         EXPERTS,
-        partial(TabularBottom, embedding_dim=4),
-        partial(StackedDense, units=[WIDTH], dropout=dropout),
+        partial(TabularBottom, embedding_dim=width // 2 if width > WIDTH else 4),
+        partial(StackedDense, units=[width], dropout=dropout),
         gate,
-        partial(Heads, units=[4], dropout=dropout),
+        partial(Heads, units=[width if width > WIDTH else 4], dropout=dropout),
         execution=execution,
+        permutation=Permutation if permuted else None,
     )
+    if permuted:
+        assert net.permutation is not None
+        net.permutation.harden(torch.arange(EXPERTS).roll(3)[None])
+    return net
 
 
 def train(net: MMoE, steps: int, seed: int = 1) -> list[float]:
@@ -157,9 +175,38 @@ def train(net: MMoE, steps: int, seed: int = 1) -> list[float]:
     return losses
 
 
+def network_gradients(net: MMoE, rows: int) -> dict[str, Tensor]:
+    """Return predictions, auxiliary losses and the gradient of every parameter for a batch."""
+    torch.manual_seed(7)
+    output = net({"user": torch.randint(20, (rows,)), "item": torch.randint(30, (rows,))})
+    losses = [p.cos().sum() / rows for p in output.predictions.values()] + list(output.losses.values())
+    torch.stack(losses).sum().backward()
+    named = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return {**{f"prediction {name}": p.detach() for name, p in output.predictions.items()}, **named}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("rows", [1, 7, 512])
+@pytest.mark.parametrize("gate", HARD_GATES.values(), ids=list(HARD_GATES))
+def test_whole_networks_agree(gate: object, rows: int, dropout: float, permuted: bool, dtype: torch.dtype) -> None:
+    """Wide enough that float32 goes through oneDNN where there is one."""
+    results = []
+    for execution in ("dense", "sparse"):
+        net = network(gate, execution, dropout, width=128, permuted=permuted).to(dtype)
+        results.append(network_gradients(net, rows))
+    dense, sparse = results
+    assert dense.keys() == sparse.keys()
+    for name, value in dense.items():
+        tolerance = 1e-10 if dtype == torch.float64 else 1e-6 if name.startswith("prediction") else 1e-5
+        scale = max(1.0, float(value.abs().max()))
+        assert torch.allclose(value / scale, sparse[name] / scale, rtol=0, atol=tolerance), name
+
+
 @pytest.mark.parametrize("gate", GATES.values(), ids=list(GATES))
 def test_a_course_of_training_is_the_same(gate: object) -> None:
-    courses = {execution: train(network(gate, execution), 60) for execution in ("dense", "sparse", "auto")}
+    courses = {execution: train(network(gate, execution), 300) for execution in ("dense", "sparse", "auto")}
     for execution in ("sparse", "auto"):
         assert courses[execution] == pytest.approx(courses["dense"], abs=1e-4), execution
 

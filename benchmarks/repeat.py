@@ -1,0 +1,64 @@
+"""Run benchmarks several times, each in a process of its own, and put medians and ranges into one file.
+
+python benchmarks/repeat.py [--times 3] [--out FOLDER] [NAME ...]. Names: step, fit_overhead, gate_cost,
+experts_scaling, conv, feed (all by default). Writes ``<out>/speed.md``, and the tables of each time next to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+NAMES = ("step", "fit_overhead", "gate_cost", "experts_scaling", "conv", "feed")
+
+
+def merged(values: list[Any]) -> str:
+    """Return the one text or number that ``values`` agree on, or their median with the lowest and the highest."""
+    if any(value is None for value in values):
+        return "-"
+    if all(value == values[0] for value in values):
+        return str(values[0])
+    share = all(isinstance(value, str) and value.endswith("%") for value in values)
+    if share:
+        values = [float(value.rstrip("%")) for value in values]
+    if not all(isinstance(value, int | float) for value in values):
+        return "; ".join(map(str, values))
+    middle, low, high = (f"{value:.3g}" for value in (statistics.median(values), min(values), max(values)))
+    unit = " %" if share else ""
+    return f"{middle}{unit} [{low}, {high}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "outputs" / "benchmarks")
+    given = parser.parse_args()
+    for time in range(given.times):
+        for name in given.names:
+            command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(given.out / str(time))]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            print(f"{name}: {time + 1} of {given.times}", flush=True)
+    texts = []
+    for name in given.names:
+        tables = [json.loads((given.out / str(time) / f"{name}.json").read_text()) for time in range(given.times)]
+        rows = list(zip(*(table["rows"] for table in tables), strict=True))
+        columns = list(dict.fromkeys(column for group in rows for column in group[0]))
+        lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        lines += [
+            "| " + " | ".join(merged([row.get(column) for row in group]) for column in columns) + " |" for group in rows
+        ]
+        notes = [merged([table["notes"][place] for table in tables]) for place in range(len(tables[0]["notes"]))]
+        texts.append("\n".join([f"## {tables[0]['title']} (`{name}.py`)", "", *notes, "", *lines, ""]))
+    (given.out / "speed.md").write_text("\n".join(texts))
+    print(given.out / "speed.md")
+
+
+if __name__ == "__main__":
+    main()
