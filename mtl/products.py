@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
+TURNED = 2**21  # numbers
 BLOCK = 16  # rows: oneDNN prepares code for each new size, so sizes that change in every step come in multiples of this
 
 
@@ -169,7 +170,9 @@ class _Padded:
 
 def _worthwhile(a: Tensor, b: Tensor) -> bool:
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    return m * k * n >= WORTHWHILE and min(m, k, n) >= BLOCK and blockwise(a)
+    large = m * k * n >= WORTHWHILE and min(m, k, n) >= BLOCK
+    # oneDNN has a turned left matrix copied first, which takes longer than it gains where the matrix leaves the cache
+    return large and blockwise(a) and (m * k <= TURNED or a.is_contiguous())
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

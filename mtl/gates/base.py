@@ -14,6 +14,7 @@ from mtl.functional import at_least_float32, entropy, stacked_affine
 from mtl.parallel import batch_mean
 from mtl.types import InputSpec, Routing, require
 
+JOINED = 1024  # logits
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
 
 
@@ -77,10 +78,12 @@ class Gate(nn.Module):
     def affines(self, x: Tensor | None, names: Sequence[str], tasks: list[int] | None) -> list[Tensor]:
         """Return ``affine`` of each name, samples last: ``[T, ..., B]``, of one sample where the gate is static.
 
-        One product computes them all.
+        One product computes them all, unless to join the parameters would take longer than it saves.
         """
         pairs = [self._affine_parameters(name, tasks) for name in names]
         biases = [bias for _, bias in pairs]
+        if sum(bias.numel() for bias in biases) > JOINED:
+            return [stacked_affine(x, weight, bias, samples_last=True) for weight, bias in pairs]
         weights = [weight.flatten(0, -2) for weight, _ in pairs if weight is not None]
         weight = torch.cat(weights) if weights else None
         together = stacked_affine(x, weight, torch.cat([bias.flatten() for bias in biases]), samples_last=True)

@@ -6,7 +6,7 @@ still in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -116,10 +116,12 @@ class _DSelectRoute(torch.autograd.Function):
             codes[0][part] = 1
             for place in range(m):
                 pairs = codes[place + 1][part].view(-1, k, 2**place, 2, rows)
-                torch.mul(codes[place][part], _step(1 - s[part, :, place, None]), out=pairs[:, :, :, 0])
-                torch.mul(codes[place][part], _step(s[part, :, place, None]), out=pairs[:, :, :, 1])
+                _into(pairs[:, :, :, 0], torch.mul, codes[place][part], _step(1 - s[part, :, place, None]))
+                _into(pairs[:, :, :, 1], torch.mul, codes[place][part], _step(s[part, :, place, None]))
             v = codes[m][part][:, :, :experts]
-            torch.sum(v * mix[part][:, :, None], 1, out=weights[part])
+            torch.mul(v[:, 0], mix[part, 0, None], out=weights[part])
+            for selector in range(1, k):
+                weights[part].addcmul_(v[:, selector], mix[part, selector, None])
             log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
             torch.sum(log * v, (1, 2), out=entropies[part])
         ctx.save_for_backward(s, mix, logs, *codes)
@@ -137,7 +139,7 @@ class _DSelectRoute(torch.autograd.Function):
             g = torch.zeros_like(codes[-1][part])
             v, grad = codes[-1][part][:, :, : ctx.experts], g[:, :, : ctx.experts]
             if grad_weights is not None:
-                torch.mul(mix[part][:, :, None], grad_weights[part][:, None], out=grad)
+                _into(grad, torch.mul, mix[part][:, :, None], grad_weights[part][:, None])
                 torch.sum(v * grad_weights[part][:, None], 2, out=grad_mix[part])
             if grad_v is not None:
                 grad += grad_v[part]
@@ -145,10 +147,18 @@ class _DSelectRoute(torch.autograd.Function):
                 grad -= _entropy_slope(v, logs[part]).mul_(grad_entropies[part][:, None, None])
             for place in reversed(range(len(codes) - 1)):
                 zero, one = g.view(*g.shape[:2], 2**place, 2, -1).unbind(3)
-                torch.sum((one - zero).mul_(codes[place][part]), 2, out=grad_bits[part, :, place])
+                _into(grad_bits[part, :, place], torch.sum, (one - zero).mul_(codes[place][part]), 2)
                 here = s[part, :, place, None]
                 g = (zero * _step(1 - here)).addcmul_(one, _step(here))
         return _through_step(grad_bits, s, ctx.gamma), grad_mix, None, None
+
+
+def _into(out: Tensor, function: Callable[..., Tensor], *arguments: Any) -> None:
+    """Write a result into a part of a tensor; torch cannot compile ``out=`` of a part that has gaps."""
+    if torch.compiler.is_compiling():
+        out.copy_(function(*arguments))
+    else:
+        function(*arguments, out=out)
 
 
 def _parts(tasks: Tensor, numbers: int) -> Iterator[slice]:
@@ -186,16 +196,16 @@ def _descend(nodes: Tensor, left: Tensor, right: Tensor) -> None:
     """Fill ``nodes [t, 2E-1, K, B]`` from the shares ``[t, E-1, K, B]`` that go left and right at the splits."""
     nodes[:, 0] = 1
     for here, to_left, to_right in _levels(left.shape[1]):
-        torch.mul(nodes[:, here], left[:, here], out=nodes[:, to_left])
-        torch.mul(nodes[:, here], right[:, here], out=nodes[:, to_right])
+        _into(nodes[:, to_left], torch.mul, nodes[:, here], left[:, here])
+        _into(nodes[:, to_right], torch.mul, nodes[:, here], right[:, here])
 
 
 def _ascend(g: Tensor, nodes: Tensor, left: Tensor, right: Tensor, grad: Tensor) -> None:
     """From the gradients ``g`` of the leaves fill in those of the other nodes, and ``grad`` of S at the splits."""
     for here, to_left, to_right in reversed(list(_levels(left.shape[1]))):
-        torch.sub(g[:, to_left], g[:, to_right], out=grad[:, here])
+        _into(grad[:, here], torch.sub, g[:, to_left], g[:, to_right])
         grad[:, here].mul_(nodes[:, here])
-        torch.mul(g[:, to_left], left[:, here], out=g[:, here])
+        _into(g[:, here], torch.mul, g[:, to_left], left[:, here])
         g[:, here].addcmul_(g[:, to_right], right[:, here])
 
 

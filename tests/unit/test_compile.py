@@ -47,6 +47,7 @@ def results(net: MMoE) -> list[Tensor]:
     return [*output.predictions.values(), *(parameter.grad for parameter in net.parameters())]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # inside torch's compiler
 @pytest.mark.parametrize("gate", BREAKS, ids=[gate.__name__ for gate in BREAKS])
 def test_graph_breaks_and_numbers(gate: type[Gate]) -> None:
     torch._dynamo.reset()
