@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
-TURNED = 2**21  # numbers
+TURNED = 2**21  # numbers in a transposed left matrix, up to which oneDNN, which copies it first, still gains
 BLOCK = 16  # rows: oneDNN prepares code for each new size, so sizes that change in every step come in multiples of this
 
 
@@ -24,6 +24,11 @@ def _onednn() -> Any:
     fits = available and torch.backends.cpu.get_cpu_capability() == "AVX512"
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if fits else None
     if operator is None:
+        return None
+    one = torch.ones(1, 1)
+    try:  # it is torch's own business, and may look different in another version
+        operator.default(one, one, one[0], "relu", [], "")
+    except (RuntimeError, TypeError):
         return None
     register_flop_formula(operator)(_flops)
     return operator.default
@@ -171,7 +176,6 @@ class _Padded:
 def _worthwhile(a: Tensor, b: Tensor) -> bool:
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
     large = m * k * n >= WORTHWHILE and min(m, k, n) >= BLOCK
-    # oneDNN has a turned left matrix copied first, which takes longer than it gains where the matrix leaves the cache
     return large and blockwise(a) and (m * k <= TURNED or a.is_contiguous())
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from callbacks.routing_monitor import RoutingMonitor
 from mtl import build
 from mtl.types import InputError
 from tests.conftest import ROOT
@@ -108,3 +109,19 @@ def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=1")
     run(cfg)
     assert OmegaConf.load(tmp_path / "config.yaml") == OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+
+
+def test_compiling_takes_one_way_of_execution(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "compile=true", "network.execution=auto")
+    with pytest.raises(InputError, match=r"compile=true with network.execution=auto.*use network.execution=dense"):
+        build.check_options(cfg)
+    cfg.network.execution = "dense"
+    build.check_options(cfg)
+
+
+def test_callbacks_keep_only_the_hooks_of_a_step_that_they_use(tmp_path: Path) -> None:
+    trainer = build.build_trainer(compose_small(tmp_path))
+    monitor = next(callback for callback in trainer.callbacks if isinstance(callback, RoutingMonitor))
+    assert callable(monitor.on_train_batch_end)
+    assert not callable(monitor.on_before_zero_grad)
+    assert callable(monitor.on_fit_start)  # not of a step

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtl import products
+from mtl import compat, products
 from mtl.products import choose_variant, grouped_outer, grouped_product, product
 
 COUNTS = {
@@ -86,6 +90,28 @@ def test_onednn_is_used_counted_and_can_be_switched_off() -> None:
     with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
         close(product(a, b), a @ b)
     assert "mkldnn._linear_pointwise" not in str(counter.get_flop_counts()["Global"])
+
+
+def test_freed_memory_is_kept_and_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
+    program = """
+import resource, sys, torch
+from mtl import compat
+if sys.argv[1] == "keep":
+    compat.keep_freed_memory()
+for number in range(60):
+    if number == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**20 + number) for _ in range(12)]
+    del tensors
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    runs = [[sys.executable, "-c", program, way] for way in ("keep", "default")]
+    kept, default = (int(subprocess.run(run, check=True, capture_output=True, text=True).stdout) for run in runs)
+    if platform.libc_ver()[0] == "glibc":
+        assert kept < default / 5
+    monkeypatch.setattr(compat.ctypes, "CDLL", lambda name: object())
+    compat.keep_freed_memory()
 
 
 def test_half_precision_takes_torchs_product() -> None:
