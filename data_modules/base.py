@@ -57,7 +57,7 @@ class TrainingSampler(Sampler[Tensor]):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         batches = torch.randperm(self.num_rows, generator=generator).split(self.size)
         for batch in batches[done : len(self)]:
-            yield batch.tensor_split(self.world_size)[self.rank]
+            yield batch if self.world_size == 1 else batch.tensor_split(self.world_size)[self.rank]
 
 
 class EvaluationSampler(Sampler[Tensor]):

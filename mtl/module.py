@@ -52,6 +52,13 @@ class MultiTaskModule(LightningModule):
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook it calls 40 times in a step, and torch would look for parameters in it each time
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         output: NetworkOutput = self.network(inputs, tasks)
         return output

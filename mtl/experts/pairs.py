@@ -22,12 +22,15 @@ class Pairs:
         used = self._nonzero.any(1).t()  # [E, B]
         counts = used.sum(1).tolist()
         self.counts = [-(-count // block) * block if count >= 2 * block else count for count in counts]
-        self._starts = [sum(self.counts[:e]) for e in range(len(counts) + 1)]
-        starts = torch.tensor(self._starts[:-1], device=weights.device)
-        self._number = used.cumsum(1).add_(starts[:, None] - 1)  # [E, B]: which pair it is
-        expert, inside = used.nonzero(as_tuple=True)
-        self.sample = torch.zeros(self._starts[-1], dtype=torch.int64, device=weights.device)
-        self.sample[self._number[expert, inside]] = inside
+        expert, sample = used.nonzero(as_tuple=True)
+        place = torch.arange(len(sample), device=weights.device)
+        if self.counts != counts:
+            added = torch.tensor(self.counts).cumsum(0) - torch.tensor(counts).cumsum(0)  # up to and with each expert
+            place += added.roll(1).index_fill_(0, torch.tensor([0]), 0).to(place.device)[expert]
+        self.sample = torch.zeros(sum(self.counts), dtype=torch.int64, device=weights.device)
+        self.sample[place] = sample
+        self._number = place.new_empty(used.shape)  # [E, B]: which pair it is, where it is one
+        self._number[expert, sample] = place
 
     @cached_property
     def expert(self) -> Tensor:
