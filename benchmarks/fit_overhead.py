@@ -8,6 +8,7 @@ such a fit of 800 steps, logging included.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 import time
@@ -80,6 +81,7 @@ def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None
         cfg.label, cfg.paths.run_dir = "benchmark", str(folder)
     trainer = build.build_trainer(cfg)
     trainer.callbacks.append(clock)
+    gc.freeze()  # as train.py does
     trainer.fit(module, datamodule=data)
 
 
