@@ -45,9 +45,15 @@ def main() -> None:
             command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(given.out / str(time))]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             print(f"{name}: {time + 1} of {given.times}", flush=True)
+    (given.out / "speed.md").write_text(joined(given.out, given.names, given.times))
+    print(given.out / "speed.md")
+
+
+def joined(folder: Path, names: list[str], times: int) -> str:
+    """Return the tables of ``folder/0``, ``folder/1``, ... as one text."""
     texts = []
-    for name in given.names:
-        tables = [json.loads((given.out / str(time) / f"{name}.json").read_text()) for time in range(given.times)]
+    for name in names:
+        tables = [json.loads((folder / str(time) / f"{name}.json").read_text()) for time in range(times)]
         rows = list(zip(*(table["rows"] for table in tables), strict=True))
         columns = list(dict.fromkeys(column for group in rows for column in group[0]))
         lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
@@ -56,8 +62,7 @@ def main() -> None:
         ]
         notes = [merged([table["notes"][place] for table in tables]) for place in range(len(tables[0]["notes"]))]
         texts.append("\n".join([f"## {tables[0]['title']} (`{name}.py`)", "", *notes, "", *lines, ""]))
-    (given.out / "speed.md").write_text("\n".join(texts))
-    print(given.out / "speed.md")
+    return "\n".join(texts)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def keep_freed_memory() -> None:
     """Let this process keep memory that it frees, for the next step to take; do nothing without glibc.
 
     By default each tensor of a few megabytes is a new mapping, whose pages the system clears at first touch: a
-    fifth of a training step on a CPU. Tensors of 256 MiB and more are still returned.
+    fifth of a training step on a CPU. Tensors of 256 MiB and more are still returned; for the rest a process stays as
+    large as it was at its largest.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -23,10 +23,7 @@ class StackedConv(nn.Module):
     compute this class has too. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
 
     On a CPU the first layer, whose input all experts share, is one product of patches for all experts; later layers
-    are convolved expert by expert; pooling is a maximum of slices, and comes before relu, which changes nothing.
-    Forward and backward of 16 Multi-MNIST experts on 512 images, in units of separate modules
-    (benchmarks/conv_experts.py): this 0.59, with 4 of 16 experts per image 0.19, a loop in channels-last layout 1.0,
-    grouped convolution 1.6.
+    are convolved expert by expert, with the channels last in memory. benchmarks/conv.py compares other ways.
     """
 
     def __init__(
