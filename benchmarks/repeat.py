@@ -23,7 +23,7 @@ def merged(values: list[Any]) -> str:
     if any(value is None for value in values):
         return "-"
     if all(value == values[0] for value in values):
-        return str(values[0])
+        return f"{values[0]:.3g}" if isinstance(values[0], float) else str(values[0])
     share = all(isinstance(value, str) and value.endswith("%") for value in values)
     if share:
         values = [float(value.rstrip("%")) for value in values]
