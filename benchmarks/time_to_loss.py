@@ -107,7 +107,7 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
     from LibMTL.trainer import Trainer as TheirTrainer
     from LibMTL.weighting import EW
 
-    class Loss(AbsLoss):  # type: ignore[misc]  # it has no types
+    class Loss(AbsLoss):
         """The task's weighted mean over labelled rows; the average over batches counts these rows."""
 
         def __init__(self, task: TaskSpec) -> None:
@@ -126,7 +126,7 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
             self.average = float(super()._average_loss())
             return self.average
 
-    class NoMetric(AbsMetric):  # type: ignore[misc]
+    class NoMetric(AbsMetric):
         def update_fun(self, prediction: Tensor, target: Tensor) -> None:
             pass
 
@@ -161,12 +161,12 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
             batch: Batch = self.rows.select(next(self._order))
             return torch.stack([batch.inputs["user"], batch.inputs["item"]], 1), batch.targets
 
-    class Network(DSelect_k):  # type: ignore[misc]
+    class Network(DSelect_k):
         """Theirs, with the embeddings before it."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            sizes = [data.spec.inputs[name].size for name in ("user", "item")]  # type: ignore[union-attr]
+            sizes = [data.spec.inputs[name].size for name in ("user", "item")]
             self.tables = nn.ModuleList(nn.Embedding(size, 128) for size in sizes)
             for table in self.tables:
                 nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)  # as ours
@@ -178,7 +178,7 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
             x = torch.cat([table(ids[:, place]) for place, table in enumerate(self.tables)], -1)
             return {name: value.squeeze(-1) for name, value in super().forward(x, task_name).items()}
 
-    class OnCpu(TheirTrainer):  # type: ignore[misc]
+    class OnCpu(TheirTrainer):
         device = property(lambda self: torch.device("cpu"), lambda self, value: None)  # theirs is always cuda:0
 
         def test(self, *args: Any, **kwargs: Any) -> None:

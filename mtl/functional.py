@@ -132,35 +132,6 @@ def keep_mask(key: Key, rows: Tensor, width: int, p: float, dtype: torch.dtype =
     return noise[:, :width].to(dtype)
 
 
-def relu_dropout(x: Tensor, p: float, training: bool, key: Key | None = None, rows: Tensor | None = None) -> Tensor:
-    """Return dropout(relu(x)) with drop probability ``p``; ``x [..., H]``.
-
-    ``key`` and ``rows`` (ids of the rows of x, int64; default 0, 1, ...) choose the mask: see ``keep_mask``.
-    """
-    if not training or p == 0.0:
-        return F.relu(x)
-    if rows is None:
-        rows = torch.arange(x[..., 0].numel(), device=x.device)
-    return apply(_ReluDropout, x, p, draw_key() if key is None else key, rows.flatten())
-
-
-class _ReluDropout(torch.autograd.Function):
-    """Fuse relu and dropout; the output alone is saved, since it is positive just where the gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, key: Key, rows: Tensor) -> Tensor:
-        ctx.scale = keep_scale(p)
-        y = x.relu().mul_(keep_mask(key, rows, x.shape[-1], p, x.dtype).view_as(x)).mul_(ctx.scale)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (y,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None, None, None
-
-
 def _levels(p: float) -> tuple[int, int]:
     """Return of how many equally likely noise values how many drop an element."""
     levels = 256 if (p * 256).is_integer() else 65536

@@ -172,7 +172,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: 
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of x, weight and bias from ``grad [B, E, H]`` of the affine maps."""
     if x.dim() == 2:
-        flat = grad.view(len(grad), -1)
+        flat = grad.reshape(len(grad), -1)  # what comes from another layer may lie expert by expert
         grad_weight = product(flat.t(), x).view_as(weight)
         grad_x = product(flat, weight.flatten(0, 1)) if needs_x else None
     else:

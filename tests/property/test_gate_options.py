@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtl.functional import relu_dropout, smooth_step
+from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, Gate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
+from tests.dropout import relu_dropout
 from tests.gate_cases import CASES, GateCase, harden, route
 
 modest = settings(derandomize=True, deadline=None, max_examples=30)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtl.functional import relu_dropout, smooth_step
+from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, TopKGate
+from tests.dropout import relu_dropout
 from tests.gate_cases import CASES, harden, route
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)

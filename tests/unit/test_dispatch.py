@@ -12,7 +12,7 @@ from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.kernels import mix
 from mtl.experts.pairs import Pairs
-from mtl.functional import keep_mask, relu_dropout
+from mtl.functional import keep_mask
 from mtl.gates import (
     CometGate,
     DSelectKGate,
@@ -28,6 +28,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.permutation import Permutation
 from mtl.types import Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
+from tests.dropout import relu_dropout
 
 EXPERTS, WIDTH = 8, 5
 SPEC = DataSpec(
@@ -103,7 +104,7 @@ def test_no_weight_at_all() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_mixture_equals_autograd(p: float) -> None:
-    """The fused function against relu_dropout and matmul, differentiated by torch's autograd where it can."""
+    """The fused function against einsum and a mask, differentiated by torch's autograd where it can."""
     torch.manual_seed(0)
     layer = StackedDense(EXPERTS, 6, [7, WIDTH], p).double()
     x = torch.randn(11, 6, dtype=torch.float64)

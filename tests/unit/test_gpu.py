@@ -45,7 +45,7 @@ def batch(rows: int) -> Batch:
 @pytest.mark.parametrize("gate", [SoftmaxGate, CometGate])
 def test_a_dense_step_never_waits_for_the_device(gate: type[Gate]) -> None:
     module = MultiTaskModule(network(gate, "dense"), SPEC.tasks, partial(torch.optim.Adam, fused=True)).cuda()
-    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    module.log = lambda *args, **kwargs: None
     optimizer, rows = module.configure_optimizers(), batch(256)
 
     def step() -> None:
