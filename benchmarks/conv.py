@@ -89,8 +89,9 @@ def main() -> None:
     }
     for k in (4, 8, 10, 12):
         chosen = torch.rand(ROWS, 1, EXPERTS)
-        pairs = Pairs((chosen >= chosen.topk(k, -1).values[..., -1:]).float(), BLOCK)
-        contenders[f"ours, sparse {k} of 16"] = partial(stacked.on_pairs, pairs=pairs)
+        weights = (chosen >= chosen.topk(k, -1).values[..., -1:]).float()
+        pairs = Pairs(weights, BLOCK)
+        contenders[f"ours, sparse {k} of 16"] = partial(stacked.pairs_mixture, weights=weights, pairs=pairs)
         if k == 4:
             contenders["separate modules, 4 of 16"] = partial(on_subsets, modules, pairs)
 

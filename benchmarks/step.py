@@ -147,10 +147,10 @@ def training(network: nn.Module, rows: int, fused: bool, half: bool = False) -> 
     module = MultiTaskModule(network, SPEC.tasks, partial(torch.optim.Adam, lr=1e-4, fused=fused))
     module.log = lambda *args, **kwargs: None  # there is no trainer to log to
     optimizer = module.configure_optimizers()
+    network.train()
 
     def step() -> None:
         targets = {"watch": torch.randint(2, (rows,)).float(), "rating": torch.rand(rows)}
-        network.train()
         with torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=half):
             loss = module.training_step(Batch(ids(rows), targets), 0)["loss"]
         optimizer.zero_grad()
@@ -162,10 +162,10 @@ def training(network: nn.Module, rows: int, fused: bool, half: bool = False) -> 
 
 def inference(network: nn.Module, rows: int, chunk: int | None) -> Callable[[], object]:
     """Return a function that predicts a random batch; ``chunk``: so many rows at a time, by the caller."""
+    network.eval()
 
     def predict() -> None:
         inputs = ids(rows)
-        network.eval()
         with torch.no_grad():
             for start in range(0, rows, chunk or rows):
                 network({name: value[start : start + (chunk or rows)] for name, value in inputs.items()})

@@ -111,21 +111,24 @@ def keep_mask(key: Key, rows: Tensor, width: int, p: float, dtype: torch.dtype =
     """Return a dropout mask ``[N, width]``: 1 where an element is kept, else 0.
 
     Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone: whoever computes only some of
-    the rows gets the same mask for them. One 64-bit hash (splitmix64: Steele et al. 2014) decides eight elements
-    with a byte each, or four with two bytes where ``p`` is no multiple of 1/256; p is exact to 2^-16. Drawing a
-    float per element instead would cost as much as a network's matrix products.
+    the rows gets the same mask for them. A 64-bit hash (splitmix64: Steele et al. 2014) decides 64 elements with a bit
+    each where ``p`` is 1/2, else eight with a byte each, or four with two bytes where ``p`` is no multiple of 1/256;
+    p is exact to 2^-16. Drawing a float per element instead would cost as much as a network's matrix products.
     """
     levels, threshold = _levels(p)
-    words = -(-width * (1 if levels == 256 else 2) // 8)
+    halves = 2 * threshold == levels
+    words = -(-width // (64 if halves else 8 if levels == 256 else 4))
     z = (rows[:, None] * words + torch.arange(words, device=rows.device)).mul_(_GOLDEN).add_(key)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))  # int64 shifts in copies of the sign
         if factor is not None:
             z.mul_(factor)
+    if halves:
+        numbers = torch.arange(256, device=rows.device)
+        bits = (numbers[:, None] >> numbers[:8] & 1).to(dtype)  # [256, 8]: those of each byte
+        return bits.index_select(0, z.view(torch.uint8).flatten().int()).view(len(z), 64 * words)[:, :width]
     # noise >= threshold as integer arithmetic, which the CPU does for many elements at once: a comparison it does not
-    if 2 * threshold == levels == 256:
-        noise = z.view(torch.uint8) >> 7
-    elif levels == 256:
+    if levels == 256:
         noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8
     else:
         noise = (z.view(torch.int16).to(torch.int32).bitwise_and_(levels - 1)).add_(levels - threshold) >> 16

@@ -51,7 +51,7 @@ def blockwise(like: Tensor) -> bool:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """Return ``a [M, K] @ b [K, N] + bias [N]``, ``[M, N]``, negative numbers replaced by 0 with ``relu``."""
-    if _worthwhile(a, b):
+    if blockwise(a) and _large(a, b):
         return _call(a, b, bias, relu)
     result = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
     return result.relu_() if relu else result
@@ -59,10 +59,10 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False
 
 def products(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """Return ``a [E, M, K] @ b [E, K, N] + bias [E, N]``, ``[E, M, N]``, negative ones replaced by 0 with ``relu``."""
-    if len(a) and _worthwhile(a[0], b[0]):
-        biases = [None] * len(a) if bias is None else bias.unbind()
-        parts = zip(a.unbind(), b.unbind(), biases, strict=True)
-        return torch.stack([_call(*part, relu) for part in parts])
+    if len(a) and blockwise(a) and _large(a[0], b[0]):
+        result = a.new_empty(len(a), a.shape[1], b.shape[2])
+        _one_by_one(result.unbind(), a.unbind(), b.unbind(), bias, relu)
+        return result
     result = torch.bmm(a, b)
     if bias is not None:
         result.add_(bias[:, None])
@@ -79,13 +79,9 @@ def grouped_product(
     """
     variant = variant or choose_variant(a, b.shape[2], counts)
     if variant == "segments":
-        biases = [None] * len(counts) if bias is None else bias.unbind()
-        parts = [
-            product(rows, matrix, offset, relu)
-            for rows, matrix, offset in zip(torch.split(a, counts), b.unbind(), biases, strict=True)
-            if len(rows)
-        ]
-        return torch.cat(parts) if parts else a.new_empty(0, b.shape[2])
+        result = a.new_empty(len(a), b.shape[2])
+        _one_by_one(torch.split(result, counts), torch.split(a, counts), b.unbind(), bias, relu)
+        return result
     if variant == "padded":
         layout = _Padded(counts, a.device)
         # the matrices to the left: a third faster, with few columns to the right
@@ -111,9 +107,31 @@ def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None =
         for rows, group in layout.beyond:
             result[group].addmm_(a[rows].t(), b[rows])
         return result
-    nothing = a.new_zeros(a.shape[1], b.shape[1])
-    pairs = zip(torch.split(a, counts), torch.split(b, counts), strict=True)
-    return torch.stack([product(left.t(), right) if len(left) else nothing for left, right in pairs])
+    result = a.new_empty(len(counts), a.shape[1], b.shape[1])
+    _one_by_one(result.unbind(), torch.split(a.t(), counts, 1), torch.split(b, counts))
+    return result
+
+
+def _one_by_one(
+    results: Sequence[Tensor],
+    left: Sequence[Tensor],
+    right: Sequence[Tensor],
+    bias: Tensor | None = None,
+    relu: bool = False,
+) -> None:
+    """Write the products of several pairs of matrices, as ``product`` has them, into ``results``.
+
+    Each is copied to its place while it is in the cache: joined in the end, they would come from memory again.
+    """
+    biases: Sequence[Tensor | None] = [None] * len(results) if bias is None else bias.unbind()
+    fast = blockwise(results[0])
+    for result, a, b, offset in zip(results, left, right, biases, strict=True):
+        if fast and _large(a, b):
+            result.copy_(_call(a, b, offset, relu))
+            continue
+        torch.mm(a, b, out=result) if offset is None else torch.addmm(offset, a, b, out=result)
+        if relu:
+            result.relu_()
 
 
 def choose_variant(a: Tensor, width: int, counts: Sequence[int]) -> str:
@@ -173,10 +191,10 @@ class _Padded:
         return result.view(self.groups, self.size, -1)
 
 
-def _worthwhile(a: Tensor, b: Tensor) -> bool:
-    m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    large = m * k * n >= WORTHWHILE and min(m, k, n) >= BLOCK
-    return large and blockwise(a) and (m * k <= TURNED or a.is_contiguous())
+def _large(a: Tensor, b: Tensor) -> bool:
+    """Say whether the product of ``a`` and ``b`` is worth a call of oneDNN."""
+    (m, k), n = a.shape, b.shape[1]
+    return m * k * n >= WORTHWHILE and min(m, k, n) >= BLOCK and (m * k <= TURNED or a.is_contiguous())
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

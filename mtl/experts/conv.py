@@ -80,14 +80,14 @@ class StackedConv(nn.Module):
         """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, C, H, W]``."""
         return self.dense.mixture(self._features(x, subset), weights, subset, keys)
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
-        """Map ``x [B, C, H, W]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
+    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
+        """Return ``mixture`` by ``weights [B, T, E]`` from the outputs on their ``pairs`` alone."""
         samples = torch.split(pairs.sample, pairs.counts)
         x, kernels = x.permute(0, 2, 3, 1).contiguous(), self._kernels()  # channels last, also after indexing
         # experts without samples are convolved too, on none: under DDP every parameter takes part
         images = [x.index_select(0, rows).permute(0, 3, 1, 2) for rows in samples]
         parts = [self._convolve(some, kernels[expert], 0) for expert, some in enumerate(images)]
-        return self.dense.through(torch.cat(parts), pairs, keys)
+        return self.dense.gathered_mixture(torch.cat(parts), weights, pairs, keys)
 
     def _features(self, x: Tensor, subset: Sequence[int] | None) -> Tensor:
         """Return what the convolutions make of ``x``, flattened, ``[B, E, F]``."""

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.kernels import grouped_linear_relu_dropout, linear_relu_dropout, linear_relu_dropout_mix, mix
+from mtl.experts.kernels import (
+    grouped_linear_relu_dropout,
+    grouped_linear_relu_dropout_mix,
+    linear_relu_dropout,
+    linear_relu_dropout_mix,
+    mix,
+    mix_pairs,
+    stacked_linear,
+)
 from mtl.experts.pairs import Pairs
 from mtl.functional import Key, draw_key
 from mtl.types import require
@@ -29,7 +37,7 @@ class StackedLinear(nn.Module):
         weight, bias = self.parameters_of(subset)
         if x.dim() == 2:  # one product for all experts, and no transposition before the mixture
             return F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), *bias.shape)
-        return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return stacked_linear(x, weight, bias)
 
     def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the experts in ``subset`` (None: all)."""
@@ -43,7 +51,7 @@ class StackedDense(nn.Module):
 
     With no units the experts pass their input on; ``output_dim`` says how wide the result is. There are three ways
     to compute, with equal results: all outputs (``forward``), their mixture without keeping more than it needs
-    (``mixture``), and some outputs (``on_pairs``). Equal ``keys`` give equal dropout masks in all of them.
+    (``mixture``), and that from some outputs (``pairs_mixture``). Equal ``keys`` give equal dropout masks in all.
     """
 
     def __init__(self, num_experts: int, input_dim: int, units: Sequence[int], dropout: float = 0.0) -> None:
@@ -79,19 +87,22 @@ class StackedDense(nn.Module):
         p = self.dropout if self.training else 0.0
         return linear_relu_dropout_mix(x, weight, bias, weights, p, keys[-1], self._rows(len(x), subset, x.device))
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
-        """Map ``x [B, D]`` to ``[P, H]``, the outputs for ``pairs`` alone."""
-        return self.through(x.index_select(0, pairs.sample), pairs, keys)
+    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
+        """Return ``mixture`` by ``weights [B, T, E]`` from the outputs on their ``pairs`` alone."""
+        return self.gathered_mixture(x.index_select(0, pairs.sample), weights, pairs, keys)
 
-    def through(self, x: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
-        """Map ``x [P, D]``, the inputs of ``pairs``, to their outputs ``[P, H]``."""
+    def gathered_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
+        """Return ``pairs_mixture`` where ``x [P, D]`` are already the inputs of the pairs."""
         keys = self.draw_keys() if keys is None else keys
         p = self.dropout if self.training else 0.0
         rows = pairs.sample * self.num_experts + pairs.expert if p > 0 else pairs.sample  # the ids choose the mask
-        for place, key in enumerate(keys):
+        for place, key in list(enumerate(keys))[:-1]:
             weight, bias = self._layer(place).parameters_of(None)
             x = grouped_linear_relu_dropout(x, weight, bias, pairs.counts, p, key, rows)
-        return x
+        if not self.layers:
+            return mix_pairs(x, weights, pairs)
+        weight, bias = self._layer(-1).parameters_of(None)
+        return grouped_linear_relu_dropout_mix(x, weight, bias, weights, pairs, p, keys[-1], rows)
 
     def _layer(self, place: int) -> StackedLinear:
         layer = self.layers[place]
@@ -109,7 +120,7 @@ class StackedDense(nn.Module):
         return x
 
     def _rows(self, num_samples: int, subset: Sequence[int] | None, device: torch.device) -> Tensor:
-        """Return the ids ``[B, E]`` of all pairs, as ``on_pairs`` has them."""
+        """Return the ids ``[B, E]`` of all pairs, as ``pairs_mixture`` has them."""
         if subset is None:
             return torch.arange(num_samples * self.num_experts, device=device).view(num_samples, self.num_experts)
         experts = torch.tensor(list(subset), dtype=torch.int64, device=device)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mtl.experts.kernels import mix_pairs
 from mtl.experts.pairs import Pairs
 from mtl.functional import Key
 from mtl.products import BLOCK, blockwise
@@ -33,7 +32,7 @@ class Experts(Protocol):
         self, x: Tensor, weights: Tensor, subset: list[int] | None = None, keys: list[Key] | None = None
     ) -> Tensor: ...
 
-    def on_pairs(self, x: Tensor, pairs: Pairs, keys: list[Key] | None = None) -> Tensor: ...
+    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: list[Key] | None = None) -> Tensor: ...
 
 
 class Dispatch(nn.Module):
@@ -86,7 +85,7 @@ class Dispatch(nn.Module):
             used = (weights != 0).any(0).nonzero().flatten().tolist()
             return experts.mixture(x, weights[:, used], used, keys)
         pairs = Pairs(weights.detach(), BLOCK if blockwise(x) else 1)
-        return mix_pairs(experts.on_pairs(x, pairs, keys), weights, pairs)
+        return experts.pairs_mixture(x, weights, pairs, keys)
 
     def _is_sparse(self, routing: Routing) -> bool:
         if self.execution == "dense" or not routing.exact_zeros:

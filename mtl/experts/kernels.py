@@ -23,6 +23,14 @@ def mix(outputs: Tensor, weights: Tensor) -> Tensor:
     return torch.matmul(weights.to(outputs.dtype), outputs)
 
 
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply E affine maps, each to its own of ``x [B, E, D]``; ``weight [E, H, D]``, ``bias [E, H]``: ``[B, E, H]``."""
+    x, weight, bias = _same_dtype(x, weight, bias)
+    if weight.shape[1] == 1 and not torch.compiler.is_compiling():
+        return apply(_OneUnit, x, weight, bias)
+    return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+
 def linear_relu_dropout(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> Tensor:
     """Apply E affine maps, each followed by relu and dropout with drop probability ``p``; returns ``[B, E, H]``.
 
@@ -53,12 +61,36 @@ def grouped_linear_relu_dropout(
     return apply(_GroupedLinearReluDropout, x, weight, bias, list(counts), p, key, rows)
 
 
+def grouped_linear_relu_dropout_mix(
+    x: Tensor, weight: Tensor, bias: Tensor, weights: Tensor, pairs: Pairs, p: float, key: Key, rows: Tensor
+) -> Tensor:
+    """Return the mixture ``[B, T, H]`` of ``grouped_linear_relu_dropout`` on ``pairs``: see ``mix_pairs``."""
+    x, weight, bias, weights = _same_dtype(x, weight, bias, weights)
+    return apply(_GroupedLinearReluDropoutMix, x, weight, bias, weights, pairs, p, key, rows)
+
+
 def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
     """Mix the ``outputs [P, H]`` of ``pairs`` by the ``weights [B, T, E]`` they were made of into ``[B, T, H]``.
 
     The weights that are 0 get no gradient.
     """
     return apply(_MixPairs, outputs, weights.to(outputs.dtype), pairs)
+
+
+class _OneUnit(torch.autograd.Function):
+    """Maps to one number each: as matrix products of one column, their gradients take twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad_x = (grad.transpose(0, 1) * weight).transpose(0, 1) if ctx.needs_input_grad[0] else None
+        return grad_x, (x * grad).sum(0)[:, None], grad.sum(0)
 
 
 class _LinearReluDropout(torch.autograd.Function):
@@ -109,11 +141,9 @@ class _GroupedLinearReluDropout(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: Key, rows: Tensor
     ) -> Tensor:
-        ctx.scale = 1.0
-        h = grouped_product(x, weight.transpose(1, 2), counts, bias, relu=True)
+        h, ctx.scale = _grouped_forward(x, weight, bias, counts, p, key, rows)
         if p > 0:
-            ctx.scale = keep_scale(p)
-            h.mul_(keep_mask(key, rows, h.shape[1], p, h.dtype)).mul_(ctx.scale)
+            h.mul_(ctx.scale)
         ctx.save_for_backward(x, weight, h)
         ctx.counts = counts
         return h
@@ -125,11 +155,36 @@ class _GroupedLinearReluDropout(torch.autograd.Function):
         grad_h = torch.ops.aten.threshold_backward(grad.contiguous(), h, 0)
         if ctx.scale != 1.0:
             grad_h.mul_(ctx.scale)
-        grad_weight = grouped_outer(grad_h, x, ctx.counts)
-        grad_x = grouped_product(grad_h, weight, ctx.counts) if ctx.needs_input_grad[0] else None
-        starts = torch.tensor([0, *ctx.counts[:-1]], device=x.device).cumsum(0)
-        grad_bias = torch.embedding_bag(grad_h, torch.arange(len(grad_h), device=x.device), starts, mode=0)[0]
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        return *_grouped_backward(grad_h, x, weight, ctx.counts, ctx.needs_input_grad[0]), None, None, None, None
+
+
+class _GroupedLinearReluDropoutMix(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        weights: Tensor,
+        pairs: Pairs,
+        p: float,
+        key: Key,
+        rows: Tensor,
+    ) -> Tensor:
+        h, ctx.scale = _grouped_forward(x, weight, bias, pairs.counts, p, key, rows)
+        ctx.save_for_backward(x, weight, h, weights)
+        ctx.pairs = pairs
+        return _mix_pairs(h, weights, pairs, ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight, h, weights = ctx.saved_tensors
+        grad_h, grad_weights = _unmix_pairs(grad, h, weights, ctx.pairs, ctx.scale, ctx.needs_input_grad[3])
+        # A unit is positive just where relu and dropout let the gradient pass
+        torch.ops.aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
+        grads = _grouped_backward(grad_h, x, weight, ctx.pairs.counts, ctx.needs_input_grad[0])
+        return *grads, grad_weights, None, None, None, None
 
 
 class _MixPairs(torch.autograd.Function):
@@ -137,23 +192,56 @@ class _MixPairs(torch.autograd.Function):
     def forward(ctx: Any, outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
         ctx.save_for_backward(outputs, weights)
         ctx.pairs = pairs
-        entries = pairs.by_output
-        num_samples, num_tasks, _ = weights.shape
-        return entries.sum(outputs, entries.weights(weights)).view(num_tasks, num_samples, -1).transpose(0, 1)
+        return _mix_pairs(outputs, weights, pairs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         outputs, weights = ctx.saved_tensors
-        entries = ctx.pairs.by_pair
-        grad = grad.transpose(0, 1).flatten(0, 1)  # [T B, H]
-        grad_outputs = entries.sum(grad, entries.weights(weights))
-        grad_weights = None
-        if ctx.needs_input_grad[1]:
-            products = (grad.index_select(0, entries.source) * outputs.index_select(0, entries.target)).sum(-1)
-            grad_weights = torch.zeros_like(weights)
-            grad_weights[entries.sample, entries.task, entries.expert] = products
-        return grad_outputs, grad_weights, None
+        return *_unmix_pairs(grad, outputs, weights, ctx.pairs, 1.0, ctx.needs_input_grad[1]), None
+
+
+def _mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs, scale: float = 1.0) -> Tensor:
+    """Return the mixture ``[B, T, H]``, times ``scale``; in memory it lies task by task."""
+    entries = pairs.by_output
+    num_samples, num_tasks, _ = weights.shape
+    mixed = entries.sum(outputs, entries.weights(weights).mul_(scale))
+    return mixed.view(num_tasks, num_samples, -1).transpose(0, 1)
+
+
+def _unmix_pairs(
+    grad: Tensor, outputs: Tensor, weights: Tensor, pairs: Pairs, scale: float, needs_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of ``outputs`` and ``weights`` from that of the mixture ``[B, T, H]``."""
+    entries, grad_weights = pairs.by_pair, None
+    grad = grad.transpose(0, 1).flatten(0, 1)  # [T B, H]
+    if needs_weights:
+        grad_weights = torch.zeros_like(weights)
+        products = entries.dots(grad, outputs).mul_(scale)
+        grad_weights[entries.sample, entries.task, entries.expert] = products
+    return entries.sum(grad, entries.weights(weights).mul_(scale)), grad_weights
+
+
+def _grouped_forward(
+    x: Tensor, weight: Tensor, bias: Tensor, counts: list[int], p: float, key: Key, rows: Tensor
+) -> tuple[Tensor, float]:
+    """Return relu of the maps, units dropped, ``[P, H]``, and by what those kept are still to be multiplied."""
+    h = grouped_product(x, weight.transpose(1, 2), counts, bias, relu=True)
+    if p > 0:
+        h.mul_(keep_mask(key, rows, h.shape[1], p, h.dtype))
+        return h, keep_scale(p)
+    return h, 1.0
+
+
+def _grouped_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, counts: list[int], needs_x: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias from ``grad [P, H]`` of the affine maps."""
+    grad_weight = grouped_outer(grad, x, counts)
+    grad_x = grouped_product(grad, weight, counts) if needs_x else None
+    starts = torch.tensor([0, *counts[:-1]], device=x.device).cumsum(0)
+    grad_bias = torch.embedding_bag(grad, torch.arange(len(grad), device=x.device), starts, mode=0)[0]
+    return grad_x, grad_weight, grad_bias
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> tuple[Tensor, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,14 +20,14 @@ class Pairs:
 
     def __init__(self, weights: Tensor, block: int = 1) -> None:
         self._nonzero = weights != 0
-        used = self._nonzero.any(1).t()  # [E, B]
+        used = (weights.sum(1) != 0).t()  # [E, B]; no weight is negative
         counts = used.sum(1).tolist()
         self.counts = [-(-count // block) * block if count >= 2 * block else count for count in counts]
         expert, sample = used.nonzero(as_tuple=True)
         place = torch.arange(len(sample), device=weights.device)
         if self.counts != counts:
-            added = torch.tensor(self.counts).cumsum(0) - torch.tensor(counts).cumsum(0)  # up to and with each expert
-            place += added.roll(1).index_fill_(0, torch.tensor([0]), 0).to(place.device)[expert]
+            filled = accumulate((all_ - some for all_, some in zip(self.counts, counts, strict=True)), initial=0)
+            place += torch.tensor(list(filled), device=place.device)[expert]  # how many were added before
         self.sample = torch.zeros(sum(self.counts), dtype=torch.int64, device=weights.device)
         self.sample[place] = sample
         self._number = place.new_empty(used.shape)  # [E, B]: which pair it is, where it is one
@@ -74,3 +75,12 @@ class Entries:
         if not len(self.source):
             return values.new_zeros(self.num_targets, values.shape[-1])
         return torch.embedding_bag(values, self.source, self.starts, mode=0, per_sample_weights=weights)[0]
+
+    def dots(self, sources: Tensor, targets: Tensor) -> Tensor:
+        """Return the product ``[N]`` of each source with its target, rows of ``[sources, H]`` and ``[targets, H]``."""
+        if not len(self.source):
+            return sources.new_zeros(0)
+        # What the gradient of ``sum`` to its weights is, without the two gathered copies that a product would take
+        gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
+        result: Tensor = gradient(targets, sources, self.source, self.starts, self.target, 0)
+        return result

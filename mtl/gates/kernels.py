@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from mtl.functional import ENTROPY_EPS, apply_many
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
+_THREE = torch.tensor(3.0)  # a number on the host, which any device takes without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
 
@@ -50,11 +51,13 @@ class _CometRoute(torch.autograd.Function):
                 torch.mul(s, other.mul_(6.0 / gamma), out=slope[part])
             _descend(nodes[part], left[part], right[part])
             v = _leaves(nodes[part], order)
-            u, reached = torch.add(v, LOG_EPS, out=q[part]).log_().add_(leaf[part]), v.sign()
-            # What is not reached counts neither for the largest nor for the sum. Multiplications, and no exponent below
-            # -80: comparing, filling and exponentials that underflow take many times as long
-            u.sub_((reached - 1).mul_(_HUGE).add_(u).amax((1, 2), keepdim=True))
-            u.clamp_(-80.0, 0.0).exp_().mul_(reached)
+            # exp(a + log(v + eps)) as a product. What is not reached counts neither for the largest nor for the sum.
+            # Multiplications, and no exponent below -80: comparing, filling and exponentials that underflow take many
+            # times as long
+            reached = v.sign()
+            u = torch.add(leaf[part], reached - 1, alpha=_HUGE, out=q[part])
+            u.sub_(u.amax((1, 2), keepdim=True)).clamp_(min=-80.0).exp_()
+            u.mul_(reached.mul_(LOG_EPS).add_(v))
             u.div_(u.sum((1, 2), keepdim=True))  # one softmax over all leaves of all trees
             torch.sum(u, 2, out=weights[part])
             log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
@@ -72,19 +75,19 @@ class _CometRoute(torch.autograd.Function):
         grad_split, grad_leaf, experts = torch.empty_like(left), torch.empty_like(q), q.shape[1]
         for part in _parts(q, q[0].numel()):
             g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
+            grad = g[:, experts - 1 :] if ctx.order is None else torch.empty_like(v)
             if grad_weights is None:
-                grad = grad_leaf[part].zero_().clone()
+                grad_leaf[part].zero_()
+                grad.zero_()
             else:
                 mean = (weights[part] * grad_weights[part]).sum(1, keepdim=True)
                 torch.mul(q[part], (grad_weights[part] - mean)[:, :, None], out=grad_leaf[part])
-                grad = grad_leaf[part] / (v + LOG_EPS)
+                _into(grad, torch.div, grad_leaf[part], v + LOG_EPS)
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad -= _entropy_slope(v, logs[part]).mul_(grad_entropies[part][:, None, None])
-            if ctx.order is None:
-                g[:, experts - 1 :] = grad
-            else:
+                grad.addcmul_(_entropy_slope(v, logs[part]), grad_entropies[part][:, None, None], value=-1.0)
+            if ctx.order is not None:
                 g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
             _ascend(g, nodes[part], left[part], right[part], grad_split[part])
             grad_split[part].mul_(slope[part])
@@ -144,7 +147,7 @@ class _DSelectRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad -= _entropy_slope(v, logs[part]).mul_(grad_entropies[part][:, None, None])
+                grad.addcmul_(_entropy_slope(v, logs[part]), grad_entropies[part][:, None, None], value=-1.0)
             for place in reversed(range(len(codes) - 1)):
                 zero, one = g.view(*g.shape[:2], 2**place, 2, -1).unbind(3)
                 _into(grad_bits[part, :, place], torch.sum, (one - zero).mul_(codes[place][part]), 2)
@@ -179,7 +182,7 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
 
 def _step(s: Tensor, out: Tensor | None = None) -> Tensor:
     """Return S = s^2 (3 - 2 s), as ``smooth_step`` has it; without a graph, so in place."""
-    return torch.mul(s, -2.0, out=out).add_(3.0).mul_(s).mul_(s)
+    return torch.sub(_THREE, s, alpha=2.0, out=out).mul_(s).mul_(s)
 
 
 def _through_step(grad: Tensor, s: Tensor, gamma: float) -> Tensor:

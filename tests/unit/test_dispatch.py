@@ -136,7 +136,7 @@ def test_outputs_and_pairs_agree() -> None:
     x, weights = torch.randn(10, 6), random_weights(10, 2, EXPERTS, 2)
     keys, pairs = layer.draw_keys(), Pairs(weights)
     everything = layer(x, None, keys)  # [B, E, H]
-    assert torch.allclose(layer.on_pairs(x, pairs, keys), everything[pairs.sample, pairs.expert], atol=1e-6)
+    assert torch.allclose(layer.pairs_mixture(x, weights, pairs, keys), mix(everything, weights), atol=1e-6)
     assert torch.allclose(layer(x, [4, 1], keys), everything[:, [4, 1]], atol=1e-6)
     assert torch.allclose(layer.mixture(x, weights, None, keys), mix(everything, weights), atol=1e-6)
     assert sum(pairs.counts) == len(pairs.sample) == int((weights != 0).any(1).sum())
