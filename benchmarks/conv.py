@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mtl.experts.conv import StackedConv
 from mtl.experts.conv_kernels import channels_last
 from mtl.experts.pairs import Pairs
-from mtl.products import BLOCK
 
 EXPERTS, ROWS, SIDE = 16, 512, 36
 BASELINE = "separate modules"
@@ -90,7 +89,7 @@ def main() -> None:
     for k in (4, 8, 10, 12):
         chosen = torch.rand(ROWS, 1, EXPERTS)
         weights = (chosen >= chosen.topk(k, -1).values[..., -1:]).float()
-        pairs = Pairs(weights, BLOCK)
+        pairs = Pairs(weights, fill=True)
         contenders[f"ours, sparse {k} of 16"] = partial(stacked.pairs_mixture, weights=weights, pairs=pairs)
         if k == 4:
             contenders["separate modules, 4 of 16"] = partial(on_subsets, modules, pairs)

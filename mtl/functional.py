@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtl.products import blockwise, product
+from mtl.products import onednn_multiplies, product
 
 Key = int | Tensor  # of a dropout mask: a number of 62 bits, a tensor [] of it while torch compiles
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
@@ -60,7 +60,7 @@ def stacked_affine(x: Tensor | None, weight: Tensor | None, bias: Tensor, sample
     if x is None:
         raise ValueError("a per-example gate needs an input x [B, D]; build it with input_dim=None for a static one")
     weight, shape = at_least_float32(weight).flatten(0, -2), bias.shape
-    if blockwise(x):
+    if onednn_multiplies(x):
         y = apply(_Affine, x, weight, bias.flatten(), samples_last)
     elif samples_last:
         y = torch.addmm(bias.flatten()[:, None], weight, x.t())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.experts.pairs import Pairs
 from mtl.functional import Key
-from mtl.products import BLOCK, blockwise
+from mtl.products import onednn_multiplies
 from mtl.types import Routing, require
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Dispatch(nn.Module):
         if weights.dim() == 2:  # every sample uses the same experts
             used = (weights != 0).any(0).nonzero().flatten().tolist()
             return experts.mixture(x, weights[:, used], used, keys)
-        pairs = Pairs(weights.detach(), BLOCK if blockwise(x) else 1)
+        pairs = Pairs(weights.detach(), fill=onednn_multiplies(x))
         return experts.pairs_mixture(x, weights, pairs, keys)
 
     def _is_sparse(self, routing: Routing) -> bool:

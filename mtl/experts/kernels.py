@@ -252,7 +252,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: 
     else:
         h = products(x.transpose(0, 1), weight.transpose(1, 2), bias, relu=True).transpose(0, 1)
     if p > 0:
-        h.mul_(keep_mask(key, rows.flatten(), width, p, h.dtype).view(len(x), num_experts, width))
+        by_expert = x.dim() == 3  # then so does h lie in memory
+        mask = keep_mask(key, (rows.t() if by_expert else rows).flatten(), width, p, h.dtype)
+        h.mul_(mask.view(num_experts, len(x), width).transpose(0, 1) if by_expert else mask.view_as(h))
         return h, keep_scale(p)
     return h, 1.0
 

@@ -8,21 +8,23 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from mtl.products import rounded
+
 
 class Pairs:
     """Hold the pairs of a sample and an expert for which some of ``weights [B, T, E]`` is not 0, each once.
 
     They are sorted by expert, then sample. ``sample [P]``, ``expert [P]``; ``counts``: how many pairs each of the E
-    experts has. Of an expert with two ``block`` or more they are filled up to whole ones, with pairs of sample 0 whose
+    experts has. With ``fill`` they are filled up to ``mtl.products.rounded`` numbers, with pairs of sample 0 whose
     outputs nobody takes. The N nonzero weights are listed twice: by pair (``by_pair``), and by task and sample
     (``by_output``).
     """
 
-    def __init__(self, weights: Tensor, block: int = 1) -> None:
+    def __init__(self, weights: Tensor, fill: bool = False) -> None:
         self._nonzero = weights != 0
         used = (weights.sum(1) != 0).t()  # [E, B]; no weight is negative
         counts = used.sum(1).tolist()
-        self.counts = [-(-count // block) * block if count >= 2 * block else count for count in counts]
+        self.counts = [rounded(count) for count in counts] if fill else counts
         expert, sample = used.nonzero(as_tuple=True)
         place = torch.arange(len(sample), device=weights.device)
         if self.counts != counts:

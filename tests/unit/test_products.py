@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtl import compat, products
-from mtl.products import choose_variant, grouped_outer, grouped_product, product
+from mtl.products import choose_variant, grouped_outer, grouped_product, product, rounded
 
 COUNTS = {
     "even": [5] * 40,
@@ -117,3 +117,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_half_precision_takes_torchs_product() -> None:
     a, b = torch.randn(512, 256).bfloat16(), torch.randn(256, 256).bfloat16()
     assert torch.equal(product(a, b), a @ b)
+
+
+def test_rounded_numbers_of_rows_are_few_and_close() -> None:
+    sizes = [rounded(rows) for rows in range(8193)]
+    assert sizes[:33] == list(range(33))
+    assert all(0 <= size - rows <= rows / 16 for rows, size in enumerate(sizes))
+    assert len(set(sizes)) <= 32 + 16 * 8
