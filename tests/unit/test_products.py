@@ -123,4 +123,4 @@ def test_rounded_numbers_of_rows_are_few_and_close() -> None:
     sizes = [rounded(rows) for rows in range(8193)]
     assert sizes[:33] == list(range(33))
     assert all(0 <= size - rows <= rows / 16 for rows, size in enumerate(sizes))
-    assert len(set(sizes)) <= 32 + 16 * 8
+    assert len(set(sizes)) == 33 + 16 * 8
