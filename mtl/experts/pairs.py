@@ -24,7 +24,7 @@ class Pairs:
         self._nonzero = weights != 0
         used = (weights.sum(1) != 0).t()  # [E, B]; no weight is negative
         counts = used.sum(1).tolist()
-        self.counts = [rounded(count) for count in counts] if fill else counts
+        self.counts = rounded(counts) if fill else counts
         expert, sample = used.nonzero(as_tuple=True)
         place = torch.arange(len(sample), device=weights.device)
         if self.counts != counts:

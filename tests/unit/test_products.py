@@ -120,7 +120,9 @@ def test_half_precision_takes_torchs_product() -> None:
 
 
 def test_rounded_numbers_of_rows_are_few_and_close() -> None:
-    sizes = [rounded(rows) for rows in range(8193)]
+    sizes = rounded(list(range(8193)))
+    assert rounded(list(range(33))) == list(range(33))
+    assert rounded([]) == []
     assert sizes[:33] == list(range(33))
     assert all(0 <= size - rows <= rows / 16 for rows, size in enumerate(sizes))
     assert len(set(sizes)) == 33 + 16 * 8
