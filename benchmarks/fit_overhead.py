@@ -23,7 +23,7 @@ from common import ROOT, options, write
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, LightningModule
 from step import SPEC, decided, ids, ours
 
 from data_modules.base import TensorDataModule
@@ -80,6 +80,7 @@ def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None
     with open_dict(cfg):
         cfg.label, cfg.paths.run_dir = "benchmark", str(folder)
     trainer = build.build_trainer(cfg)
+    build.drop_empty_hooks(module, LightningModule)  # as build_module does
     trainer.callbacks.append(clock)
     gc.freeze()  # as train.py does
     trainer.fit(module, datamodule=data)

@@ -26,9 +26,11 @@ class ExampleImages(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch | Sequence[Batch], batch_idx: int
     ) -> None:
+        if trainer.global_step or not trainer.is_global_zero or not self.count:
+            return
         first = batch if isinstance(batch, Batch) else batch[0]
         images = [x for x in first.inputs.values() if x.dim() == 4 and x.dtype == torch.uint8]
-        if trainer.global_step or not trainer.is_global_zero or not images or not self.count:
+        if not images:
             return
         picture = grid(images[0][: self.count].cpu(), captions(first.targets, min(self.count, len(first))))
         self.file.parent.mkdir(parents=True, exist_ok=True)

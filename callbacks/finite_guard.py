@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ class FiniteGuard(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if loss.device.type != "cpu" and trainer.global_step % self.every_steps:
             return  # looking at it would make the processor wait for the device
-        if not torch.isfinite(loss):
-            _stop(trainer, f"the loss is {float(loss.detach())}", _culprits(pl_module, lambda p: p))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            _stop(trainer, f"the loss is {value}", _culprits(pl_module, lambda p: p))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if trainer.global_step % self.every_steps == 0:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import logging
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
 
 from callbacks.length import Length
 from mtl.module import is_logged
@@ -40,7 +40,7 @@ class ScheduledBuffer(Callback):
         check_schedule(shape, start, end)
         self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
         self.length = Length(f"schedule of {target}", steps, epochs, fraction)
-        self._names: list[str] = []
+        self._buffers: list[tuple[nn.Module, str]] = []  # by owner: a module that moves has others in their place
 
     @property
     def state_key(self) -> str:
@@ -48,21 +48,21 @@ class ScheduledBuffer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
-        self._names = [name for name in names if fnmatch.fnmatchcase(name, self.target)]
-        if not self._names:
+        paths = [name.rpartition(".") for name in names if fnmatch.fnmatchcase(name, self.target)]
+        self._buffers = [(pl_module.get_submodule(owner), name) for owner, _, name in paths]
+        if not self._buffers:
             log.info("schedule of %s: this network has no such value, nothing to move", self.target)
         require(
-            bool(self._names) or not self.required,
+            bool(self._buffers) or not self.required,
             f"schedule of {self.target!r}: the network has no such scalar; it has {', '.join(names) or 'none'}",
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        if not self._names:
+        if not self._buffers:
             return
         value = self.value(trainer.global_step, self.length.in_steps(trainer))
-        for name in self._names:
-            buffer = pl_module.get_buffer(name)
-            buffer.fill_(torch.tensor(value, dtype=buffer.dtype))
+        for owner, name in self._buffers:
+            getattr(owner, name).fill_(value)
         if is_logged(trainer, trainer.global_step):
             shown = self.target.removeprefix("network.").replace("*", "all")
             pl_module.log(f"schedule/{shown}", value, on_step=True, on_epoch=False)

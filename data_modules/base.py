@@ -151,6 +151,12 @@ class TensorDataModule(LightningDataModule):
     def test_dataloader(self) -> RowsLoader:
         return self._evaluation("test")
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return the batch on ``device``; one that is there already at once, without Lightning's search for tensors."""
+        if isinstance(batch, Batch) and batch.is_on(device):
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     def _evaluation(self, split: str) -> RowsLoader:
         rows = self.splits[split]
         sampler = EvaluationSampler(len(rows), self.eval_batch_size, *self._processes())

@@ -12,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.profilers import PassThroughProfiler
 from torch import nn
 
@@ -76,14 +77,17 @@ def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTa
     """Return the LightningModule that trains ``network`` on the tasks of ``spec``."""
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
-    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), {str(k): v for k, v in config.items()})
+    options = {str(key): value for key, value in config.items()}
+    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options)
+    drop_empty_hooks(module, LightningModule)
+    return module
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and logger."""
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     for callback in callbacks:
-        _drop_empty_hooks(callback)
+        drop_empty_hooks(callback, Callback)
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
     shown = bool(cfg.callbacks.get("progress"))  # without ours, Lightning would add its own bar
     plugins = [AtomicCheckpointIO()]
@@ -103,14 +107,16 @@ class NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def _drop_empty_hooks(callback: Callback) -> None:
-    """Take off ``callback`` the hooks of a step that it does not use: to call them all is a few percent of a step.
+def drop_empty_hooks(thing: Callback | LightningModule, base: type) -> None:
+    """Take off ``thing`` the hooks of a step that it has from ``base``: to call them all is a few percent of a step.
 
     Lightning passes over a hook that cannot be called.
     """
-    for name in STEP_HOOKS:
-        if getattr(type(callback), name) is getattr(Callback, name):
-            setattr(callback, name, None)
+    unused = [name for name in STEP_HOOKS if getattr(type(thing), name) is getattr(base, name)]
+    if type(thing) is ModelCheckpoint and thing._every_n_train_steps < 1 and thing._train_time_interval is None:
+        unused.append("on_train_batch_end")
+    for name in unused:
+        setattr(thing, name, None)
 
 
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -174,3 +175,7 @@ class MultiTaskModule(LightningModule):
         self.evaluation.reset()
         self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True)
+
+
+# Lightning looks at the parameters in every step: with this it finds them, without, Python works them out anew
+MultiTaskModule.training_step.__dict__["__signature__"] = inspect.signature(MultiTaskModule.training_step)

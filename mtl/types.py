@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -134,6 +135,10 @@ class Batch:
             {name: value.index_select(0, index) for name, value in self.inputs.items()},
             {name: value.index_select(0, index) for name, value in self.targets.items()},
         )
+
+    def is_on(self, device: torch.device) -> bool:
+        """Say whether all tensors are on ``device``."""
+        return all(value.device == device for value in chain(self.inputs.values(), self.targets.values()))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on ``device``; Lightning calls this before each step."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from pytorch_lightning import LightningModule
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
 from callbacks.routing_monitor import RoutingMonitor
 from mtl import build
+from mtl.module import MultiTaskModule
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
@@ -125,3 +130,29 @@ def test_callbacks_keep_only_the_hooks_of_a_step_that_they_use(tmp_path: Path) -
     assert callable(monitor.on_train_batch_end)
     assert not callable(monitor.on_before_zero_grad)
     assert callable(monitor.on_fit_start)  # not of a step
+    best = next(callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint))
+    assert not callable(best.on_train_batch_end)
+
+
+@pytest.mark.parametrize("often", ["every_n_train_steps: 2", "train_time_interval: {_target_: datetime.timedelta}"])
+def test_checkpoints_within_an_epoch_keep_their_hook(tmp_path: Path, often: str) -> None:
+    best = "{_target_: pytorch_lightning.callbacks.ModelCheckpoint, " + often + "}"
+    trainer = build.build_trainer(compose_small(tmp_path, f"+callbacks.often={best}"))
+    assert sum(callable(callback.on_train_batch_end) for callback in trainer.checkpoint_callbacks) == 2  # and the last
+
+
+def test_a_module_keeps_only_the_hooks_of_a_step_that_it_uses(tmp_path: Path) -> None:
+    class Mine(LightningModule):
+        def on_after_backward(self) -> None:
+            pass
+
+    module = Mine()
+    build.drop_empty_hooks(module, LightningModule)
+    assert callable(module.on_after_backward)
+    assert not callable(module.on_train_batch_end)
+    assert callable(module.training_step)
+
+
+def test_a_step_need_not_be_inspected_each_time() -> None:
+    assert inspect.getfullargspec(MultiTaskModule.training_step).args == ["self", "batch", "batch_index"]
+    assert is_param_in_hook_signature(MultiTaskModule.training_step, "batch_idx", min_args=2)

@@ -105,3 +105,15 @@ def test_loaders_leave_the_random_stream_alone() -> None:
     for loader in (data.train_dataloader(), data.val_dataloader()):
         list(loader)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_batch_that_is_there_is_not_moved() -> None:
+    batch, data = rows(), Ten(batch_size=4)
+    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    assert moved.is_on(torch.device("meta"))
+    mixed = Batch(batch.inputs, moved.targets)
+    assert not mixed.is_on(torch.device("cpu"))
+    [one, other] = data.transfer_batch_to_device([batch, batch], torch.device("meta"), 0)  # of a super-batch
+    assert one.is_on(torch.device("meta"))
+    assert other.is_on(torch.device("meta"))
