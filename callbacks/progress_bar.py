@@ -13,10 +13,14 @@ from pytorch_lightning.callbacks import RichProgressBar
 class ProgressBar(RichProgressBar):
     """Lightning's bar, told of the training steps as often as it is drawn, ``refresh_rate`` times a second.
 
-    To tell it of each step, values and all, takes a hundredth of a small one.
+    To tell it of each step, values and all, takes a hundredth of a small one. Of an epoch's first and last it hears.
     """
 
     _told_at = -math.inf
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._told_at = -math.inf
+        super().on_train_epoch_start(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -16,7 +16,10 @@ def steps_told(monkeypatch: pytest.MonkeyPatch, refresh_rate: int, seconds: floa
     told, clock = [], iter(range(10))
     monkeypatch.setattr(RichProgressBar, "on_train_batch_end", lambda self, t, m, o, b, index: told.append(index))
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock) * seconds)
+    monkeypatch.setattr(RichProgressBar, "on_train_epoch_start", lambda self, t, m: None)
     bar = ProgressBar(refresh_rate=refresh_rate)
+    bar._told_at = 0.0  # of an epoch before
+    bar.on_train_epoch_start(None, None)
     for index in range(10):
         bar.on_train_batch_end(SimpleNamespace(is_last_batch=index == 9), None, None, None, index)
     return told
