@@ -41,7 +41,6 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     if given.device != "cpu":  # set, even the default slows every call down
         torch.set_default_device(given.device)
     compat.keep_freed_memory()  # as train.py does; the baselines are as glad of it
-    gc.freeze()
     torch.manual_seed(0)
     return given
 
@@ -59,6 +58,8 @@ def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, call
     first call of a block and the first round warm up and do not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    gc.collect()
+    gc.freeze()  # as train.py does: what is there is not searched for garbage in every call
     for number in range(rounds + 1):
         for name, call in contenders.items():
             for repetition in range(calls):
