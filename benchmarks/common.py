@@ -76,6 +76,11 @@ def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: 1000 * statistics.median(values) for name, values in seconds.items()}
 
 
+def undisturbed(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return what a tenth of the calls stay below, in milliseconds: those that others on the machine held up least."""
+    return {name: 1000 * statistics.quantiles(values, n=10)[0] for name, values in seconds.items()}
+
+
 def peak() -> float:
     """Return the floating point operations per second of a large matrix product, the best of ten."""
     a, b = torch.randn(2, 2048, 2048)
