@@ -205,7 +205,8 @@ def _mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs, scale: float = 1.
     """Return the mixture ``[B, T, H]``, times ``scale``; in memory it lies task by task."""
     entries = pairs.by_output
     num_samples, num_tasks, _ = weights.shape
-    mixed = entries.sum(outputs, entries.weights(weights).mul_(scale))
+    chosen = entries.weights(weights)
+    mixed = entries.sum(outputs, chosen if scale == 1.0 else chosen.mul_(scale))
     return mixed.view(num_tasks, num_samples, -1).transpose(0, 1)
 
 

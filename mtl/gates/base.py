@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -54,9 +55,12 @@ class Gate(nn.Module):
         """
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         chosen = None if self.shared or tasks is None else list(tasks)
-        with torch.autocast(device.type, enabled=False):
+        # What is off already need not be turned off: that takes as long as a small layer
+        on = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if on else nullcontext():
             routing = self.route(None if x is None else at_least_float32(x), inputs, chosen)
-        routing = replace(routing, tasks=None if tasks is None else list(tasks))
+        if tasks is not None:
+            routing = replace(routing, tasks=list(tasks))
         if not self.shared:
             return routing
         count = self.num_tasks if tasks is None else len(tasks)
