@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
 TURNED = 2**21  # numbers in a transposed left matrix, up to which oneDNN, which copies it first, still gains
 LEAST = 16  # of each size of such a product
-NARROW = 8  # columns
+NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
 
 
 def _onednn() -> Any:
@@ -99,7 +99,7 @@ def grouped_product(
         return result
     if variant == "padded":
         layout = _Padded(counts, a.device)
-        if layout.size <= NARROW and b.transpose(1, 2).is_contiguous():  # the matrices to the left take half the time
+        if layout.size <= NARROW and b.transpose(1, 2).is_contiguous():
             turned = torch.bmm(b.transpose(1, 2), layout.spread(a).transpose(1, 2))
             result = turned.transpose(1, 2)[layout.group, layout.inside]
         else:

@@ -22,7 +22,7 @@ class Pairs:
 
     def __init__(self, weights: Tensor, fill: bool = False) -> None:
         self._nonzero = weights != 0
-        used = (weights.sum(1) != 0).t()  # [E, B]; no weight is negative
+        used = self._nonzero.any(1).t()  # [E, B]
         counts = used.sum(1).tolist()
         self.counts = rounded(counts) if fill else counts
         expert, sample = used.nonzero(as_tuple=True)

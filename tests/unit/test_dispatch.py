@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
-from mtl.experts.kernels import mix
+from mtl.experts.kernels import mix, stacked_linear
 from mtl.experts.pairs import Pairs
 from mtl.functional import keep_mask
 from mtl.gates import (
@@ -140,6 +140,24 @@ def test_outputs_and_pairs_agree() -> None:
     assert torch.allclose(layer(x, [4, 1], keys), everything[:, [4, 1]], atol=1e-6)
     assert torch.allclose(layer.mixture(x, weights, None, keys), mix(everything, weights), atol=1e-6)
     assert sum(pairs.counts) == len(pairs.sample) == int((weights != 0).any(1).sum())
+
+
+def test_weights_that_cancel_still_need_their_expert() -> None:
+    weights = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 0.0], [0.0, 0.5]]])  # [B, T, E]
+    pairs = Pairs(weights)
+    assert pairs.counts == [1, 1]
+    assert pairs.sample.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_stacked_linear_equals_einsum(width: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(size, dtype=torch.float64) for size in ((5, 2, 4), (2, width, 4), (2, width)))
+    arguments = [value.requires_grad_() for value in (x, weight, bias)]
+    results = stacked_linear(*arguments), torch.einsum("bed,ehd->beh", x, weight) + bias
+    assert torch.allclose(*results, atol=1e-12)
+    for one, other in zip(*(torch.autograd.grad(r.sin().sum(), arguments) for r in results), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
 
 
 def network(gate: object, execution: str, dropout: float = 0.5, width: int = WIDTH, permuted: bool = False) -> MMoE:
