@@ -120,7 +120,7 @@ def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None =
         return F.grouped_mm(a.t(), b, offs=_ends(counts, a.device))
     if variant == "padded":
         layout = _Padded(counts, a.device)
-        result = torch.bmm(layout.spread(a, 0.0).transpose(1, 2), layout.spread(b))
+        result = torch.bmm(layout.spread(a, 0.0).transpose(1, 2), layout.spread(b, 0.0))
         for rows, group in layout.beyond:
             result[group].addmm_(a[rows].t(), b[rows])
         return result

@@ -126,3 +126,12 @@ def test_rounded_numbers_of_rows_are_few_and_close() -> None:
     assert sizes[:33] == list(range(33))
     assert all(0 <= size - rows <= rows / 16 for rows, size in enumerate(sizes))
     assert len(set(sizes)) == 33 + 16 * 8
+
+
+def test_an_infinite_row_stays_in_its_group() -> None:
+    """Also where groups are padded: 0 times infinity between the rows of another would be NaN."""
+    counts = [2, 3, 1]
+    a, b = torch.randn(6, 4), torch.randn(6, 5)
+    a[0, 0] = b[0, 0] = torch.inf
+    assert grouped_outer(a, b, counts, "padded")[1:].isfinite().all()
+    assert grouped_product(a, torch.randn(3, 4, 5), counts, variant="padded")[2:].isfinite().all()
