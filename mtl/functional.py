@@ -87,6 +87,16 @@ class _Affine(torch.autograd.Function):
         return grad_x, product(grad, x), grad.sum(1), None
 
 
+def samples_first(x: Tensor) -> Tensor:
+    """Return ``x [..., B]`` as ``[B, ...]``, contiguous. Torch transposes a matrix thrice as fast as it permutes."""
+    return x.reshape(-1, x.shape[-1]).t().contiguous().view(x.shape[-1], *x.shape[:-1])
+
+
+def samples_last(x: Tensor) -> Tensor:
+    """Return ``x [B, ...]`` as ``[..., B]``, contiguous."""
+    return x.reshape(len(x), -1).t().contiguous().view(*x.shape[1:], len(x))
+
+
 def logistic_noise(like: Tensor) -> Tensor:
     """Draw standard logistic noise, the difference of two Gumbel variables, of the shape of ``like``."""
     uniform = torch.rand_like(like)

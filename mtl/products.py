@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
-TURNED = 2**21  # numbers in a transposed left matrix, up to which oneDNN, which copies it first, still gains
 LEAST = 16  # of each size of such a product
 NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
 
@@ -216,10 +215,15 @@ class _Padded:
 def _large(a: Tensor, b: Tensor) -> bool:
     """Say whether the product of ``a`` and ``b`` is worth a call of oneDNN."""
     (m, k), n = a.shape, b.shape[1]
-    return m * k * n >= WORTHWHILE and min(m, k, n) >= LEAST and (m * k <= TURNED or a.is_contiguous())
+    return m * k * n >= WORTHWHILE and min(m, k, n) >= LEAST
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    if not a.is_contiguous():  # oneDNN would copy it, in more time than torch
+        (m, k), n = a.shape, b.shape[1]
+        if bias is None and m * n + k * n < m * k:  # less is copied for the transposed product
+            return _call(b.t(), a.t(), None, relu).t().contiguous()
+        a = a.contiguous()
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()  # with gaps between its rows oneDNN takes a reference loop, a thousand times slower
     result: Tensor = _LINEAR(a, b.t(), bias, "relu" if relu else "none", [], "")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtl.functional import samples_first
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
 from mtl.gates.kernels import comet_route
 from mtl.types import Routing
@@ -58,4 +59,4 @@ class CometGate(Gate):
         losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
         if self.input_dim is None:
             return Routing(weights[..., 0], losses, v[..., 0].transpose(1, 2))
-        return Routing(weights.permute(2, 0, 1).contiguous(), losses, v.permute(3, 0, 2, 1))
+        return Routing(samples_first(weights), losses, v.permute(3, 0, 2, 1))

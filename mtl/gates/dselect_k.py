@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mtl.functional import samples_first
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
 from mtl.gates.kernels import dselect_route
 from mtl.types import Routing
@@ -59,4 +60,4 @@ class DSelectKGate(Gate):
             losses["reachability"] = self.reachability_weight * self.sample_mean(unreached.sum(1))
         if self.input_dim is None:
             return Routing(weights[..., 0], losses, selectors[..., 0])
-        return Routing(weights.permute(2, 0, 1).contiguous(), losses, selectors.permute(3, 0, 1, 2))
+        return Routing(samples_first(weights), losses, selectors.permute(3, 0, 1, 2))

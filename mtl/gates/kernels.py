@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtl.functional import ENTROPY_EPS, apply_many
+from mtl.functional import ENTROPY_EPS, apply_many, samples_last
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
-_THREE = torch.tensor(3.0)  # a number on the host, which any device takes without waiting
+_HALF, _THREE = torch.tensor(0.5), torch.tensor(3.0)  # on the host: any device takes them without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
 
@@ -39,17 +39,13 @@ class _CometRoute(torch.autograd.Function):
         tasks, experts, k, rows = leaf.shape
         ctx.set_materialize_grads(False)
         nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
-        left, right, q = torch.empty_like(split), torch.empty_like(split), torch.empty_like(leaf)  # S, 1 - S
-        slope, logs = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
+        shares, q = leaf.new_empty(tasks, experts - 1, 2, k, rows), torch.empty_like(leaf)  # that go left and right
+        slope, bends = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
         for part in _parts(leaf, leaf[0].numel()):
-            s = (split[part] * (1.0 / gamma)).clamp_(-0.5, 0.5).add_(0.5)
-            other = 1 - s
-            _step(s, left[part])
-            _step(other, right[part])
-            if slope is not None:
-                torch.mul(s, other.mul_(6.0 / gamma), out=slope[part])
-            _descend(nodes[part], left[part], right[part])
+            left, right = shares[part].unbind(2)
+            _smooth_steps(split[part], gamma, left, right, None if slope is None else slope[part])
+            _descend(nodes[part], shares[part])
             v = _leaves(nodes[part], order)
             # exp(a + log(v + eps)) as a product. What is not reached counts neither for the largest nor for the sum.
             # Multiplications, and no exponent below -80: comparing, filling and exponentials that underflow take many
@@ -58,21 +54,24 @@ class _CometRoute(torch.autograd.Function):
             u = torch.add(leaf[part], reached - 1, alpha=_HUGE, out=q[part])
             u.sub_(u.amax((1, 2), keepdim=True)).clamp_(min=-80.0).exp_()
             u.mul_(reached.mul_(LOG_EPS).add_(v))
-            u.div_(u.sum((1, 2), keepdim=True))  # one softmax over all leaves of all trees
             torch.sum(u, 2, out=weights[part])
-            log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
-            torch.sum(log * v, (1, 2), out=entropies[part])
-        ctx.save_for_backward(left, right, slope, logs, nodes, q, weights)
+            total = weights[part].sum(1, keepdim=True)  # one softmax over all leaves of all trees
+            weights[part].div_(total)
+            u.div_(total[:, None])
+            _entropy(v, entropies[part], None if bends is None else bends[part])
+        ctx.save_for_backward(shares, slope, bends, nodes, q, weights)
         ctx.order = order
-        return weights, _leaves(nodes, order), entropies.neg_()
+        return weights, _leaves(nodes, order), entropies
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        left, right, slope, logs, nodes, q, weights = ctx.saved_tensors
-        grad_split, grad_leaf, experts = torch.empty_like(left), torch.empty_like(q), q.shape[1]
+        shares, slope, bends, nodes, q, weights = ctx.saved_tensors
+        grad_split, grad_leaf, experts = torch.empty_like(slope), torch.empty_like(q), q.shape[1]
+        if grad_weights is not None:
+            grad_weights = samples_last(grad_weights.permute(2, 0, 1))
         for part in _parts(q, q[0].numel()):
             g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
             grad = g[:, experts - 1 :] if ctx.order is None else torch.empty_like(v)
@@ -86,11 +85,11 @@ class _CometRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad.addcmul_(_entropy_slope(v, logs[part]), grad_entropies[part][:, None, None], value=-1.0)
+                grad.addcmul_(bends[part], grad_entropies[part][:, None, None], value=-1.0)
             if ctx.order is not None:
                 g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
-            _ascend(g, nodes[part], left[part], right[part], grad_split[part])
-            grad_split[part].mul_(slope[part])
+            _ascend(g, shares[part], grad_split[part])
+            grad_split[part].mul_(nodes[part, : experts - 1]).mul_(slope[part])
         return grad_split, grad_leaf, None, None
 
 
@@ -109,51 +108,75 @@ class _DSelectRoute(torch.autograd.Function):
     def forward(ctx: Any, bits: Tensor, mix: Tensor, gamma: float, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         tasks, k, m, rows = bits.shape
         ctx.set_materialize_grads(False)
-        s = torch.empty_like(bits)
-        codes = [bits.new_empty(tasks, k, 2**place, rows) for place in range(m + 1)]  # of the first bits alone
+        shares = bits.new_empty(tasks, k, m, 2, rows)  # 1 - S and S of each bit
+        slope = torch.empty_like(bits) if any(ctx.needs_input_grad) else None
+        codes = bits.new_empty(tasks, k, 2**m, rows)
         weights, entropies = bits.new_empty(tasks, experts, rows), bits.new_empty(tasks, rows)
-        logs = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None  # of v
+        bends = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None
         for part in _parts(bits, k * 2**m * rows):
-            torch.mul(bits[part], 1.0 / gamma, out=s[part])
-            s[part].clamp_(-0.5, 0.5).add_(0.5)
-            codes[0][part] = 1
-            for place in range(m):
-                pairs = codes[place + 1][part].view(-1, k, 2**place, 2, rows)
-                _into(pairs[:, :, :, 0], torch.mul, codes[place][part], _step(1 - s[part, :, place, None]))
-                _into(pairs[:, :, :, 1], torch.mul, codes[place][part], _step(s[part, :, place, None]))
-            v = codes[m][part][:, :, :experts]
+            zero, one = shares[part].unbind(3)
+            _smooth_steps(bits[part], gamma, one, zero, None if slope is None else slope[part])
+            _codes(shares[part], codes[part])
+            v = codes[part][:, :, :experts]
             torch.mul(v[:, 0], mix[part, 0, None], out=weights[part])
             for selector in range(1, k):
                 weights[part].addcmul_(v[:, selector], mix[part, selector, None])
-            log = torch.add(v, ENTROPY_EPS, out=None if logs is None else logs[part]).log_()
-            torch.sum(log * v, (1, 2), out=entropies[part])
-        ctx.save_for_backward(s, mix, logs, *codes)
-        ctx.gamma, ctx.experts = gamma, experts
-        return weights, codes[m][:, :, :experts], entropies.neg_()
+            _entropy(v, entropies[part], None if bends is None else bends[part])
+        ctx.save_for_backward(shares, slope, mix, bends, codes)
+        return weights, codes[:, :, :experts], entropies
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        s, mix, logs, *codes = ctx.saved_tensors
-        grad_bits, grad_mix = torch.empty_like(s), torch.zeros_like(mix)
-        for part in _parts(s, codes[-1][0].numel()):
-            g = torch.zeros_like(codes[-1][part])
-            v, grad = codes[-1][part][:, :, : ctx.experts], g[:, :, : ctx.experts]
-            if grad_weights is not None:
+        shares, slope, mix, bends, codes = ctx.saved_tensors
+        experts = bends.shape[2]
+        grad_bits, grad_mix = torch.empty_like(slope), torch.zeros_like(mix)
+        if grad_weights is not None:
+            grad_weights = samples_last(grad_weights.permute(2, 0, 1))
+        for part in _parts(slope, codes[0].numel()):
+            g, v = torch.empty_like(codes[part]), codes[part][:, :, :experts]
+            grad = g[:, :, :experts]
+            g[:, :, experts:] = 0
+            if grad_weights is None:
+                grad.zero_()
+            else:
                 _into(grad, torch.mul, mix[part][:, :, None], grad_weights[part][:, None])
                 torch.sum(v * grad_weights[part][:, None], 2, out=grad_mix[part])
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad.addcmul_(_entropy_slope(v, logs[part]), grad_entropies[part][:, None, None], value=-1.0)
-            for place in reversed(range(len(codes) - 1)):
-                zero, one = g.view(*g.shape[:2], 2**place, 2, -1).unbind(3)
-                _into(grad_bits[part, :, place], torch.sum, (one - zero).mul_(codes[place][part]), 2)
-                here = s[part, :, place, None]
-                g = (zero * _step(1 - here)).addcmul_(one, _step(here))
-        return _through_step(grad_bits, s, ctx.gamma), grad_mix, None, None
+                grad.addcmul_(bends[part], grad_entropies[part][:, None, None], value=-1.0)
+            for bit, (zero, one) in enumerate(_codes_backward(g, shares[part])):
+                _into(grad_bits[part, :, bit], torch.sub, one, zero)
+            grad_bits[part].mul_(slope[part])
+        return grad_bits, grad_mix, None, None
+
+
+def _codes(shares: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the products ``[t, K, 2^m, B]`` over the bits' shares ``[t, K, m, 2, B]``, the first bit the outermost."""
+    t, k, m, _, rows = shares.shape
+    if m > 1:
+        first, last = _codes(shares[:, :, : m // 2]), _codes(shares[:, :, m // 2 :])
+        out = shares.new_empty(t, k, 2**m, rows) if out is None else out
+        _into(out.view(t, k, first.shape[2], -1, rows), torch.mul, first[:, :, :, None], last[:, :, None])
+        return out
+    code = shares[:, :, 0] if m else shares.new_ones(t, k, 1, rows)
+    return code if out is None else out.copy_(code)
+
+
+def _codes_backward(grad: Tensor, shares: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """From the gradient of ``_codes`` return those of each bit's two shares, ``[t, K, B]`` each."""
+    t, k, m, _, rows = shares.shape
+    if m < 2:
+        zero, one = grad.unbind(2) if m else (grad, grad)
+        return [(zero, one)] * m
+    first, last = shares[:, :, : m // 2], shares[:, :, m // 2 :]
+    of_first, of_last = _codes(first), _codes(last)
+    grad = grad.view(t, k, of_first.shape[2], -1, rows)
+    to_first, to_last = (grad * of_last[:, :, None]).sum(3), (grad * of_first[:, :, :, None]).sum(2)
+    return _codes_backward(to_first, first) + _codes_backward(to_last, last)
 
 
 def _into(out: Tensor, function: Callable[..., Tensor], *arguments: Any) -> None:
@@ -171,45 +194,54 @@ def _parts(tasks: Tensor, numbers: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _levels(inner: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield the heap ids of the splits of each level, and of their left and right children."""
+def _levels(inner: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the heap ids of the splits of each level, and of their children: left, right, left, right..."""
     first = 0
     while first < inner:
         last = min(2 * first + 1, inner)
-        yield slice(first, last), slice(2 * first + 1, 2 * last + 1, 2), slice(2 * first + 2, 2 * last + 1, 2)
+        yield slice(first, last), slice(2 * first + 1, 2 * last + 1)
         first = 2 * first + 1
 
 
-def _step(s: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return S = s^2 (3 - 2 s), as ``smooth_step`` has it; without a graph, so in place."""
-    return torch.sub(_THREE, s, alpha=2.0, out=out).mul_(s).mul_(s)
+def _smooth_steps(t: Tensor, gamma: float, up: Tensor, down: Tensor, slope: Tensor | None) -> None:
+    """Write S(t) to ``up``, 1 - S(t) = S(-t) to ``down`` and S'(t) to ``slope``: see ``smooth_step``."""
+    s = torch.add(_HALF, t, alpha=1.0 / gamma).clamp_(0.0, 1.0)
+    other = 1 - s
+    for here, out in ((s, up), (other, down)):
+        _into(out, torch.sub, _THREE, here + here)
+        out.mul_(here).mul_(here)
+    if slope is not None:
+        _into(slope, torch.mul, s, other.mul_(6.0 / gamma))
 
 
-def _through_step(grad: Tensor, s: Tensor, gamma: float) -> Tensor:
-    """Multiply, in place, by S' = 6 s (1 - s) / gamma: exactly 0 where S is flat."""
-    return grad.mul_(s).mul_((1 - s).mul_(6.0 / gamma))
+def _entropy(v: Tensor, out: Tensor, slope: Tensor | None) -> None:
+    """Write the entropies of ``v [t, ., ., B]`` to ``out [t, B]``, and the negative derivatives by v to ``slope``."""
+    inside = v + ENTROPY_EPS
+    log = torch.log(inside, out=slope)
+    torch.sum(log * v, (1, 2), out=out).neg_()
+    if slope is not None:
+        log.addcdiv_(v, inside)
 
 
-def _entropy_slope(v: Tensor, log: Tensor) -> Tensor:
-    """Return the derivative of v log(v + 1e-6), whose logarithm is given."""
-    return (v / (v + ENTROPY_EPS)).add_(log)
-
-
-def _descend(nodes: Tensor, left: Tensor, right: Tensor) -> None:
-    """Fill ``nodes [t, 2E-1, K, B]`` from the shares ``[t, E-1, K, B]`` that go left and right at the splits."""
+def _descend(nodes: Tensor, shares: Tensor) -> None:
+    """Fill ``nodes [t, 2E-1, K, B]`` from the shares ``[t, E-1, 2, K, B]`` that go left and right at the splits."""
     nodes[:, 0] = 1
-    for here, to_left, to_right in _levels(left.shape[1]):
-        _into(nodes[:, to_left], torch.mul, nodes[:, here], left[:, here])
-        _into(nodes[:, to_right], torch.mul, nodes[:, here], right[:, here])
+    for here, below in _levels(shares.shape[1]):
+        reached = shares[:, here]
+        _into(nodes[:, below].view(reached.shape), torch.mul, nodes[:, here, None], reached)
 
 
-def _ascend(g: Tensor, nodes: Tensor, left: Tensor, right: Tensor, grad: Tensor) -> None:
-    """From the gradients ``g`` of the leaves fill in those of the other nodes, and ``grad`` of S at the splits."""
-    for here, to_left, to_right in reversed(list(_levels(left.shape[1]))):
-        _into(grad[:, here], torch.sub, g[:, to_left], g[:, to_right])
-        grad[:, here].mul_(nodes[:, here])
-        _into(g[:, here], torch.mul, g[:, to_left], left[:, here])
-        g[:, here].addcmul_(g[:, to_right], right[:, here])
+def _ascend(g: Tensor, shares: Tensor, grad: Tensor) -> None:
+    """From the gradients ``g`` of the leaves fill in those of the other nodes; at the splits, what left has on right.
+
+    The last is ``grad [t, E-1, K, B]``, the gradient of a split's S but for the probability to pass there.
+    """
+    for here, below in reversed(list(_levels(shares.shape[1]))):
+        share = shares[:, here]
+        left, right = g[:, below].view(share.shape).unbind(2)
+        _into(grad[:, here], torch.sub, left, right)
+        if here.start:
+            _into(g[:, here], torch.lerp, right, left, share[:, :, 0])
 
 
 def _leaves(nodes: Tensor, order: Tensor | None) -> Tensor:
