@@ -29,6 +29,7 @@ from step import SPEC, decided, ids, ours
 from data_modules.base import TensorDataModule
 from mtl import build
 from mtl.gates import TopKGate
+from mtl.hooks import drop_empty_hooks
 from mtl.module import MultiTaskModule
 from mtl.types import Batch, DataSpec
 
@@ -80,7 +81,8 @@ def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None
     with open_dict(cfg):
         cfg.label, cfg.paths.run_dir = "benchmark", str(folder)
     trainer = build.build_trainer(cfg)
-    build.drop_empty_hooks(module, LightningModule)  # as build_module does
+    drop_empty_hooks(module, LightningModule)  # as build_module does
+    drop_empty_hooks(clock, Callback)  # and build_trainer
     trainer.callbacks.append(clock)
     gc.freeze()  # as train.py does
     trainer.fit(module, datamodule=data)

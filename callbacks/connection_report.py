@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtl.analysis import figures
 from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, describe, routed_layers
+from mtl.hooks import need_hook
 from mtl.module import is_logged
 
 _MOST_LOOKS = 200
@@ -36,6 +37,7 @@ class ConnectionReport(Callback):
         self.probabilities: list[list[Tensor]] = []  # of each look, of each layer [T, C]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        need_hook(trainer, self, "on_train_batch_end", bool(routed_layers(pl_module)))
         self._look(trainer.global_step, pl_module)
 
     def on_train_batch_end(

@@ -11,6 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
+from mtl.hooks import need_hook
 from mtl.types import MISSING_CLASS, Batch
 
 
@@ -23,9 +24,13 @@ class ExampleImages(Callback):
     def __init__(self, dirpath: str, count: int = 36) -> None:
         self.file, self.count = Path(dirpath) / "examples.png", count
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        need_hook(trainer, self, "on_train_batch_start", True)
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch | Sequence[Batch], batch_idx: int
     ) -> None:
+        need_hook(trainer, self, "on_train_batch_start", False)
         if trainer.global_step or not trainer.is_global_zero or not self.count:
             return
         first = batch if isinstance(batch, Batch) else batch[0]

@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.experts.dispatch import Dispatch
+from mtl.hooks import need_hook
 
 
 class ExecutionSwitch(Callback):
@@ -17,6 +18,12 @@ class ExecutionSwitch(Callback):
 
     def __init__(self, every_steps: int = 50) -> None:
         self.every_steps = every_steps
+        self._layers: list[Dispatch] = []  # those that have a choice
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        found = [module for module in pl_module.modules() if isinstance(module, Dispatch)]
+        self._layers = [layer for layer in found if layer.execution == "auto"]
+        need_hook(trainer, self, "on_train_batch_end", bool(self._layers))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -24,6 +31,5 @@ class ExecutionSwitch(Callback):
         routing = outputs["routing"]
         if routing is None or not routing.exact_zeros or (trainer.global_step - 1) % self.every_steps:
             return
-        for module in pl_module.modules():
-            if isinstance(module, Dispatch):
-                module.adapt(routing.weights.detach())
+        for layer in self._layers:
+            layer.adapt(routing.weights.detach())

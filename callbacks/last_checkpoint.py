@@ -43,8 +43,10 @@ class LastCheckpoint(Checkpoint):
         self._signal = 0
         self._handlers: dict[int, Any] = {}
         self._saved_at = 0.0
+        self._alone = True  # with no other process to agree with
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._alone = world_size() == 1
         self._saved_at = time.monotonic()
         self._signal = 0
         for number in self.SIGNALS:
@@ -82,7 +84,7 @@ class LastCheckpoint(Checkpoint):
 
     def _agreed(self, value: int, device: torch.device) -> int:
         """Return the largest value of all processes."""
-        if world_size() == 1:
+        if self._alone:
             return value
         everyone = torch.zeros(world_size(), dtype=torch.int64)
         everyone[torch.distributed.get_rank()] = value
@@ -91,9 +93,13 @@ class LastCheckpoint(Checkpoint):
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_steps and trainer.global_step % self.every_steps == 0:
             return True
-        if self.every_minutes is None or (world_size() > 1 and trainer.global_step % STEPS_BETWEEN_CLOCKS):
+        if self.every_minutes is None:
             return False
         late = time.monotonic() - self._saved_at >= 60 * self.every_minutes
+        if self._alone:
+            return late
+        if trainer.global_step % STEPS_BETWEEN_CLOCKS:
+            return False
         return bool(self._agreed(int(late and trainer.is_global_zero), trainer.strategy.root_device))
 
     def _save(self, trainer: Trainer) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from mtl.hooks import need_hook
 from mtl.parallel import gather
 
 
@@ -27,11 +28,13 @@ class RandomState(Callback):
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)
+        need_hook(trainer, self, "on_train_batch_start", True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         if len(self._saved) == trainer.world_size:  # on other processes than before there is nothing to put back
             set_state(self._saved[trainer.global_rank])
         self._saved = []
+        need_hook(trainer, self, "on_train_batch_start", False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"streams": gather(get_state())}

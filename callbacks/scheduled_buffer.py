@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from callbacks.length import Length
+from mtl.hooks import need_hook
 from mtl.module import is_logged
 from mtl.schedules import SHAPES, check_schedule
 from mtl.types import require
@@ -50,6 +51,7 @@ class ScheduledBuffer(Callback):
         names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
         paths = [name.rpartition(".") for name in names if fnmatch.fnmatchcase(name, self.target)]
         self._buffers = [(pl_module.get_submodule(owner), name) for owner, _, name in paths]
+        need_hook(trainer, self, "on_train_batch_start", bool(self._buffers))
         if not self._buffers:
             log.info("schedule of %s: this network has no such value, nothing to move", self.target)
         require(
@@ -58,12 +60,11 @@ class ScheduledBuffer(Callback):
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        if not self._buffers:
-            return
-        value = self.value(trainer.global_step, self.length.in_steps(trainer))
+        step = trainer.global_step
+        value = self.value(step, self.length.in_steps(trainer))
         for owner, name in self._buffers:
             getattr(owner, name).fill_(value)
-        if is_logged(trainer, trainer.global_step):
+        if is_logged(trainer, step):
             shown = self.target.removeprefix("network.").replace("*", "all")
             pl_module.log(f"schedule/{shown}", value, on_step=True, on_epoch=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import hydra.utils
@@ -13,26 +13,17 @@ from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.profilers import PassThroughProfiler
 from torch import nn
 
 from mtl.checkpoint import AtomicCheckpointIO
 from mtl.gates.base import check_k
+from mtl.hooks import NoProfiler, drop_empty_hooks
 from mtl.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, InputError, require
 
 # The user names the tasks of a table: without this, Hydra would want a + before data.tasks.NAME={...}
 OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
 ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS))
-STEP_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-)
 
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
@@ -96,27 +87,6 @@ def build_trainer(cfg: DictConfig) -> Trainer:
         cfg.trainer, callbacks=callbacks, logger=logger, plugins=plugins, enable_progress_bar=shown, **options
     )
     return trainer
-
-
-class NoProfiler(PassThroughProfiler):
-    """Profile nothing; Lightning's own makes a new context for each of 35 actions of a step."""
-
-    _nothing = nullcontext()
-
-    def profile(self, action_name: str) -> Any:
-        return self._nothing
-
-
-def drop_empty_hooks(thing: Callback | LightningModule, base: type) -> None:
-    """Take off ``thing`` the hooks of a step that it has from ``base``: to call them all is a few percent of a step.
-
-    Lightning passes over a hook that cannot be called.
-    """
-    unused = [name for name in STEP_HOOKS if getattr(type(thing), name) is getattr(base, name)]
-    if type(thing) is ModelCheckpoint and thing._every_n_train_steps < 1 and thing._train_time_interval is None:
-        unused.append("on_train_batch_end")
-    for name in unused:
-        setattr(thing, name, None)
 
 
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:

@@ -150,6 +150,15 @@ class MultiTaskModule(LightningModule):
             group.update(own)
         return optimizer
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val:  # without, Lightning finds out in 20 calls that there is nothing to do
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
         # What this epoch has summed up so far, by process: a run that goes on inside an epoch reports the same means

@@ -18,7 +18,7 @@ from mtl.functional import ENTROPY_EPS, apply_many, samples_last
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 _HALF, _THREE = torch.tensor(0.5), torch.tensor(3.0)  # on the host: any device takes them without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
-_AT_ONCE = 2**18  # numbers of a part: what is written is read again while it is in the cache
+_AT_ONCE = 2**19  # numbers of a part: what is written is read again while it is in the cache
 
 
 def comet_route(split: Tensor, leaf: Tensor, gamma: float, order: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

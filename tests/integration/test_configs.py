@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
+from callbacks.execution_switch import ExecutionSwitch
 from callbacks.routing_monitor import RoutingMonitor
 from mtl import build
+from mtl.hooks import NoProfiler, drop_empty_hooks, need_hook
 from mtl.module import MultiTaskModule
 from mtl.types import InputError
 from tests.conftest import ROOT
@@ -147,10 +149,26 @@ def test_a_module_keeps_only_the_hooks_of_a_step_that_it_uses(tmp_path: Path) ->
             pass
 
     module = Mine()
-    build.drop_empty_hooks(module, LightningModule)
+    drop_empty_hooks(module, LightningModule)
     assert callable(module.on_after_backward)
     assert not callable(module.on_train_batch_end)
     assert callable(module.training_step)
+
+
+def test_a_trainer_passes_over_a_hook_while_it_is_not_needed() -> None:
+    callback, trainer = ExecutionSwitch(), Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    need_hook(trainer, callback, "on_train_batch_end", False)
+    assert not callable(callback.on_train_batch_end)
+    need_hook(trainer, callback, "on_train_batch_end", True)
+    assert callable(callback.on_train_batch_end)
+
+
+def test_profiling_nothing_lets_errors_through() -> None:
+    profiler = NoProfiler()
+    with profiler.profile("outside"), profiler.profile("inside"):
+        pass
+    with pytest.raises(KeyError), profiler.profile("failing"):
+        raise KeyError
 
 
 def test_a_step_need_not_be_inspected_each_time() -> None:

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"compat", "console", "types"},
+    {"compat", "console", "hooks", "types"},
     {"functional", "parallel", "products", "schedules"},
     {"permutation", "gates", "experts", "losses"},
     {"metrics", "networks"},
