@@ -16,7 +16,11 @@ from torch.autograd.function import once_differentiable
 from mtl.functional import ENTROPY_EPS, apply_many, samples_last
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
-_HALF, _THREE = torch.tensor(0.5), torch.tensor(3.0)  # on the host: any device takes them without waiting
+_HALF, _ONE, _THREE = (
+    torch.tensor(0.5),
+    torch.tensor(1.0),
+    torch.tensor(3.0),
+)  # on the host: any device takes them without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**19  # numbers of a part: what is written is read again while it is in the cache
 
@@ -43,8 +47,7 @@ class _CometRoute(torch.autograd.Function):
         slope, bends = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
         for part in _parts(leaf, leaf[0].numel()):
-            left, right = shares[part].unbind(2)
-            _smooth_steps(split[part], gamma, left, right, None if slope is None else slope[part])
+            _smooth_steps(split[part], gamma, shares[part], 2, 0, None if slope is None else slope[part])
             _descend(nodes[part], shares[part])
             v = _leaves(nodes[part], order)
             # exp(a + log(v + eps)) as a product. What is not reached counts neither for the largest nor for the sum.
@@ -57,7 +60,8 @@ class _CometRoute(torch.autograd.Function):
             torch.sum(u, 2, out=weights[part])
             total = weights[part].sum(1, keepdim=True)  # one softmax over all leaves of all trees
             weights[part].div_(total)
-            u.div_(total[:, None])
+            if slope is not None:
+                u.div_(total[:, None])
             _entropy(v, entropies[part], None if bends is None else bends[part])
         ctx.save_for_backward(shares, slope, bends, nodes, q, weights)
         ctx.order = order
@@ -114,8 +118,7 @@ class _DSelectRoute(torch.autograd.Function):
         weights, entropies = bits.new_empty(tasks, experts, rows), bits.new_empty(tasks, rows)
         bends = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None
         for part in _parts(bits, k * 2**m * rows):
-            zero, one = shares[part].unbind(3)
-            _smooth_steps(bits[part], gamma, one, zero, None if slope is None else slope[part])
+            _smooth_steps(bits[part], gamma, shares[part], 3, 1, None if slope is None else slope[part])
             _codes(shares[part], codes[part])
             v = codes[part][:, :, :experts]
             torch.mul(v[:, 0], mix[part, 0, None], out=weights[part])
@@ -179,12 +182,12 @@ def _codes_backward(grad: Tensor, shares: Tensor) -> list[tuple[Tensor, Tensor]]
     return _codes_backward(to_first, first) + _codes_backward(to_last, last)
 
 
-def _into(out: Tensor, function: Callable[..., Tensor], *arguments: Any) -> None:
+def _into(out: Tensor, function: Callable[..., Tensor], *arguments: Any, **options: Any) -> None:
     """Write a result into a part of a tensor; torch cannot compile ``out=`` of a part that has gaps."""
     if torch.compiler.is_compiling():
-        out.copy_(function(*arguments))
+        out.copy_(function(*arguments, **options))
     else:
-        function(*arguments, out=out)
+        function(*arguments, **options, out=out)
 
 
 def _parts(tasks: Tensor, numbers: int) -> Iterator[slice]:
@@ -203,15 +206,20 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice]]:
         first = 2 * first + 1
 
 
-def _smooth_steps(t: Tensor, gamma: float, up: Tensor, down: Tensor, slope: Tensor | None) -> None:
-    """Write S(t) to ``up``, 1 - S(t) = S(-t) to ``down`` and S'(t) to ``slope``: see ``smooth_step``."""
-    s = torch.add(_HALF, t, alpha=1.0 / gamma).clamp_(0.0, 1.0)
-    other = 1 - s
-    for here, out in ((s, up), (other, down)):
-        _into(out, torch.sub, _THREE, here + here)
-        out.mul_(here).mul_(here)
+def _smooth_steps(t: Tensor, gamma: float, out: Tensor, dim: int, first: int, slope: Tensor | None) -> None:
+    """Write S(t) to place ``first`` of ``out``'s dimension ``dim``, 1 - S(t) = S(-t) to the other, S'(t) to ``slope``.
+
+    See ``smooth_step``.
+    """
+    both = torch.empty_like(out)
+    s, other = both.select(dim, first), both.select(dim, 1 - first)
+    _into(s, torch.add, _HALF, t, alpha=1.0 / gamma)
+    s.clamp_(0.0, 1.0)
+    _into(other, torch.sub, _ONE, s)
+    torch.sub(_THREE, both, alpha=2.0, out=out).mul_(both).mul_(both)
     if slope is not None:
-        _into(slope, torch.mul, s, other.mul_(6.0 / gamma))
+        _into(slope, torch.mul, s, other)
+        slope.mul_(6.0 / gamma)
 
 
 def _entropy(v: Tensor, out: Tensor, slope: Tensor | None) -> None:
