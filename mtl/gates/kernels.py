@@ -139,9 +139,10 @@ class _DSelectRoute(torch.autograd.Function):
         if grad_weights is not None:
             grad_weights = samples_last(grad_weights.permute(2, 0, 1))
         for part in _parts(slope, codes[0].numel()):
-            g, v = torch.empty_like(codes[part]), codes[part][:, :, :experts]
-            grad = g[:, :, :experts]
-            g[:, :, experts:] = 0
+            g = torch.empty_like(codes[part])
+            v, grad = codes[part][:, :, :experts], g[:, :, :experts]
+            if experts < g.shape[2]:
+                g[:, :, experts:] = 0
             if grad_weights is None:
                 grad.zero_()
             else:
