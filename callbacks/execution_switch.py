@@ -18,12 +18,9 @@ class ExecutionSwitch(Callback):
 
     def __init__(self, every_steps: int = 50) -> None:
         self.every_steps = every_steps
-        self._layers: list[Dispatch] = []  # those that have a choice
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = [module for module in pl_module.modules() if isinstance(module, Dispatch)]
-        self._layers = [layer for layer in found if layer.execution == "auto"]
-        need_hook(trainer, self, "on_train_batch_end", bool(self._layers))
+        need_hook(trainer, self, "on_train_batch_end", any(layer.execution == "auto" for layer in _layers(pl_module)))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -31,5 +28,9 @@ class ExecutionSwitch(Callback):
         routing = outputs["routing"]
         if routing is None or not routing.exact_zeros or (trainer.global_step - 1) % self.every_steps:
             return
-        for layer in self._layers:
+        for layer in _layers(pl_module):
             layer.adapt(routing.weights.detach())
+
+
+def _layers(module: LightningModule) -> list[Dispatch]:
+    return [part for part in module.modules() if isinstance(part, Dispatch)]

@@ -60,6 +60,8 @@ class ScheduledBuffer(Callback):
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        if not self._buffers:
+            return
         step = trainer.global_step
         value = self.value(step, self.length.in_steps(trainer))
         for owner, name in self._buffers:

@@ -163,6 +163,27 @@ def test_a_trainer_passes_over_a_hook_while_it_is_not_needed() -> None:
     assert callable(callback.on_train_batch_end)
 
 
+def test_a_callback_without_work_is_passed_over(tmp_path: Path) -> None:
+    def step_hooks(*words: str) -> set[str]:
+        cfg = compose_small(tmp_path / "-".join(words), "gate=topk", "trainer.max_epochs=1", *words)
+        data, trainer = build.build_data(cfg), build.build_trainer(cfg)
+        data.prepare_data()
+        data.setup()
+        trainer.fit(build.build_module(cfg, build.build_network(cfg, data.spec), data.spec), datamodule=data)
+        return {
+            type(callback).__name__
+            for callback in trainer.callbacks
+            if callable(callback.on_train_batch_start) or callable(callback.on_train_batch_end)
+        }
+
+    always = {"LastCheckpoint", "RoutingMonitor"}
+    assert step_hooks("network.execution=dense") == always
+    assert step_hooks("network.execution=auto") == always | {"ExecutionSwitch"}
+    assert step_hooks("network.execution=dense", "gate=softmax_selector", "schedule=temperature") == always | {
+        "ScheduledBuffer"
+    }
+
+
 def test_profiling_nothing_lets_errors_through() -> None:
     profiler = NoProfiler()
     with profiler.profile("outside"), profiler.profile("inside"):
