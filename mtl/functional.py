@@ -89,12 +89,12 @@ class _Affine(torch.autograd.Function):
 
 def samples_first(x: Tensor) -> Tensor:
     """Return ``x [..., B]`` as ``[B, ...]``, contiguous. Torch transposes a matrix thrice as fast as it permutes."""
-    return x.reshape(-1, x.shape[-1]).t().contiguous().view(x.shape[-1], *x.shape[:-1])
+    return x.flatten(0, -2).t().contiguous().view(x.shape[-1], *x.shape[:-1])
 
 
 def samples_last(x: Tensor) -> Tensor:
     """Return ``x [B, ...]`` as ``[..., B]``, contiguous."""
-    return x.reshape(len(x), -1).t().contiguous().view(*x.shape[1:], len(x))
+    return x.flatten(1).t().contiguous().view(*x.shape[1:], len(x))
 
 
 def logistic_noise(like: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ def _mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs, scale: float = 1.
     num_samples, num_tasks, _ = weights.shape
     chosen = entries.weights(weights)
     mixed = entries.sum(outputs, chosen if scale == 1.0 else chosen.mul_(scale))
-    return mixed.view(num_tasks, num_samples, -1).transpose(0, 1)
+    return mixed.view(num_tasks, num_samples, outputs.shape[1]).transpose(0, 1)
 
 
 def _unmix_pairs(
@@ -263,7 +263,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: 
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of x, weight and bias from ``grad [B, E, H]`` of the affine maps."""
     if x.dim() == 2:
-        flat = grad.reshape(len(grad), -1)  # what comes from another layer may lie expert by expert
+        flat = grad.flatten(1)  # what comes from another layer may lie expert by expert
         grad_weight = product(flat.t(), x).view_as(weight)
         grad_x = product(flat, weight.flatten(0, 1)) if needs_x else None
     else:

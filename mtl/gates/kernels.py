@@ -164,7 +164,7 @@ def _codes(shares: Tensor, out: Tensor | None = None) -> Tensor:
     if m > 1:
         first, last = _codes(shares[:, :, : m // 2]), _codes(shares[:, :, m // 2 :])
         out = shares.new_empty(t, k, 2**m, rows) if out is None else out
-        _into(out.view(t, k, first.shape[2], -1, rows), torch.mul, first[:, :, :, None], last[:, :, None])
+        _into(out.view(t, k, first.shape[2], last.shape[2], rows), torch.mul, first[:, :, :, None], last[:, :, None])
         return out
     code = shares[:, :, 0] if m else shares.new_ones(t, k, 1, rows)
     return code if out is None else out.copy_(code)
@@ -178,7 +178,7 @@ def _codes_backward(grad: Tensor, shares: Tensor) -> list[tuple[Tensor, Tensor]]
         return [(zero, one)] * m
     first, last = shares[:, :, : m // 2], shares[:, :, m // 2 :]
     of_first, of_last = _codes(first), _codes(last)
-    grad = grad.view(t, k, of_first.shape[2], -1, rows)
+    grad = grad.view(t, k, of_first.shape[2], of_last.shape[2], rows)
     to_first, to_last = (grad * of_last[:, :, None]).sum(3), (grad * of_first[:, :, :, None]).sum(2)
     return _codes_backward(to_first, first) + _codes_backward(to_last, last)
 

@@ -72,7 +72,7 @@ class Convolutions(Component):
         first = copies[0].body[0]
         weight, bias = (torch.cat([getattr(copy.body[0], name) for copy in copies]) for name in ("weight", "bias"))
         y = F.conv2d(x, weight, bias, first.stride, first.padding).relu()  # small ones cost a call each, not arithmetic
-        return y.view(len(y), len(copies), -1, *y.shape[2:])
+        return y.view(len(y), len(copies), y.shape[1] // len(copies), *y.shape[2:])
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.body(x)

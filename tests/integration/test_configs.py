@@ -45,6 +45,27 @@ def test_every_file_trains(word: str, tmp_path: Path, tiny_data: Path) -> None:
     assert (tmp_path / "run" / "results.json").is_file()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[[word] for word in WORDS if word.startswith("network")],
+        ["network=mmoe", "data=multi_mnist", "network.execution=dense"],
+        ["network=mmoe", "data=multi_mnist", "network.execution=sparse", "gate=topk"],
+    ],
+    ids=" ".join,
+)
+def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
+    """Of a short split the last process gets a batch without rows."""
+    cfg = compose_small(tmp_path, *words, *NEEDS.get(words[0], []), f"paths.data_dir={tiny_data}")
+    data = build.build_data(cfg)
+    data.prepare_data()
+    data.setup()
+    network = build.build_network(cfg, data.spec).eval()
+    batch = next(iter(data.val_dataloader()))
+    predictions = network(batch.select(torch.arange(0)).inputs, list(batch.targets)).predictions
+    assert {name: len(value) for name, value in predictions.items()} == dict.fromkeys(batch.targets, 0)
+
+
 @pytest.mark.parametrize("gate", [path.stem for path in sorted((ROOT / "conf" / "gate").glob("*.yaml"))])
 def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [f"gate={gate}", "data=movielens", f"paths.data_dir={tiny_data}", "setting.embedding_dim=8"]

@@ -44,11 +44,24 @@ def check_finite(gate: Gate, weights: Tensor, total: Tensor) -> None:
 
 @every_gate
 @every_size
-@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rows", [0, 1, 7])
 def test_shapes_are_exact(case: GateCase, num_experts: int, rows: int) -> None:
     """A missing or extra dimension would broadcast silently in the mixture; weights that do not look have no rows."""
     weights = route(case.build(T, num_experts, D), torch.randn(rows, D), rows).weights
     assert weights.shape == ((rows, T, num_experts) if case.looks else (T, num_experts))
+
+
+@learning_gates
+@some_sizes
+def test_a_batch_without_rows_has_gradients_of_zero(case: GateCase, num_experts: int) -> None:
+    """As a process gets it that runs short of rows."""
+    gate = case.build(T, num_experts, D)
+    weights = route(gate, torch.randn(0, D), 0).weights
+    if not case.looks or not weights.requires_grad:  # a single expert
+        return
+    weights.sum().backward()
+    for name, parameter in gate.named_parameters():
+        assert parameter.grad is None or not parameter.grad.any(), name
 
 
 @every_gate

@@ -49,6 +49,19 @@ def test_some_tasks_alone_with_every_gate(case: GateCase, wanted: list[str]) -> 
         torch.testing.assert_close(part.predictions[task], whole[task])
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_a_batch_without_rows_forward_and_backward(case: GateCase, execution: str) -> None:
+    """As a process gets it that runs short of rows."""
+    network = MMoE(SPEC, num_experts=4, gate=case.make, execution=execution, **PARTS)
+    network.dispatch.sparse = execution == "sparse"
+    for training in (False, True):
+        predictions = network.train(training)(inputs(0)).predictions
+        assert {len(value) for value in predictions.values()} == {0}
+        sum(value.sum() for value in predictions.values()).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in network.parameters())
+
+
 @pytest.mark.parametrize("make", [partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask])
 def test_a_prediction_depends_on_its_own_row_alone(make: partial[MMoE] | type) -> None:
     """Rows and experts are both counted in some dimension; with as many rows as experts a mix-up would not crash."""
