@@ -16,11 +16,7 @@ from torch.autograd.function import once_differentiable
 from mtl.functional import ENTROPY_EPS, apply_many, samples_last
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
-_HALF, _ONE, _THREE = (
-    torch.tensor(0.5),
-    torch.tensor(1.0),
-    torch.tensor(3.0),
-)  # on the host: any device takes them without waiting
+_ONE, _THREE = torch.tensor(1.0), torch.tensor(3.0)  # on the host: any device takes them without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**19  # numbers of a part: what is written is read again while it is in the cache
 
@@ -214,8 +210,8 @@ def _smooth_steps(t: Tensor, gamma: float, out: Tensor, dim: int, first: int, sl
     """
     both = torch.empty_like(out)
     s, other = both.select(dim, first), both.select(dim, 1 - first)
-    _into(s, torch.add, _HALF, t, alpha=1.0 / gamma)
-    s.clamp_(0.0, 1.0)
+    _into(s, torch.div, t, gamma)
+    s.clamp_(-0.5, 0.5).add_(0.5)  # exactly 0 and 1 at the ends, which 0.5 + t * (1 / gamma) can miss
     _into(other, torch.sub, _ONE, s)
     torch.sub(_THREE, both, alpha=2.0, out=out).mul_(both).mul_(both)
     if slope is not None:

@@ -98,3 +98,17 @@ def test_flat_splits_have_no_gradient_at_all() -> None:
     assert not split.grad.any()
     assert leaf.grad is not None
     assert not leaf.grad[(v == 0)].any()
+
+
+@pytest.mark.parametrize("gamma", [0.015, 0.03, 0.1, 0.7, 1.0, 3.3, 10.0])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_flat_from_the_ends_on(gamma: float, side: int) -> None:
+    """At t = -gamma/2 and gamma/2 themselves the smooth step is exactly 0 and 1, and so are the weights."""
+    t = (side * torch.tensor(gamma / 2)).expand(1, 1, 1, 8).clone().requires_grad_()
+    weights, v, _ = comet_route(t, torch.zeros(1, 2, 1, 8), gamma, None)
+    assert torch.equal(v[0, :, 0], weights[0])
+    assert set(weights.flatten().tolist()) == {0.0, 1.0}
+    codes, s, _ = dselect_route(t, torch.ones(1, 1, 8), gamma, 2)
+    assert set(codes.flatten().tolist()) == set(s.flatten().tolist()) == {0.0, 1.0}
+    (weights[0, 0].sum() + codes[0, 0].sum()).backward()
+    assert not t.grad.any()
