@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mtl.functional import ENTROPY_EPS, apply_many, samples_last
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
-_ONE, _THREE = torch.tensor(1.0), torch.tensor(3.0)  # on the host: any device takes them without waiting
+_ONE = torch.tensor(1.0)  # on the host: any device takes it without waiting
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 _AT_ONCE = 2**19  # numbers of a part: what is written is read again while it is in the cache
 
@@ -40,7 +40,7 @@ class _CometRoute(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         nodes = leaf.new_empty(tasks, 2 * experts - 1, k, rows)  # the probability to pass there, by heap id
         shares, q = leaf.new_empty(tasks, experts - 1, 2, k, rows), torch.empty_like(leaf)  # that go left and right
-        slope, bends = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
+        slope, entropy_slope = (torch.empty_like(like) if any(ctx.needs_input_grad) else None for like in (split, leaf))
         weights, entropies = leaf.new_empty(tasks, experts, rows), leaf.new_empty(tasks, rows)
         for part in _parts(leaf, leaf[0].numel()):
             _smooth_steps(split[part], gamma, shares[part], 2, 0, None if slope is None else slope[part])
@@ -58,8 +58,8 @@ class _CometRoute(torch.autograd.Function):
             weights[part].div_(total)
             if slope is not None:
                 u.div_(total[:, None])
-            _entropy(v, entropies[part], None if bends is None else bends[part])
-        ctx.save_for_backward(shares, slope, bends, nodes, q, weights)
+            _entropy(v, entropies[part], None if entropy_slope is None else entropy_slope[part])
+        ctx.save_for_backward(shares, slope, entropy_slope, nodes, q, weights)
         ctx.order = order
         return weights, _leaves(nodes, order), entropies
 
@@ -68,7 +68,7 @@ class _CometRoute(torch.autograd.Function):
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        shares, slope, bends, nodes, q, weights = ctx.saved_tensors
+        shares, slope, entropy_slope, nodes, q, weights = ctx.saved_tensors
         grad_split, grad_leaf, experts = torch.empty_like(slope), torch.empty_like(q), q.shape[1]
         if grad_weights is not None:
             grad_weights = samples_last(grad_weights.permute(2, 0, 1))
@@ -85,7 +85,7 @@ class _CometRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad.addcmul_(bends[part], grad_entropies[part][:, None, None], value=-1.0)
+                grad.addcmul_(entropy_slope[part], grad_entropies[part][:, None, None], value=-1.0)
             if ctx.order is not None:
                 g[:, experts - 1 :].index_copy_(1, ctx.order, grad)
             _ascend(g, shares[part], grad_split[part])
@@ -112,7 +112,7 @@ class _DSelectRoute(torch.autograd.Function):
         slope = torch.empty_like(bits) if any(ctx.needs_input_grad) else None
         codes = bits.new_empty(tasks, k, 2**m, rows)
         weights, entropies = bits.new_empty(tasks, experts, rows), bits.new_empty(tasks, rows)
-        bends = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None
+        entropy_slope = bits.new_empty(tasks, k, experts, rows) if any(ctx.needs_input_grad) else None
         for part in _parts(bits, k * 2**m * rows):
             _smooth_steps(bits[part], gamma, shares[part], 3, 1, None if slope is None else slope[part])
             _codes(shares[part], codes[part])
@@ -120,8 +120,8 @@ class _DSelectRoute(torch.autograd.Function):
             torch.mul(v[:, 0], mix[part, 0, None], out=weights[part])
             for selector in range(1, k):
                 weights[part].addcmul_(v[:, selector], mix[part, selector, None])
-            _entropy(v, entropies[part], None if bends is None else bends[part])
-        ctx.save_for_backward(shares, slope, mix, bends, codes)
+            _entropy(v, entropies[part], None if entropy_slope is None else entropy_slope[part])
+        ctx.save_for_backward(shares, slope, mix, entropy_slope, codes)
         return weights, codes[:, :, :experts], entropies
 
     @staticmethod
@@ -129,8 +129,8 @@ class _DSelectRoute(torch.autograd.Function):
     def backward(
         ctx: Any, grad_weights: Tensor | None, grad_v: Tensor | None, grad_entropies: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None]:
-        shares, slope, mix, bends, codes = ctx.saved_tensors
-        experts = bends.shape[2]
+        shares, slope, mix, entropy_slope, codes = ctx.saved_tensors
+        experts = entropy_slope.shape[2]
         grad_bits, grad_mix = torch.empty_like(slope), torch.zeros_like(mix)
         if grad_weights is not None:
             grad_weights = samples_last(grad_weights.permute(2, 0, 1))
@@ -147,7 +147,7 @@ class _DSelectRoute(torch.autograd.Function):
             if grad_v is not None:
                 grad += grad_v[part]
             if grad_entropies is not None:
-                grad.addcmul_(bends[part], grad_entropies[part][:, None, None], value=-1.0)
+                grad.addcmul_(entropy_slope[part], grad_entropies[part][:, None, None], value=-1.0)
             for bit, (zero, one) in enumerate(_codes_backward(g, shares[part])):
                 _into(grad_bits[part, :, bit], torch.sub, one, zero)
             grad_bits[part].mul_(slope[part])
@@ -206,17 +206,17 @@ def _levels(inner: int) -> Iterator[tuple[slice, slice]]:
 def _smooth_steps(t: Tensor, gamma: float, out: Tensor, dim: int, first: int, slope: Tensor | None) -> None:
     """Write S(t) to place ``first`` of ``out``'s dimension ``dim``, 1 - S(t) = S(-t) to the other, S'(t) to ``slope``.
 
-    See ``smooth_step``.
+    See ``smooth_step``. ``t`` and ``slope [t, ..., B]``; ``out`` has two more places between these. With s the part of
+    the way from the lower end of the slope to the upper, and p = s (1 - s), S is s (s + 2p) and S' is 6 p / gamma.
     """
-    both = torch.empty_like(out)
+    both, slope = torch.empty_like(out), torch.empty_like(t) if slope is None else slope
     s, other = both.select(dim, first), both.select(dim, 1 - first)
     _into(s, torch.div, t, gamma)
     s.clamp_(-0.5, 0.5).add_(0.5)  # exactly 0 and 1 at the ends, which 0.5 + t * (1 / gamma) can miss
     _into(other, torch.sub, _ONE, s)
-    torch.sub(_THREE, both, alpha=2.0, out=out).mul_(both).mul_(both)
-    if slope is not None:
-        _into(slope, torch.mul, s, other)
-        slope.mul_(6.0 / gamma)
+    _into(slope, torch.mul, s, other)
+    torch.add(both, slope.unsqueeze(dim), alpha=2.0, out=out).mul_(both)
+    slope.mul_(6.0 / gamma)
 
 
 def _entropy(v: Tensor, out: Tensor, slope: Tensor | None) -> None:
