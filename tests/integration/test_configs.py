@@ -30,6 +30,7 @@ NEEDS = {  # what a file only makes sense with
     "network/gate_trunk=conv": ["data=multi_mnist"],
     "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", "data.side=28"],
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
+    "experiment=omniglot": ["+trainer.limit_val_batches=2", "+trainer.limit_test_batches=2"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those

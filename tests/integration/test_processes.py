@@ -157,8 +157,8 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_two_processes_stop_and_go_on(number: signal.Signals, tmp_path: Path) -> None:
-    words = [*BASE[1:], *TWO, "data.rows=[4000,200,200]", "data.batch_size=32", "permutation=sinkhorn"]
-    words += ["setting.dropout=0.3", "setting.head_units=[8]", "trainer.max_epochs=4", "callbacks.last.every_steps=5"]
+    words = [*BASE[1:], *TWO, "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn"]
+    words += ["setting.dropout=0.3", "setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     finish(start(whole, *words))
     process = start(parts, *words)
