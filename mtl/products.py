@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
 LEAST = 16  # of each size of such a product
 NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
+BLOCK = 64  # rows that are transposed at a time
 
 
 def _onednn() -> Any:
@@ -61,6 +62,33 @@ def onednn_multiplies(like: Tensor) -> bool:
     if torch.compiler.is_compiling() or _LINEAR is None:
         return False
     return like.device.type == "cpu" and like.dtype == torch.float32 and bool(torch.backends.mkldnn.enabled)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Return ``x [M, N]`` or ``[P, M, N]`` as ``[N, M]`` or ``[P, N, M]``, contiguous.
+
+    On a CPU this takes a third to two thirds of the time of torch's copy. To shuffle the channels of a pixel is to
+    transpose a matrix, and where channels are last in memory torch does that with vector instructions, and several
+    pixels at once.
+    """
+    if x.device.type != "cpu" or not x.is_floating_point() or not x.numel() or torch.compiler.is_compiling():
+        return x.transpose(-1, -2).contiguous()
+    x = x.contiguous()
+    if x.dim() == 3:
+        return _shuffled(x)
+    rows, columns = x.shape
+    if rows % 256 or x.numel() <= 2**16:
+        return _shuffled(x[None])[0]
+    # Columns so far apart in memory share few places of the cache: some rows at a time
+    return _shuffled(x.view(-1, BLOCK, columns)).transpose(0, 1).reshape(columns, rows)
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    """Return contiguous ``x [P, M, N]`` as ``[P, N, M]``."""
+    pixels, rows, columns = x.shape
+    channels = rows * columns
+    last = x.as_strided((pixels, channels, 1, 1), (channels, 1, channels, channels))  # channels last in memory
+    return torch.channel_shuffle(last, rows).view(pixels, columns, rows)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -219,11 +247,11 @@ def _large(a: Tensor, b: Tensor) -> bool:
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    if not a.is_contiguous():  # oneDNN would copy it, in more time than torch
+    if not a.is_contiguous():  # oneDNN would copy it, in more time
         (m, k), n = a.shape, b.shape[1]
         if bias is None and m * n + k * n < m * k:  # less is copied for the transposed product
-            return _call(b.t(), a.t(), None, relu).t().contiguous()
-        a = a.contiguous()
+            return transposed(_call(b.t(), a.t(), None, relu))
+        a = transposed(a.t()) if a.stride(0) == 1 else a.contiguous()
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()  # with gaps between its rows oneDNN takes a reference loop, a thousand times slower
     result: Tensor = _LINEAR(a, b.t(), bias, "relu" if relu else "none", [], "")

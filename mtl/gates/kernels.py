@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtl.functional import ENTROPY_EPS, apply_many, samples_last
+from mtl.functional import ENTROPY_EPS, apply_many
 
 LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 _ONE = torch.tensor(1.0)  # on the host: any device takes it without waiting
@@ -71,7 +71,7 @@ class _CometRoute(torch.autograd.Function):
         shares, slope, entropy_slope, nodes, q, weights = ctx.saved_tensors
         grad_split, grad_leaf, experts = torch.empty_like(slope), torch.empty_like(q), q.shape[1]
         if grad_weights is not None:
-            grad_weights = samples_last(grad_weights.permute(2, 0, 1))
+            grad_weights = grad_weights.contiguous()
         for part in _parts(q, q[0].numel()):
             g, v = torch.empty_like(nodes[part]), _leaves(nodes[part], ctx.order)
             grad = g[:, experts - 1 :] if ctx.order is None else torch.empty_like(v)
@@ -133,7 +133,7 @@ class _DSelectRoute(torch.autograd.Function):
         experts = entropy_slope.shape[2]
         grad_bits, grad_mix = torch.empty_like(slope), torch.zeros_like(mix)
         if grad_weights is not None:
-            grad_weights = samples_last(grad_weights.permute(2, 0, 1))
+            grad_weights = grad_weights.contiguous()
         for part in _parts(slope, codes[0].numel()):
             g = torch.empty_like(codes[part])
             v, grad = codes[part][:, :, :experts], g[:, :, :experts]
