@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtl import compat, products
-from mtl.products import choose_variant, grouped_outer, grouped_product, product, rounded
+from mtl.functional import samples_first
+from mtl.products import choose_variant, grouped_outer, grouped_product, product, rounded, transposed
 
 COUNTS = {
     "even": [5] * 40,
@@ -40,6 +41,32 @@ def test_product(shape: tuple[int, int, int], relu: bool, layout: str) -> None:
     expected = torch.addmm(bias.double(), a.double(), b.double()).float()
     close(product(a, b, bias, relu), expected.relu() if relu else expected)
     close(product(a, b), (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "shape",
+    [(0, 3), (3, 0), (1, 1), (1, 9), (9, 1), (5, 7), (256, 256), (512, 200), (768, 130), (300, 257), (2, 3, 5)],
+    ids=str,
+)
+def test_transposed(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Small ones, large ones of many rows, whole batches; with gaps between the rows or within."""
+    turned = torch.randn(*shape[:-2], shape[-1], shape[-2]).mT
+    for x in (torch.randn(*shape), torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2], turned):
+        x = (100 * x).to(dtype)
+        result = transposed(x)
+        assert result.is_contiguous()
+        assert torch.equal(result, x.mT)
+
+
+def test_samples_first_and_back() -> None:
+    x = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
+    result = samples_first(x)
+    assert torch.equal(result, x.permute(2, 0, 1))
+    assert torch.autograd.gradcheck(samples_first, x)
+    for direction in (torch.randn(6, 3, 4), torch.randn(3, 6, 4).transpose(0, 1), torch.randn(3, 4, 6).permute(2, 0, 1)):
+        [gradient] = torch.autograd.grad(result, x, direction.double(), retain_graph=True)
+        assert torch.equal(gradient, direction.permute(1, 2, 0).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
