@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
 LEAST = 16  # of each size of such a product
 NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
-BLOCK = 64  # rows that are transposed at a time
+BLOCK, AT_ONCE = 64, 2**22  # rows that are transposed at a time, and numbers between
 
 
 def _onednn() -> Any:
@@ -80,7 +80,12 @@ def transposed(x: Tensor) -> Tensor:
     if rows % 256 or x.numel() <= 2**16:
         return _shuffled(x[None])[0]
     # Columns so far apart in memory share few places of the cache: some rows at a time
-    return _shuffled(x.view(-1, BLOCK, columns)).transpose(0, 1).reshape(columns, rows)
+    result, blocks = x.new_empty(columns, rows), x.view(-1, BLOCK, columns)
+    places = result.view(columns, -1, BLOCK).transpose(0, 1)
+    step = max(2, AT_ONCE // (BLOCK * columns))
+    for start in range(0, len(blocks), step):
+        places[start : start + step] = _shuffled(blocks[start : start + step])
+    return result
 
 
 def _shuffled(x: Tensor) -> Tensor:

@@ -49,8 +49,10 @@ def test_product(shape: tuple[int, int, int], relu: bool, layout: str) -> None:
     [(0, 3), (3, 0), (1, 1), (1, 9), (9, 1), (5, 7), (256, 256), (512, 200), (768, 130), (300, 257), (2, 3, 5)],
     ids=str,
 )
-def test_transposed(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("at_once", [1, 2**22])  # a few rows, all together
+def test_transposed(shape: tuple[int, ...], dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones, large ones of many rows, whole batches; with gaps between the rows or within."""
+    monkeypatch.setattr(products, "AT_ONCE", at_once)
     turned = torch.randn(*shape[:-2], shape[-1], shape[-2]).mT
     for x in (torch.randn(*shape), torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2], turned):
         x = (100 * x).to(dtype)
@@ -64,7 +66,8 @@ def test_samples_first_and_back() -> None:
     result = samples_first(x)
     assert torch.equal(result, x.permute(2, 0, 1))
     assert torch.autograd.gradcheck(samples_first, x)
-    for direction in (torch.randn(6, 3, 4), torch.randn(3, 6, 4).transpose(0, 1), torch.randn(3, 4, 6).permute(2, 0, 1)):
+    turned = torch.randn(3, 6, 4).transpose(0, 1), torch.randn(3, 4, 6).permute(2, 0, 1)
+    for direction in (torch.randn(6, 3, 4), *turned):
         [gradient] = torch.autograd.grad(result, x, direction.double(), retain_graph=True)
         assert torch.equal(gradient, direction.permute(1, 2, 0).double())
 
