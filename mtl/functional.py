@@ -102,10 +102,9 @@ class _SamplesFirst(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        by_task = grad.transpose(0, 1)
-        if by_task.is_contiguous() or not grad.is_contiguous():
-            return transposed(by_task)
-        return transposed(grad.flatten(1)).view(*grad.shape[1:], len(grad))  # that of a dense mixture
+        if grad.is_contiguous():  # that of a dense mixture; others lie task by task, as the weights do
+            return transposed(grad.flatten(1)).view(*grad.shape[1:], len(grad))
+        return transposed(grad.transpose(0, 1))
 
 
 def logistic_noise(like: Tensor) -> Tensor:
