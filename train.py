@@ -20,7 +20,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mtl import build, compat, results
+from mtl import build, compat, parallel, results
 from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
 from mtl.types import InputError, Stopped, require
 
@@ -71,6 +71,7 @@ def run(cfg: DictConfig) -> float | None:
         try:
             return _run(cfg)
         finally:
+            parallel.part()
             gc.unfreeze()  # a sweep goes on without this run's network
 
 

@@ -20,6 +20,15 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def part() -> None:
+    """Leave the group of processes: one that ends as a member of it may be aborted instead (gloo's threads still run).
+
+    Lightning sees to this where NCCL connects the processes.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
 def total(values: Tensor) -> Tensor:
     """Return the sum of ``values`` of all processes, without gradient."""
     values = values.detach().clone()
