@@ -92,6 +92,7 @@ def _run(cfg: DictConfig) -> float | None:
     module = build.build_module(cfg, network, data.spec)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
+        folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
 
     best: float | None = None

@@ -15,6 +15,8 @@ from torch.utils.flop_counter import register_flop_formula
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
 LEAST = 16  # of each size of such a product
 NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
+MANY = 32  # groups, from which one call for all gains more than products of their own sizes
+FEW = 64  # rows of a group, up to which its product may be a sum of its matrix's rows
 BLOCK = 64  # rows of a large matrix that are transposed as one
 AT_ONCE = 2**22  # numbers of it at a time, so that what lies between takes little memory
 
@@ -44,6 +46,7 @@ def _flops(x_shape: Any, weight_shape: Any, *args: Any, **kwargs: Any) -> int:
 
 
 _LINEAR = _onednn()
+_ENGINES = torch.backends.quantized.supported_engines
 
 
 def rounded(rows: list[int]) -> list[int]:
@@ -125,12 +128,18 @@ def grouped_product(
     ``b [E, K, N]``, ``bias [E, N]``; returns ``[P, N]``, negative numbers replaced by 0 with ``relu``. ``variant``: see
     ``choose_variant``, which chooses if it is None.
     """
-    variant = variant or choose_variant(a, b.shape[2], counts)
+    variant = variant or choose_variant(a, b.shape[2], counts, b.is_contiguous())
     if variant == "segments":
         result = a.new_empty(len(a), b.shape[2])
         _one_by_one(torch.split(result, counts), torch.split(a, counts), b.unbind(), bias, relu)
         return result
-    if variant == "padded":
+    if variant == "bags":
+        depth = b.shape[1]
+        numbers = torch.arange(depth, dtype=_index_type(max(a.numel(), len(b) * depth)))
+        places = (_groups(counts, a.device).to(numbers.dtype) * depth)[:, None] + numbers  # among all matrices' rows
+        starts = torch.arange(0, a.numel(), depth, dtype=numbers.dtype)
+        result = weighted_sums(b.flatten(0, 1), places.flatten(), starts, a.flatten())
+    elif variant == "padded":
         layout = _Padded(counts, a.device)
         if layout.size <= NARROW and b.transpose(1, 2).is_contiguous():
             turned = torch.bmm(b.transpose(1, 2), layout.spread(a).transpose(1, 2))
@@ -148,9 +157,11 @@ def grouped_product(
 
 def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None = None) -> Tensor:
     """Return for each group the product ``a.T b`` of its rows of ``a [P, M]`` and ``b [P, N]``: ``[E, M, N]``."""
-    variant = variant or choose_variant(a, b.shape[1], counts)
+    variant = variant or choose_variant(a, b.shape[1], counts, b.is_contiguous())
     if variant == "grouped_mm":
         return F.grouped_mm(a.t(), b, offs=_ends(counts, a.device))
+    if variant == "bags":
+        return _outer_in_bags(a, b, counts)
     if variant == "padded":
         layout = _Padded(counts, a.device)
         result = torch.bmm(layout.spread(a, 0.0).transpose(1, 2), layout.spread(b, 0.0))
@@ -184,11 +195,12 @@ def _one_by_one(
             result.relu_()
 
 
-def choose_variant(a: Tensor, width: int, counts: Sequence[int]) -> str:
-    """Say how grouped rows ``a [P, K]`` are best multiplied by matrices ``[K, width]``.
+def choose_variant(a: Tensor, width: int, counts: Sequence[int], by_row: bool = False) -> str:
+    """Say how grouped rows ``a [P, K]`` are best multiplied by matrices ``[K, width]``, in memory ``by_row`` or not.
 
-    "segments": one product after the other; for few large groups. "padded": one batched product of groups of one size;
-    for many small ones. "grouped_mm": torch's, on a GPU in half precision.
+    "segments": one product after the other; for large groups. "bags": weighted sums of the matrices' rows; for small
+    groups on a CPU. "padded": one batched product of groups of one size; for many small ones elsewhere. "grouped_mm":
+    torch's, on a GPU in half precision.
     """
     if a.device.type == "cuda":
         half = a.dtype in (torch.bfloat16, torch.float16)
@@ -196,8 +208,42 @@ def choose_variant(a: Tensor, width: int, counts: Sequence[int]) -> str:
         if fits and torch.cuda.get_device_capability(a.device) >= (8, 0):
             return "grouped_mm"
     groups = sum(count > 0 for count in counts)
-    small = len(a) * a.shape[1] * width < WORTHWHILE * groups and groups >= 32
-    return "padded" if small and groups >= len(counts) // 2 else "segments"
+    small = len(a) * a.shape[1] * width < WORTHWHILE * groups
+    if small and by_row and len(counts) >= MANY and len(a) <= FEW * groups and _sums_fast(a):
+        return "bags"
+    return "padded" if small and groups >= max(MANY, len(counts) // 2) else "segments"
+
+
+def _sums_fast(like: Tensor) -> bool:
+    """Say whether weighted sums of rows of such tensors are FBGEMM's, which are as fast as memory."""
+    return like.device.type == "cpu" and like.dtype == torch.float32 and "fbgemm" in _ENGINES
+
+
+def weighted_sums(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    """Return sums ``[S, N]`` of the ``rows`` of ``table [R, N]`` times ``weights``, each from its ``starts [S]`` on."""
+    if not len(rows):
+        return table.new_zeros(len(starts), table.shape[1])
+    return torch.embedding_bag(table, rows, starts, mode=0, per_sample_weights=weights)[0]
+
+
+def _outer_in_bags(a: Tensor, b: Tensor, counts: list[int]) -> Tensor:
+    """Return ``grouped_outer``: row m of a group's product is the sum of its rows of ``b``, weighted by column m."""
+    (num_rows, width), groups = a.shape, len(counts)
+    columns = torch.arange(width)
+    sizes, group = torch.tensor(counts), _groups(counts, a.device)
+    starts = sizes.cumsum(0) - sizes
+    # The entry of row p and column m comes after those of earlier groups, and of its group's earlier columns
+    first = torch.arange(num_rows) + starts[group] * (width - 1)
+    places = (first[:, None] + sizes[group][:, None] * columns).flatten()
+    rows = torch.arange(num_rows, dtype=_index_type(a.numel()))[:, None].expand(num_rows, width).flatten()
+    rows, weights = (torch.empty_like(x).scatter_(0, places, x) for x in (rows, a.flatten()))
+    begins = ((starts * width)[:, None] + sizes[:, None] * columns).flatten().to(rows.dtype)
+    return weighted_sums(b, rows, begins, weights).view(groups, width, b.shape[1])
+
+
+def _index_type(count: int) -> torch.dtype:
+    """Return the type that numbers so many things: the smaller one, half as much to read, if it can."""
+    return torch.int32 if count < 2**31 else torch.int64
 
 
 def _groups(counts: Sequence[int], device: torch.device) -> Tensor:

@@ -20,24 +20,33 @@ from mtl.experts.kernels import (
 )
 from mtl.experts.pairs import Pairs
 from mtl.functional import Key, draw_key
+from mtl.products import transposed
 from mtl.types import require
+
+MANY = 64  # experts, from which sparse execution decides how weights lie in memory
 
 
 class StackedLinear(nn.Module):
-    """Apply E affine maps. ``weight [E, H, D]`` Glorot uniform per map, ``bias [E, H]`` zero."""
+    """Apply E affine maps. ``weight [E, H, D]`` Glorot uniform per map, ``bias [E, H]`` zero.
+
+    In memory the weights of few experts are one large matrix ``[E H, D]``, which dense execution multiplies as such.
+    Those of ``MANY`` lie as ``[E, D, H]``: an expert's output on one of its few samples is then a sum of rows. That
+    halves the time of sparse execution, and adds a fifth to that of dense.
+    """
 
     def __init__(self, num_experts: int, input_dim: int, output_dim: int) -> None:
         super().__init__()
         bound = (6.0 / (input_dim + output_dim)) ** 0.5
-        self.weight = nn.Parameter(torch.empty(num_experts, output_dim, input_dim).uniform_(-bound, bound))
+        weight = torch.empty(num_experts, output_dim, input_dim).uniform_(-bound, bound)
+        self.weight = nn.Parameter(weight if num_experts < MANY else transposed(weight).transpose(1, 2))
         self.bias = nn.Parameter(torch.zeros(num_experts, output_dim))
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, D]``, the same for all, or ``[B, E, D]`` to ``[B, E, H]``; E counts ``subset`` if given."""
         weight, bias = self.parameters_of(subset)
-        if x.dim() == 2:  # one product for all experts, and no transposition before the mixture
+        if x.dim() == 2 and weight.is_contiguous():  # one product for all experts
             return F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), *bias.shape)
-        return stacked_linear(x, weight, bias)
+        return stacked_linear(x if x.dim() == 3 else x[:, None].expand(-1, len(weight), -1), weight, bias)
 
     def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the experts in ``subset`` (None: all)."""

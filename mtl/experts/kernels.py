@@ -130,8 +130,12 @@ class _LinearReluDropoutMix(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             grad_weights = torch.matmul(grad, h.transpose(1, 2)).mul_(ctx.scale)  # [B, T, E]
             grad_weights = grad_weights.sum(0) if scaled.dim() == 2 else grad_weights
+        across = scaled.transpose(-1, -2)
+        if h.is_contiguous() or torch.compiler.is_compiling():
+            grad_h = torch.matmul(across, grad)  # [B, E, H]
+        else:  # expert by expert in memory, as h, for the products to come
+            grad_h = torch.bmm(across.expand(len(grad), -1, -1), grad, out=torch.empty_like(h))
         # A unit is positive just where relu and dropout let the gradient pass
-        grad_h = torch.matmul(scaled.transpose(-1, -2), grad)  # [B, E, H]
         grad_h = torch.ops.aten.threshold_backward.grad_input(grad_h, h, 0, grad_input=grad_h)
         return *_backward(grad_h, x, weight, ctx.needs_input_grad[0]), grad_weights, None, None, None
 
@@ -238,7 +242,8 @@ def _grouped_backward(
     grad: Tensor, x: Tensor, weight: Tensor, counts: list[int], needs_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of x, weight and bias from ``grad [P, H]`` of the affine maps."""
-    grad_weight = grouped_outer(grad, x, counts)
+    by_output = weight.is_contiguous()  # or by input: see StackedLinear
+    grad_weight = grouped_outer(grad, x, counts) if by_output else grouped_outer(x, grad, counts).transpose(1, 2)
     grad_x = grouped_product(grad, weight, counts) if needs_x else None
     starts = torch.tensor([0, *counts[:-1]], device=x.device).cumsum(0)
     grad_bias = torch.embedding_bag(grad, torch.arange(len(grad), device=x.device), starts, mode=0)[0]
@@ -248,12 +253,13 @@ def _grouped_backward(
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: Tensor) -> tuple[Tensor, float]:
     """Return relu of the maps, units dropped, ``[B, E, H]``, and by what those kept are still to be multiplied."""
     num_experts, width, _ = weight.shape
-    if x.dim() == 2:
+    one_matrix = x.dim() == 2 and weight.is_contiguous()
+    if one_matrix:
         h = product(x, weight.flatten(0, 1).t(), bias.flatten(), relu=True).view(len(x), num_experts, width)
     else:
-        h = products(x.transpose(0, 1), weight.transpose(1, 2), bias, relu=True).transpose(0, 1)
+        h = products(_by_expert(x, num_experts), weight.transpose(1, 2), bias, relu=True).transpose(0, 1)
     if p > 0:
-        by_expert = x.dim() == 3  # then so does h lie in memory
+        by_expert = not one_matrix  # so h lies in memory
         mask = keep_mask(key, (rows.t() if by_expert else rows).flatten(), width, p, h.dtype)
         h.mul_(mask.view(num_experts, len(x), width).transpose(0, 1) if by_expert else mask.view_as(h))
         return h, keep_scale(p)
@@ -262,15 +268,28 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, p: float, key: Key, rows: 
 
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, needs_x: bool) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of x, weight and bias from ``grad [B, E, H]`` of the affine maps."""
-    if x.dim() == 2:
+    if x.dim() == 2 and weight.is_contiguous():
         flat = grad.flatten(1)  # what comes from another layer may lie expert by expert
         grad_weight = product(flat.t(), x).view_as(weight)
-        grad_x = product(flat, weight.flatten(0, 1)) if needs_x else None
+        return product(flat, weight.flatten(0, 1)) if needs_x else None, grad_weight, grad.sum(0)
+    by_expert, inputs = grad.transpose(0, 1), _by_expert(x, len(weight))  # [E, B, H], [E, B, D]
+    if weight.is_contiguous():
+        grad_weight = products(by_expert.transpose(1, 2), inputs)
     else:
-        by_expert = grad.transpose(0, 1)  # [E, B, H]
-        grad_weight = products(by_expert.transpose(1, 2), x.transpose(0, 1))
-        grad_x = products(by_expert, weight).transpose(0, 1) if needs_x else None
+        grad_weight = products(inputs.transpose(1, 2), by_expert).transpose(1, 2)
+    grad_x: Tensor | None = None
+    if needs_x and x.dim() == 3:
+        grad_x = products(by_expert, weight).transpose(0, 1)
+    elif needs_x:
+        grad_x = torch.zeros_like(x)
+        for one, matrix in zip(by_expert.unbind(), weight.unbind(), strict=True):
+            grad_x += product(one, matrix)
     return grad_x, grad_weight, grad.sum(0)
+
+
+def _by_expert(x: Tensor, num_experts: int) -> Tensor:
+    """Return ``x [B, E, D]``, or ``[B, D]`` for all, as ``[E, B, D]``."""
+    return x.transpose(0, 1) if x.dim() == 3 else x.expand(num_experts, -1, -1)
 
 
 def _same_dtype(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from mtl.products import rounded
+from mtl.products import rounded, weighted_sums
 
 
 class Pairs:
@@ -74,9 +74,7 @@ class Entries:
 
     def sum(self, values: Tensor, weights: Tensor) -> Tensor:
         """Return for each target the weighted sum of its sources: ``values [sources, H]``, ``weights [N]``."""
-        if not len(self.source):
-            return values.new_zeros(self.num_targets, values.shape[-1])
-        return torch.embedding_bag(values, self.source, self.starts, mode=0, per_sample_weights=weights)[0]
+        return weighted_sums(values, self.source, self.starts, weights)
 
     def dots(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Return the product ``[N]`` of each source with its target, rows of ``[sources, H]`` and ``[targets, H]``."""

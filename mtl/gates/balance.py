@@ -41,7 +41,8 @@ def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
 def balance_loss(probabilities: Tensor, selected: Tensor) -> Tensor:
     """Return E * sum_i f_i P_i, 1 when balanced (Switch Transformer: Fedus et al. 2022, equation 4).
 
-    P: the mean of ``probabilities``; f: the share of all selections that expert i gets, from ``selected`` (bool).
+    P: the mean of ``probabilities``; f: the share of all selections that expert i gets, from ``selected`` (1 where
+    selected, else 0).
     """
     share = batch_sum(selected.to(probabilities.dtype))  # [T, E]
     share = share / share.sum(-1, keepdim=True)

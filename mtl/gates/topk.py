@@ -64,29 +64,26 @@ class TopKGate(Gate):
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         clean = logits = self.affine(x, "", tasks)  # [B, T, E] or [T, E]
-        stddev = torch.ones_like(clean)
+        stddev = clean.new_ones(()).expand_as(clean)
         if self.noisy and self.training:
             stddev = F.softplus(self.affine(x, "noise_", tasks))
             logits = clean + torch.randn_like(clean) * stddev
-        index = logits.topk(self.k, dim=-1).indices  # exactly k, also where logits tie
-        selected = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, index, True)
-        if self.normalize == "after":
-            weights = logits.masked_fill(~selected, -torch.inf).softmax(-1)
-        else:
-            weights = logits.softmax(-1).masked_fill(~selected, 0.0)
-        return Routing(weights, self._losses(clean, logits, stddev, weights, selected))
+        highest, index = logits.topk(self.k, dim=-1)  # exactly k, also where logits tie
+        chosen = highest.softmax(-1) if self.normalize == "after" else logits.softmax(-1).gather(-1, index)
+        weights = torch.zeros_like(logits).scatter(-1, index, chosen)
+        return Routing(weights, self._losses(clean, logits, stddev, weights, index))
 
     def _losses(
-        self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, selected: Tensor
+        self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, index: Tensor
     ) -> dict[str, Tensor]:
         shape = (-1, *clean.shape[-2:])  # a static gate is a batch of one
         clean, logits, stddev = clean.view(shape), logits.view(shape), stddev.view(shape)
-        weights, selected = weights.view(shape), selected.view(shape)
+        weights, index = weights.view(shape), index.view(-1, *index.shape[-2:])
         terms = {
             "importance": lambda: importance_loss(weights),
             # nothing to balance without noise, outside training, nor where every expert gets every sample
             "load": lambda: load_loss(clean, logits, stddev, self.k) if self._has_load() else clean.new_zeros(()),
-            "balance": lambda: balance_loss(logits.softmax(-1), selected),
+            "balance": lambda: balance_loss(logits.softmax(-1), torch.zeros_like(logits).scatter(-1, index, 1.0)),
             "z": lambda: z_loss(logits),
         }
         return {name: weight * terms[name]() for name, weight in self.loss_weights.items() if weight > 0}

@@ -34,5 +34,4 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
         cfg.paths.run_dir = str(run_dir)
     if "rows" in cfg.data:
         cfg.data.rows = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
-    run_dir.mkdir(parents=True, exist_ok=True)
     return cfg

@@ -54,8 +54,9 @@ def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
 
 
 def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert run(compose_small(tmp_path, "trainer.max_steps=2")) > 0  # the test loss: there is no val/loss
-    record = json.loads((tmp_path / "results.json").read_text())
+    folder = tmp_path / "not" / "there"
+    assert run(compose_small(folder, "trainer.max_steps=2")) > 0  # the test loss: there is no val/loss
+    record = json.loads((folder / "results.json").read_text())
     assert record["checkpoint"] == "last weights"
     assert record["best_val_loss"] is None
     assert "no val/loss, as in a run that ends inside its first epoch" in caplog.text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from mtl.experts.dense import StackedDense
+from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.kernels import mix, stacked_linear
 from mtl.experts.pairs import Pairs
@@ -50,6 +51,9 @@ UNUSED = partial(FixedGate, weights=[[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2 + [[0, 0.
 HARD_GATES = {**GATES, "fixed": UNUSED}
 
 
+MANY = 64  # experts whose weights lie otherwise in memory
+
+
 def random_weights(rows: int, tasks: int, experts: int, k: int) -> Tensor:
     weights = torch.rand(rows, tasks, experts)
     keep = torch.zeros_like(weights).scatter_(-1, weights.topk(k, -1).indices, 1.0)
@@ -71,10 +75,11 @@ def gradients(layer: StackedDense, execution: str, x: Tensor, weights: Tensor) -
 @pytest.mark.parametrize("units", [[WIDTH], [7, WIDTH], [7, 6, WIDTH], []])
 @pytest.mark.parametrize("dropout", [0.0, 0.5, 0.3])
 @pytest.mark.parametrize("rows", [1, 7, 512])
-def test_sparse_equals_dense(rows: int, dropout: float, units: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+def test_sparse_equals_dense(experts: int, rows: int, dropout: float, units: list[int], dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
-    layer = StackedDense(EXPERTS, 6, units, dropout).to(dtype)
-    x, weights = torch.randn(rows, 6, dtype=dtype), random_weights(rows, 3, EXPERTS, 2).to(dtype)
+    layer = StackedDense(experts, 6, units, dropout).to(dtype)
+    x, weights = torch.randn(rows, 6, dtype=dtype), random_weights(rows, 3, experts, 2).to(dtype)
     weights[:, :, 3] = 0.0  # an expert that nobody wants
     dense, sparse = (gradients(layer, execution, x, weights) for execution in ("dense", "sparse"))
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
@@ -102,19 +107,54 @@ def test_no_weight_at_all() -> None:
     assert (values["mixed"] == 0).all()
 
 
+@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+def test_gradients_lie_as_their_parameters(experts: int) -> None:
+    """Else autograd would copy each, and a fused optimizer take them for others."""
+    layer = StackedDense(experts, 6, [7, WIDTH])
+    seen: list[bool] = []
+    for parameter in layer.parameters():
+        parameter.register_hook(lambda gradient, like=parameter: seen.append(gradient.stride() == like.stride()))
+    for execution in ("dense", "sparse"):
+        Dispatch(execution)(layer, torch.randn(9, 6), Routing(random_weights(9, 2, experts, 2))).sum().backward()
+    assert seen == [True] * 8
+
+
+def test_many_experts_move_as_few_do() -> None:
+    """One optimizer step, fused, of weights that lie either way."""
+    torch.manual_seed(0)
+    layer, x = StackedDense(MANY, 6, [7, WIDTH]), torch.randn(40, 6)
+    weights = random_weights(40, 2, MANY, 2)
+    other = copy.deepcopy(layer)
+    for linear in other.layers:
+        linear.weight = torch.nn.Parameter(linear.weight.detach().contiguous())
+    assert not layer.layers[0].weight.is_contiguous()
+    assert other.layers[0].weight.is_contiguous()
+    for experts, execution in ((layer, "sparse"), (other, "dense")):
+        optimizer = torch.optim.Adam(experts.parameters(), 0.1, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            Dispatch(execution)(experts, x, Routing(weights)).square().sum().backward()
+            optimizer.step()
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name], value, atol=1e-4, rtol=1e-4)
+    other.load_state_dict(layer.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("experts", [EXPERTS, MANY])
 @pytest.mark.parametrize("p", [0.0, 0.5])
-def test_mixture_equals_autograd(p: float) -> None:
+def test_mixture_equals_autograd(p: float, experts: int) -> None:
     """The fused function against einsum and a mask, differentiated by torch's autograd where it can."""
     torch.manual_seed(0)
-    layer = StackedDense(EXPERTS, 6, [7, WIDTH], p).double()
+    layer = StackedDense(experts, 6, [7, WIDTH], p).double()
     x = torch.randn(11, 6, dtype=torch.float64)
-    weights = torch.rand(11, 3, EXPERTS, dtype=torch.float64)
+    weights = torch.rand(11, 3, experts, dtype=torch.float64)
 
     def plain() -> Tensor:
         keys = layer.draw_keys()
-        rows, h = torch.arange(11 * EXPERTS), x
+        rows, h = torch.arange(11 * experts), x
         for linear, key in zip(layer.layers, keys, strict=True):
-            h = torch.einsum("ehd,bed->beh", linear.weight, h.expand(EXPERTS, -1, -1).transpose(0, 1) if h is x else h)
+            h = torch.einsum("ehd,bed->beh", linear.weight, h.expand(experts, -1, -1).transpose(0, 1) if h is x else h)
             h = (h + linear.bias).relu()
             if p:
                 h = h * 2 * keep_mask(key, rows, h.shape[-1], p, h.dtype).view_as(h)
@@ -131,13 +171,16 @@ def test_mixture_equals_autograd(p: float) -> None:
         assert torch.allclose(one, other, atol=1e-12)
 
 
-def test_outputs_and_pairs_agree() -> None:
-    layer = StackedDense(EXPERTS, 6, [7, WIDTH], 0.5)
-    x, weights = torch.randn(10, 6), random_weights(10, 2, EXPERTS, 2)
+@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+def test_outputs_and_pairs_agree(experts: int) -> None:
+    layer = StackedDense(experts, 6, [7, WIDTH], 0.5)
+    x, weights = torch.randn(10, 6), random_weights(10, 2, experts, 2)
     keys, pairs = layer.draw_keys(), Pairs(weights)
     everything = layer(x, None, keys)  # [B, E, H]
     assert torch.allclose(layer.pairs_mixture(x, weights, pairs, keys), mix(everything, weights), atol=1e-6)
     assert torch.allclose(layer(x, [4, 1], keys), everything[:, [4, 1]], atol=1e-6)
+    linear = StackedLinear(experts, 6, 3)
+    assert torch.allclose(linear(x), torch.einsum("bd,ehd->beh", x, linear.weight), atol=1e-6)
     assert torch.allclose(layer.mixture(x, weights, None, keys), mix(everything, weights), atol=1e-6)
     assert sum(pairs.counts) == len(pairs.sample) == int((weights != 0).any(1).sum())
 

@@ -80,7 +80,7 @@ def test_products(experts: int, dtype: torch.dtype) -> None:
     close(products.products(a, b, bias, relu=True), torch.baddbmm(bias[:, None], a, b).relu())
 
 
-@pytest.mark.parametrize("variant", ["segments", "padded", "grouped_mm"])
+@pytest.mark.parametrize("variant", ["segments", "bags", "padded", "grouped_mm"])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=list(COUNTS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_grouped_variants(variant: str, counts: list[int], dtype: torch.dtype) -> None:
@@ -100,6 +100,9 @@ def test_which_variant() -> None:
     rows = torch.randn(1024, 256)
     assert choose_variant(rows, 256, [64] * 16) == "segments"  # few and large
     assert choose_variant(rows, 256, [4] * 256) == "padded"  # many and small
+    by_row = "bags" if "fbgemm" in torch.backends.quantized.supported_engines else "padded"
+    assert choose_variant(rows, 256, [4] * 256, by_row=True) == by_row
+    assert choose_variant(rows.double(), 256, [4] * 256, by_row=True) == "padded"
     assert choose_variant(rows, 256, [1024] + [0] * 255) == "segments"
     assert choose_variant(rows, 256, [32] * 32 + [0] * 200) == "segments"  # most groups empty: not to be computed
 
