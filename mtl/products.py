@@ -133,25 +133,26 @@ def grouped_product(
         result = a.new_empty(len(a), b.shape[2])
         _one_by_one(torch.split(result, counts), torch.split(a, counts), b.unbind(), bias, relu)
         return result
+    group = _groups(counts, a.device)
     if variant == "bags":
         depth = b.shape[1]
         numbers = torch.arange(depth, dtype=_index_type(max(a.numel(), len(b) * depth)))
-        places = (_groups(counts, a.device).to(numbers.dtype) * depth)[:, None] + numbers  # among all matrices' rows
+        places = (group.to(numbers.dtype) * depth)[:, None] + numbers  # among all matrices' rows
         starts = torch.arange(0, a.numel(), depth, dtype=numbers.dtype)
         result = weighted_sums(b.flatten(0, 1), places.flatten(), starts, a.flatten())
     elif variant == "padded":
-        layout = _Padded(counts, a.device)
+        layout = _Padded(counts, group)
         if layout.size <= NARROW and b.transpose(1, 2).is_contiguous():
             turned = torch.bmm(b.transpose(1, 2), layout.spread(a).transpose(1, 2))
-            result = turned.transpose(1, 2)[layout.group, layout.inside]
+            result = turned.transpose(1, 2)[group, layout.inside]
         else:
             result = torch.bmm(layout.spread(a), b).flatten(0, 1).index_select(0, layout.place)
-        for rows, group in layout.beyond:
-            torch.mm(a[rows], b[group], out=result[rows])
+        for rows, number in layout.beyond:
+            torch.mm(a[rows], b[number], out=result[rows])
     else:
         result = F.grouped_mm(a, b, offs=_ends(counts, a.device))
     if bias is not None:
-        result += bias.index_select(0, _groups(counts, a.device))
+        result += bias.index_select(0, group)
     return result.relu_() if relu else result
 
 
@@ -163,10 +164,10 @@ def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None =
     if variant == "bags":
         return _outer_in_bags(a, b, counts)
     if variant == "padded":
-        layout = _Padded(counts, a.device)
+        layout = _Padded(counts, _groups(counts, a.device))
         result = torch.bmm(layout.spread(a, 0.0).transpose(1, 2), layout.spread(b, 0.0))
-        for rows, group in layout.beyond:
-            result[group].addmm_(a[rows].t(), b[rows])
+        for rows, number in layout.beyond:
+            result[number].addmm_(a[rows].t(), b[rows])
         return result
     result = a.new_empty(len(counts), a.shape[1], b.shape[1])
     _one_by_one(result.unbind(), torch.split(a.t(), counts, 1), torch.split(b, counts))
@@ -264,15 +265,14 @@ class _Padded:
     ``inside [P]`` of its ``group [P]``, ``place [P]`` among all; one that is beyond to that of the first of its group.
     """
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], group: Tensor) -> None:
         mean = sum(counts) / len(counts)
         self.groups, self.size = len(counts), min(max(counts), math.ceil((mean + 2 * math.sqrt(mean)) / 4) * 4)
-        starts = torch.tensor([0, *accumulate(counts[:-1])], device=device)
-        self.group = _groups(counts, device)
-        inside = torch.arange(len(self.group), device=device) - starts[self.group]
+        starts = torch.tensor([0, *accumulate(counts[:-1])], device=group.device)
+        inside = torch.arange(len(group), device=group.device) - starts[group]
         self._within = inside < self.size
         self.inside = inside.where(self._within, 0)
-        self.place = self.group * self.size + self.inside
+        self.place = group * self.size + self.inside
         self.beyond = [
             (slice(end - count + self.size, end), number)
             for number, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True))
