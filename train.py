@@ -76,6 +76,7 @@ def run(cfg: DictConfig) -> float | None:
 
 
 def _run(cfg: DictConfig) -> float | None:
+    require(isinstance(cfg.seed, int), f"seed={cfg.seed}: must be a whole number")
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     require(cfg.tested in ("best", "last"), f"tested={cfg.tested}: accepted are best, last")

@@ -49,7 +49,7 @@ def check_options(cfg: DictConfig) -> None:
         return
     num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
     name = cfg.gate.get("input_name") or "id"
-    with torch.device("meta"):
+    with torch.device("meta"), _plain_errors("gate"):
         _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
     if "k" in cfg.gate:
         check_k(cfg.gate.k, num_experts)
@@ -57,7 +57,7 @@ def check_options(cfg: DictConfig) -> None:
 
 def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
     """Return the network of ``cfg.network`` for data that looks like ``spec``."""
-    with _plain_errors():  # a partial, since Hydra would take the dataclass for a configuration
+    with _plain_errors("network"):  # a partial, since Hydra would take the dataclass for a configuration
         network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec)
     if cfg.get("compile"):
         network.compile()
@@ -90,19 +90,29 @@ def build_trainer(cfg: DictConfig) -> Trainer:
 
 
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
-    with _plain_errors():
+    with _plain_errors(node._get_full_key(None)):
         return hydra.utils.instantiate(node, _convert_="all", **kwargs)
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Let an InputError, or what Lightning says of its options, out of the exception that Hydra wraps it in."""
+def _plain_errors(where: str) -> Iterator[None]:
+    """Turn what is the user's to correct into an InputError, out of the exception that Hydra wraps it in.
+
+    An InputError stays as it is; what Lightning says of its options, and of an option that there is not, is said of
+    ``where`` in the configuration.
+    """
     try:
         yield
-    except InstantiationException as error:
+    except (InstantiationException, TypeError) as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InputError | MisconfigurationException):
+        while cause is not None:
+            if isinstance(cause, InputError):
+                raise cause from None
+            unknown = isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause)
+            refused = isinstance(cause, MisconfigurationException) or (
+                where == "trainer" and isinstance(cause, TypeError | ValueError)
+            )
+            if unknown or refused:
+                raise InputError(f"{where}: {cause}") from None
             cause = cause.__cause__
-        if isinstance(cause, MisconfigurationException):
-            raise InputError(f"trainer: {cause}") from None
-        raise cause or error from None
+        raise

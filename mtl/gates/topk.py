@@ -70,7 +70,7 @@ class TopKGate(Gate):
             logits = clean + torch.randn_like(clean) * stddev
         highest, index = logits.topk(self.k, dim=-1)  # exactly k, also where logits tie
         chosen = highest.softmax(-1) if self.normalize == "after" else logits.softmax(-1).gather(-1, index)
-        weights = torch.zeros_like(logits).scatter(-1, index, chosen)
+        weights = torch.zeros_like(logits).scatter_(-1, index, chosen)
         return Routing(weights, self._losses(clean, logits, stddev, weights, index))
 
     def _losses(

@@ -127,6 +127,23 @@ def test_options_are_checked_before_data_is_touched(words: list[str], message: s
         build.check_options(cfg)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+gate.foo=1"], "gate: .* 'foo'"),
+        (["+network.foo=1"], "network: .* 'foo'"),
+        (["+data.foo=1"], "data: .* 'foo'"),
+        (["+callbacks.last.foo=1"], "callbacks.last: .* 'foo'"),
+        (["trainer.accelerator=abacus"], "trainer: .*abacus"),
+        (["trainer.devices=-3"], "trainer: .*devices"),
+        (["seed=one"], "seed=one: must be a whole number"),
+    ],
+)
+def test_options_that_there_are_not_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        run(compose_small(tmp_path, *words))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
 def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer=ddp", "trainer.accelerator=gpu")
