@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -79,40 +79,42 @@ def transposed(x: Tensor) -> Tensor:
         return x.transpose(-1, -2).contiguous()
     x = x.contiguous()
     if x.dim() == 3:
-        return _shuffled(x)
+        return _shuffled(x, *x.shape).view(len(x), x.shape[2], x.shape[1])
     rows, columns = x.shape
     if rows % 256 or x.numel() <= 2**16:
-        return _shuffled(x[None])[0]
+        return _shuffled(x, 1, rows, columns).view(columns, rows)
     # Columns so far apart in memory share few places of the cache: some rows at a time
     result, blocks = x.new_empty(columns, rows), x.view(-1, BLOCK, columns)
     places = result.view(columns, -1, BLOCK).transpose(0, 1)
     step = max(2, AT_ONCE // (BLOCK * columns))
     for start in range(0, len(blocks), step):
-        places[start : start + step] = _shuffled(blocks[start : start + step])
+        some = blocks[start : start + step]
+        places[start : start + step] = _shuffled(some, *some.shape).view(len(some), columns, BLOCK)
     return result
 
 
-def _shuffled(x: Tensor) -> Tensor:
-    """Return contiguous ``x [P, M, N]`` as ``[P, N, M]``."""
-    pixels, rows, columns = x.shape
+def _shuffled(x: Tensor, pixels: int, rows: int, columns: int) -> Tensor:
+    """Return contiguous ``x``, that many matrices, with each transposed in memory: ``[pixels, rows columns, 1, 1]``."""
     channels = rows * columns
     last = x.as_strided((pixels, channels, 1, 1), (channels, 1, channels, channels))  # channels last in memory
-    return torch.channel_shuffle(last, rows).view(pixels, columns, rows)
+    return torch.native_channel_shuffle(last, rows)
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """Return ``a [M, K] @ b [K, N] + bias [N]``, ``[M, N]``, negative numbers replaced by 0 with ``relu``."""
-    if onednn_multiplies(a) and _large(a, b):
-        return _call(a, b, bias, relu)
+    if onednn_multiplies(a) and _large(a, b.shape[1]):
+        return _call(a, b.t(), bias, relu)
     result = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
     return result.relu_() if relu else result
 
 
 def products(a: Tensor, b: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """Return ``a [E, M, K] @ b [E, K, N] + bias [E, N]``, ``[E, M, N]``, negative ones replaced by 0 with ``relu``."""
-    if len(a) and onednn_multiplies(a) and _large(a[0], b[0]):
+    if len(a) and onednn_multiplies(a) and _large(a[0], b.shape[2]):
         result = a.new_empty(len(a), a.shape[1], b.shape[2])
-        _one_by_one(result.unbind(), a.unbind(), b.unbind(), bias, relu)
+        matrices = zip(a.unbind(), b.transpose(1, 2).unbind(), _each(bias, len(a)), strict=True)
+        for place, (one, other, offset) in zip(result.unbind(), matrices, strict=True):
+            place.copy_(_call(one, other, offset, relu))
         return result
     result = torch.bmm(a, b)
     if bias is not None:
@@ -130,8 +132,12 @@ def grouped_product(
     """
     variant = variant or choose_variant(a, b.shape[2], counts, b.is_contiguous())
     if variant == "segments":
-        result = a.new_empty(len(a), b.shape[2])
-        _one_by_one(torch.split(result, counts), torch.split(a, counts), b.unbind(), bias, relu)
+        result, matrices = a.new_empty(len(a), b.shape[2]), b.transpose(1, 2)
+        if not (matrices.is_contiguous() or b.is_contiguous()):
+            matrices = matrices.contiguous()
+        large = _large_groups(a, b.shape[2], counts)
+        parts = torch.split(a.contiguous(), counts)
+        _one_by_one(torch.split(result, counts), parts, matrices.unbind(), large, _each(bias, len(counts)), relu)
         return result
     group = _groups(counts, a.device)
     if variant == "bags":
@@ -169,31 +175,47 @@ def grouped_outer(a: Tensor, b: Tensor, counts: list[int], variant: str | None =
         for rows, number in layout.beyond:
             result[number].addmm_(a[rows].t(), b[rows])
         return result
-    result = a.new_empty(len(counts), a.shape[1], b.shape[1])
-    _one_by_one(result.unbind(), torch.split(a.t(), counts, 1), torch.split(b, counts))
+    result, large = a.new_empty(len(counts), a.shape[1], b.shape[1]), _large_groups(a, b.shape[1], counts)
+    parts = zip(torch.split(a, counts), large, strict=True)
+    left = (transposed(part) if big else part.t() for part, big in parts)
+    right = torch.split(b.contiguous().t(), counts, 1)
+    _one_by_one(result.unbind(), left, right, large, _each(None, len(counts)), relu=False)
     return result
 
 
 def _one_by_one(
     results: Sequence[Tensor],
-    left: Sequence[Tensor],
+    left: Iterable[Tensor],
     right: Sequence[Tensor],
-    bias: Tensor | None = None,
-    relu: bool = False,
+    large: Sequence[bool],
+    biases: Sequence[Tensor | None],
+    relu: bool,
 ) -> None:
-    """Write the products of several pairs of matrices, as ``product`` has them, into ``results``.
+    """Write the products of each ``left [M, K]`` and ``right [N, K]``, transposed, into ``results``.
 
-    Each is copied to its place while it is in the cache: joined in the end, they would come from memory again.
+    Where they are ``large``, ``left`` is contiguous and ``right`` or its transposed form. Each product is copied to its
+    place while it is in the cache: joined in the end, they would come from memory again.
     """
-    biases: Sequence[Tensor | None] = [None] * len(results) if bias is None else bias.unbind()
-    fast = onednn_multiplies(results[0])
-    for result, a, b, offset in zip(results, left, right, biases, strict=True):
-        if fast and _large(a, b):
-            result.copy_(_call(a, b, offset, relu))
+    kind = "relu" if relu else "none"
+    for place, a, b, bias, big in zip(results, left, right, biases, large, strict=True):
+        if big:
+            place.copy_(_LINEAR(a, b, bias, kind, [], ""))
             continue
-        torch.mm(a, b, out=result) if offset is None else torch.addmm(offset, a, b, out=result)
+        torch.mm(a, b.t(), out=place) if bias is None else torch.addmm(bias, a, b.t(), out=place)
         if relu:
-            result.relu_()
+            place.relu_()
+
+
+def _large_groups(a: Tensor, n: int, counts: list[int]) -> list[bool]:
+    """Say of which groups of rows of ``a [P, K]`` a product with ``n`` columns is worth a call of oneDNN."""
+    k = a.shape[1]
+    worthwhile = onednn_multiplies(a) and min(k, n) >= LEAST
+    return [worthwhile and count * k * n >= WORTHWHILE and count >= LEAST for count in counts]
+
+
+def _each(bias: Tensor | None, number: int) -> Sequence[Tensor | None]:
+    """Return the rows of ``bias [E, N]``, or so many times None."""
+    return [None] * number if bias is None else bias.unbind()
 
 
 def choose_variant(a: Tensor, width: int, counts: Sequence[int], by_row: bool = False) -> str:
@@ -292,19 +314,20 @@ class _Padded:
         return result.view(self.groups, self.size, -1)
 
 
-def _large(a: Tensor, b: Tensor) -> bool:
-    """Say whether the product of ``a`` and ``b`` is worth a call of oneDNN."""
-    (m, k), n = a.shape, b.shape[1]
+def _large(a: Tensor, n: int) -> bool:
+    """Say whether the product of ``a`` and a matrix of ``n`` columns is worth a call of oneDNN."""
+    m, k = a.shape
     return m * k * n >= WORTHWHILE and min(m, k, n) >= LEAST
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Return the product of ``a [M, K]`` and ``b [N, K]``, transposed."""
+    (m, k), n = a.shape, b.shape[0]
     if not a.is_contiguous():  # oneDNN would copy it, in more time
-        (m, k), n = a.shape, b.shape[1]
         if bias is None and m * n + k * n < m * k:  # less is copied for the transposed product
-            return transposed(_call(b.t(), a.t(), None, relu))
+            return transposed(_call(b, a, None, relu))
         a = transposed(a.t()) if a.stride(0) == 1 else a.contiguous()
-    if not (b.is_contiguous() or b.t().is_contiguous()):
+    if not (b.is_contiguous() or b.stride() == (1, n)):
         b = b.contiguous()  # with gaps between its rows oneDNN takes a reference loop, a thousand times slower
-    result: Tensor = _LINEAR(a, b.t(), bias, "relu" if relu else "none", [], "")
+    result: Tensor = _LINEAR(a, b, bias, "relu" if relu else "none", [], "")
     return result
