@@ -1,4 +1,7 @@
-"""Train, test and report: ``python train.py gate=comet data=movielens``. All choices stand in ``conf/``."""
+"""Train, test and report: ``python train.py gate=comet data=movielens``. All choices stand in ``conf/``.
+
+What takes seconds to import is imported where it is needed: ``--help`` and a mistyped choice are answered before.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,12 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
-
-# isort: split
 import hydra
-import pytorch_lightning as pl
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from mtl import build, compat, parallel, results
-from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
-from mtl.types import InputError, Stopped, require
 
 log = logging.getLogger("mtl")
 
@@ -61,9 +57,15 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
 
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
 
+# The user names the tasks of a table: without this, Hydra would want a + before data.tasks.NAME={...}
+OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
+ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS))
+
 
 def run(cfg: DictConfig) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best ``val/loss``."""
+    from mtl import compat, parallel  # before anything imports torchvision: mtl makes it importable
+
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -76,6 +78,11 @@ def run(cfg: DictConfig) -> float | None:
 
 
 def _run(cfg: DictConfig) -> float | None:
+    import pytorch_lightning as pl
+
+    from mtl import build, results
+    from mtl.types import InputError, require
+
     require(isinstance(cfg.seed, int), f"seed={cfg.seed}: must be a whole number")
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
@@ -125,6 +132,9 @@ def _run(cfg: DictConfig) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
+    from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
+    from mtl.types import InputError, Stopped
+
     hydra_cfg = HydraConfig.get()
     try:
         if RANK:

@@ -8,7 +8,6 @@ from typing import Any
 
 import hydra.utils
 import torch
-from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
@@ -20,10 +19,6 @@ from mtl.gates.base import check_k
 from mtl.hooks import NoProfiler, drop_empty_hooks
 from mtl.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, InputError, require
-
-# The user names the tasks of a table: without this, Hydra would want a + before data.tasks.NAME={...}
-OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
-ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS))
 
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
