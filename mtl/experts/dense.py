@@ -30,8 +30,8 @@ class StackedLinear(nn.Module):
     """Apply E affine maps. ``weight [E, H, D]`` Glorot uniform per map, ``bias [E, H]`` zero.
 
     In memory the weights of few experts are one large matrix ``[E H, D]``, which dense execution multiplies as such.
-    Those of ``MANY`` lie as ``[E, D, H]``: an expert's output on one of its few samples is then a sum of rows. That
-    halves the time of sparse execution, and adds a fifth to that of dense.
+    Those of ``MANY`` lie as ``[E, D, H]``: an expert's output on one of its few samples is then a sum of rows. Sparse
+    execution takes a third to a half less time for it, dense up to a sixth more.
     """
 
     def __init__(self, num_experts: int, input_dim: int, output_dim: int) -> None:
