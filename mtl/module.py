@@ -142,12 +142,14 @@ class MultiTaskModule(LightningModule):
             }
             groups.setdefault(tuple(sorted(own.items())), []).append(parameter)
         if len(groups) == 1:
-            return self._optimizer(parameters)
-        options = [dict(key) for key in groups]
-        optimizer = self._optimizer([{"params": members} for members in groups.values()])
-        for group, own in zip(optimizer.param_groups, options, strict=True):
-            group["lr"] *= own.pop("lr_factor")
-            group.update(own)
+            optimizer = self._optimizer(parameters)
+        else:
+            optimizer = self._optimizer([{"params": members} for members in groups.values()])
+            for group, key in zip(optimizer.param_groups, groups, strict=True):
+                own = dict(key)
+                group["lr"] *= own.pop("lr_factor")
+                group.update(own)
+        optimizer.register_load_state_dict_post_hook(_lay_as_parameters)
         return optimizer
 
     def configure_gradient_clipping(
@@ -184,6 +186,14 @@ class MultiTaskModule(LightningModule):
         self.evaluation.reset()
         self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True)
+
+
+def _lay_as_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Bring loaded state into the memory order of its parameter, which fused optimizers take for granted."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 # Lightning looks at the parameters in every step: with this it finds them, without, Python works them out anew

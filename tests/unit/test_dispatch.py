@@ -24,6 +24,7 @@ from mtl.gates import (
     TaskTop1Gate,
     TopKGate,
 )
+from mtl.module import MultiTaskModule
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -139,6 +140,29 @@ def test_many_experts_move_as_few_do() -> None:
         torch.testing.assert_close(layer.state_dict()[name], value, atol=1e-4, rtol=1e-4)
     other.load_state_dict(layer.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), other.parameters(), strict=True))
+
+
+def test_loaded_optimizer_state_lies_as_its_parameter() -> None:
+    """A fused optimizer goes through memory: state in another order would move other weights."""
+    experts = StackedDense(MANY, 6, [7])
+    module = MultiTaskModule(experts, SPEC.tasks, partial(torch.optim.Adam, lr=0.1, fused=True))
+    twin = copy.deepcopy(module)
+    one, other = module.configure_optimizers(), twin.configure_optimizers()
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    one.step()
+    twin.load_state_dict(module.state_dict())
+    state = copy.deepcopy(one.state_dict())
+    for values in state["state"].values():
+        values.update({name: value.contiguous() for name, value in values.items()})
+    other.load_state_dict(state)
+    for parameter, like in zip(twin.parameters(), module.parameters(), strict=True):
+        parameter.grad = like.grad.clone()
+    one.step()
+    other.step()
+    assert not experts.layers[0].weight.is_contiguous()
+    for parameter, like in zip(twin.parameters(), module.parameters(), strict=True):
+        assert torch.equal(parameter, like)
 
 
 @pytest.mark.parametrize("experts", [EXPERTS, MANY])
