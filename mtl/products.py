@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 WORTHWHILE = 2**21  # multiplications; below, a call of oneDNN costs more than it gains
 LEAST = 16  # of each size of such a product
 NARROW = 8  # columns, up to which MKL is faster with the other matrix to the left
-MANY = 32  # groups, from which one call for all gains more than products of their own sizes
+MANY_GROUPS = 32  # from which one call for all gains more than products of their own sizes
 FEW = 64  # rows of a group, up to which its product may be a sum of its matrix's rows
 BLOCK = 64  # rows of a large matrix that are transposed as one
 AT_ONCE = 2**22  # numbers of it at a time, so that what lies between takes little memory
@@ -232,13 +232,13 @@ def choose_variant(a: Tensor, width: int, counts: Sequence[int], by_row: bool = 
             return "grouped_mm"
     groups = sum(count > 0 for count in counts)
     small = len(a) * a.shape[1] * width < WORTHWHILE * groups
-    if small and by_row and len(counts) >= MANY and len(a) <= FEW * groups and _sums_fast(a):
+    if small and by_row and len(counts) >= MANY_GROUPS and len(a) <= FEW * groups and _sums_fast(a):
         return "bags"
-    return "padded" if small and groups >= max(MANY, len(counts) // 2) else "segments"
+    return "padded" if small and groups >= max(MANY_GROUPS, len(counts) // 2) else "segments"
 
 
 def _sums_fast(like: Tensor) -> bool:
-    """Say whether weighted sums of rows of such tensors are FBGEMM's, which are as fast as memory."""
+    """Say whether weighted sums of rows of such tensors are FBGEMM's, which keep close to the speed of memory."""
     return like.device.type == "cpu" and like.dtype == torch.float32 and "fbgemm" in _ENGINES
 
 

@@ -122,7 +122,7 @@ class StackedConv(nn.Module):
     def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]], begin: int) -> Tensor:
         """Map ``[N, C, H, W]`` through one expert's convolutions, from layer ``begin`` on, to ``[N, F]``."""
         for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[begin:]:
-            # The bias after pooling changes nothing, and its gradient is that of fewer numbers
+            # Added after pooling the bias does the same, and its gradient is a sum of fewer numbers
             x = F.conv2d(x, weight, padding=padding)
             x = (F.max_pool2d(x, pool) if pool > 1 else x).add_(bias[:, None, None]).relu_()
         return x.flatten(1)

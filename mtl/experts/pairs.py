@@ -22,7 +22,7 @@ class Pairs:
 
     def __init__(self, weights: Tensor, fill: bool = False) -> None:
         self._nonzero = weights != 0
-        used = self._nonzero.amax(1).t()  # [E, B]; what any(1) says, in half the time
+        used = self._nonzero.amax(1).t()  # [E, B]; what any(1) says, for many tasks in half the time
         counts = used.sum(1).tolist()
         self.counts = rounded(counts) if fill else counts
         expert, sample = used.nonzero(as_tuple=True)

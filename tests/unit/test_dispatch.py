@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from mtl.experts.dense import StackedDense, StackedLinear
+from mtl.experts.dense import MANY_EXPERTS, StackedDense, StackedLinear
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.kernels import mix, stacked_linear
 from mtl.experts.pairs import Pairs
@@ -24,13 +23,13 @@ from mtl.gates import (
     TaskTop1Gate,
     TopKGate,
 )
-from mtl.module import MultiTaskModule
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.permutation import Permutation
 from mtl.types import Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
 from tests.dropout import relu_dropout
+from tests.routing import random_weights
 
 EXPERTS, WIDTH = 8, 5
 SPEC = DataSpec(
@@ -52,15 +51,6 @@ UNUSED = partial(FixedGate, weights=[[0.5, 0.5, 0, 0, 0, 0, 0, 0]] * 2 + [[0, 0.
 HARD_GATES = {**GATES, "fixed": UNUSED}
 
 
-MANY = 64  # experts whose weights lie otherwise in memory
-
-
-def random_weights(rows: int, tasks: int, experts: int, k: int) -> Tensor:
-    weights = torch.rand(rows, tasks, experts)
-    keep = torch.zeros_like(weights).scatter_(-1, weights.topk(k, -1).indices, 1.0)
-    return weights * keep
-
-
 def gradients(layer: StackedDense, execution: str, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
     torch.manual_seed(3)
     x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
@@ -76,7 +66,7 @@ def gradients(layer: StackedDense, execution: str, x: Tensor, weights: Tensor) -
 @pytest.mark.parametrize("units", [[WIDTH], [7, WIDTH], [7, 6, WIDTH], []])
 @pytest.mark.parametrize("dropout", [0.0, 0.5, 0.3])
 @pytest.mark.parametrize("rows", [1, 7, 512])
-@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+@pytest.mark.parametrize("experts", [EXPERTS, MANY_EXPERTS])
 def test_sparse_equals_dense(experts: int, rows: int, dropout: float, units: list[int], dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     layer = StackedDense(experts, 6, units, dropout).to(dtype)
@@ -108,64 +98,7 @@ def test_no_weight_at_all() -> None:
     assert (values["mixed"] == 0).all()
 
 
-@pytest.mark.parametrize("experts", [EXPERTS, MANY])
-def test_gradients_lie_as_their_parameters(experts: int) -> None:
-    """Else autograd would copy each, and a fused optimizer take them for others."""
-    layer = StackedDense(experts, 6, [7, WIDTH])
-    seen: list[bool] = []
-    for parameter in layer.parameters():
-        parameter.register_hook(lambda gradient, like=parameter: seen.append(gradient.stride() == like.stride()))
-    for execution in ("dense", "sparse"):
-        Dispatch(execution)(layer, torch.randn(9, 6), Routing(random_weights(9, 2, experts, 2))).sum().backward()
-    assert seen == [True] * 8
-
-
-def test_many_experts_move_as_few_do() -> None:
-    """One optimizer step, fused, of weights that lie either way."""
-    torch.manual_seed(0)
-    layer, x = StackedDense(MANY, 6, [7, WIDTH]), torch.randn(40, 6)
-    weights = random_weights(40, 2, MANY, 2)
-    other = copy.deepcopy(layer)
-    for linear in other.layers:
-        linear.weight = torch.nn.Parameter(linear.weight.detach().contiguous())
-    assert not layer.layers[0].weight.is_contiguous()
-    assert other.layers[0].weight.is_contiguous()
-    for experts, execution in ((layer, "sparse"), (other, "dense")):
-        optimizer = torch.optim.Adam(experts.parameters(), 0.1, fused=True)
-        for _ in range(3):
-            optimizer.zero_grad()
-            Dispatch(execution)(experts, x, Routing(weights)).square().sum().backward()
-            optimizer.step()
-    for name, value in other.state_dict().items():
-        torch.testing.assert_close(layer.state_dict()[name], value, atol=1e-4, rtol=1e-4)
-    other.load_state_dict(layer.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), other.parameters(), strict=True))
-
-
-def test_loaded_optimizer_state_lies_as_its_parameter() -> None:
-    """A fused optimizer goes through memory: state in another order would move other weights."""
-    experts = StackedDense(MANY, 6, [7])
-    module = MultiTaskModule(experts, SPEC.tasks, partial(torch.optim.Adam, lr=0.1, fused=True))
-    twin = copy.deepcopy(module)
-    one, other = module.configure_optimizers(), twin.configure_optimizers()
-    for parameter in module.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    one.step()
-    twin.load_state_dict(module.state_dict())
-    state = copy.deepcopy(one.state_dict())
-    for values in state["state"].values():
-        values.update({name: value.contiguous() for name, value in values.items()})
-    other.load_state_dict(state)
-    for parameter, like in zip(twin.parameters(), module.parameters(), strict=True):
-        parameter.grad = like.grad.clone()
-    one.step()
-    other.step()
-    assert not experts.layers[0].weight.is_contiguous()
-    for parameter, like in zip(twin.parameters(), module.parameters(), strict=True):
-        assert torch.equal(parameter, like)
-
-
-@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+@pytest.mark.parametrize("experts", [EXPERTS, MANY_EXPERTS])
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_mixture_equals_autograd(p: float, experts: int) -> None:
     """The fused function against einsum and a mask, differentiated by torch's autograd where it can."""
@@ -195,7 +128,7 @@ def test_mixture_equals_autograd(p: float, experts: int) -> None:
         assert torch.allclose(one, other, atol=1e-12)
 
 
-@pytest.mark.parametrize("experts", [EXPERTS, MANY])
+@pytest.mark.parametrize("experts", [EXPERTS, MANY_EXPERTS])
 def test_outputs_and_pairs_agree(experts: int) -> None:
     layer = StackedDense(experts, 6, [7, WIDTH], 0.5)
     x, weights = torch.randn(10, 6), random_weights(10, 2, experts, 2)
