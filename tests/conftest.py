@@ -1,8 +1,7 @@
-"""Shared by all tests: a fixed seed, no thread noise, and where golden and real files are."""
+"""Fixtures of all tests: a fixed seed, and small data sets."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,9 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def golden_dir() -> Path:
-    """The folder of golden vectors: $MTL_GOLDEN_DIR, else ../shared/golden beside the repository."""
-    return Path(os.environ.get("MTL_GOLDEN_DIR", ROOT.parent / "shared" / "golden"))
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with small files of every data set that has any."""
+    from tests.tiny_data import write_tiny_data  # most tests need neither the files nor what writes them
+
+    return write_tiny_data(tmp_path_factory.mktemp("data") / "sets")

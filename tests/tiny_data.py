@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
@@ -15,11 +13,9 @@ from tests.rating_files import write_books, write_jester
 from tests.svhn_files import write_svhn
 
 
-@pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with small files of every data set that has any."""
-    root = tmp_path_factory.mktemp("data")
-    (root / "ml-1m").mkdir()
+def write_tiny_data(root: Path) -> Path:
+    """Write small files of every data set that has any into the folder ``root``; return it."""
+    (root / "ml-1m").mkdir(parents=True)
     pairs = random.Random(0).sample([(u, i) for u in range(1, 41) for i in range(1, 61)], 600)
     rows = [f"{user}::{movie}::{random.Random(user * movie).randint(1, 5)}::0" for user, movie in sorted(pairs)]
     (root / "ml-1m" / "ratings.dat").write_text("\n".join(rows) + "\n", encoding="latin-1")
