@@ -11,9 +11,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.cache import cached
+from data_modules.files.cache import cached
 from data_modules.interactions import InteractionsDataModule, Words, quote, read_lines, repair, versions
-from data_modules.sampling import is_share, unique
+from data_modules.sampling import unique
+from data_modules.splits import is_share
 from mtl.types import InputError, require
 
 logger = logging.getLogger(__name__)

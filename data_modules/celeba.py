@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules import celeba_files as files
 from data_modules.base import TensorDataModule
-from data_modules.cache import cached
-from data_modules.celeba_images import decode_all, reduced
+from data_modules.files import celeba as celeba_files
+from data_modules.files.cache import cached
+from data_modules.files.celeba_images import decode_all, reduced
 from data_modules.images import pixel_statistics
+from data_modules.splits import SPLITS
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of the cache; count up when its content changes
 SCALES = (1, 2, 4, 8)  # what JPEG decoders can reduce by while they decode
-SPLITS = ("train", "val", "test")
 
 
 class CelebADataModule(TensorDataModule):
@@ -46,8 +46,8 @@ class CelebADataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         names = [attributes] if isinstance(attributes, str) else list(attributes)
-        unknown = [name for name in names if name not in files.ATTRIBUTES]
-        known = ", ".join(files.ATTRIBUTES)
+        unknown = [name for name in names if name not in celeba_files.ATTRIBUTES]
+        known = ", ".join(celeba_files.ATTRIBUTES)
         require(bool(names), f"data.attributes=[]: name at least one of {known}")
         require(not unknown, f"data.attributes: unknown {', '.join(map(str, unknown))}; there are {known}")
         repeated = sorted({name for name in names if names.count(name) > 1})
@@ -62,24 +62,25 @@ class CelebADataModule(TensorDataModule):
 
     def prepare_data(self) -> None:
         """Fetch, unpack and decode what is not there yet; safe to run in several processes and to kill."""
-        files.prepare(self.folder, self.download)
+        celeba_files.prepare(self.folder, self.download)
         self._read()
 
     def _read(self) -> dict[str, Tensor]:
         """Return for each split ``SPLIT_image [N, 3, H, W]`` and ``SPLIT_attributes [N, 40]``, both uint8."""
-        key = (FORMAT, self.scale, *files.source_key(self.folder))
+        key = (FORMAT, self.scale, *celeba_files.source_key(self.folder))
         return cached(self.data_dir / "cache" / "celeba.pt", self._parse, key)
 
     def _parse(self) -> dict[str, Tensor]:
-        partition = files.read_partition(self.folder / files.PARTITION_FILE)
-        attributes = files.read_attributes(self.folder / files.ATTRIBUTES_FILE, partition)
-        paths = [self.folder / files.IMAGES / name for name in partition]
+        partition_file = self.folder / celeba_files.PARTITION_FILE
+        partition = celeba_files.read_partition(partition_file)
+        attributes = celeba_files.read_attributes(self.folder / celeba_files.ATTRIBUTES_FILE, partition)
+        paths = [self.folder / celeba_files.IMAGES / name for name in partition]
         part = torch.tensor(list(partition.values()))
         # ordered by split before they are decoded: splits are then views, and sorting needs no copy of the images
         order = part.argsort(stable=True)
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
         for name, size in zip(SPLITS, sizes, strict=True):
-            require(size > 0, f"{self.folder / files.PARTITION_FILE}: no image is for {name}; get the official file")
+            require(size > 0, f"{partition_file} assigns no image to {name}; get the official file")
         images = decode_all([paths[place] for place in order.tolist()], self.scale, self.workers)
         content = {}
         for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
@@ -90,7 +91,7 @@ class CelebADataModule(TensorDataModule):
         """Return the description and the official splits."""
         start = time.perf_counter()
         content, splits = self._read(), {}
-        columns = {name: files.ATTRIBUTES.index(name) for name in self.attributes}
+        columns = {name: celeba_files.ATTRIBUTES.index(name) for name in self.attributes}
         for name in SPLITS:
             marks = content[f"{name}_attributes"].float()
             targets = {attribute: marks[:, column].contiguous() for attribute, column in columns.items()}

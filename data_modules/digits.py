@@ -11,16 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_modules import digits_files, svhn_files
 from data_modules.base import TensorDataModule
+from data_modules.files import mnist, svhn
 from data_modules.images import pixel_statistics
+from data_modules.splits import SPLITS
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
-SIDE = svhn_files.SIDE
+SIDE = svhn.SIDE
 BORDER = 2  # pixels that MNIST's images of 28 x 28 lack on each side
 
 
@@ -37,7 +38,7 @@ class DigitsDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: str,
-        svhn_parts: Sequence[str] = svhn_files.PARTS,
+        svhn_parts: Sequence[str] = svhn.PARTS,
         download: bool = True,
         mnist_url: str | None = None,
         svhn_url: str | None = None,
@@ -45,38 +46,38 @@ class DigitsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         parts = list(svhn_parts)
-        good = 0 < len(parts) == len(set(parts)) and set(parts) <= set(svhn_files.PARTS)
-        require(good, f"data.svhn_parts={parts}: must name some of {', '.join(svhn_files.PARTS)}, each once")
-        self.parts = [part for part in svhn_files.PARTS if part in parts]  # in one order, as the split depends on it
+        good = 0 < len(parts) == len(set(parts)) and set(parts) <= set(svhn.PARTS)
+        require(good, f"data.svhn_parts={parts}: must name some of {', '.join(svhn.PARTS)}, each once")
+        self.parts = [part for part in svhn.PARTS if part in parts]  # in one order, as the split depends on it
         self.data_dir = Path(data_dir).expanduser()
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
         self.download, self.mnist_url, self.svhn_url = download, mnist_url, svhn_url
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
-        digits_files.prepare(self.mnist, "mnist", self.download, self.mnist_url)
+        mnist.prepare(self.mnist, "mnist", self.download, self.mnist_url)
         for part in self.parts:
-            svhn_files.prepare(self.svhn, part, self.download, self.svhn_url)
+            svhn.prepare(self.svhn, part, self.download, self.svhn_url)
         for part in self.parts:
             self._read_svhn(part)
 
     def _read_svhn(self, part: str) -> tuple[Tensor, Tensor]:
-        return svhn_files.read(self.svhn, part, self.data_dir / "cache")
+        return svhn.read(self.svhn, part, self.data_dir / "cache")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         """Return the description and the splits; every image is in exactly one of them."""
-        grey, grey_digits = join([digits_files.read(self.mnist, part) for part in ("train", "t10k")])
+        grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
         colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
         grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self._generator(0))
         colour_rows = resplit(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self._generator(1))
         splits = {}
-        for name, first, second in zip(("train", "val", "test"), grey_rows, colour_rows, strict=True):
+        for name, first, second in zip(SPLITS, grey_rows, colour_rows, strict=True):
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
             image[: len(first)] = to_colour(grey[first])
             torch.index_select(colour, 0, second, out=image[len(first) :])  # joining two copies takes twice the memory
             splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
         mean, std = pixel_statistics(splits["train"].inputs["image"])
-        task = TaskSpec("digit", "multiclass", digits_files.CLASSES)
+        task = TaskSpec("digit", "multiclass", mnist.CLASSES)
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits
 
     def _generator(self, purpose: int) -> torch.Generator:

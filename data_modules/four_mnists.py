@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.digits_files import CLASSES, prepare, read
+from data_modules.files.mnist import CLASSES, prepare, read
 from data_modules.images import pixel_statistics
-from data_modules.synthetic_moe import check_rows
-from data_modules.tasks import TasksDataModule
+from data_modules.splits import SPLITS, check_rows
+from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 SIDE = 28
 VALIDATION = 6  # one of so many training images belongs to validation
-SPLITS = ("train", "val", "test")
 
 
 class FourMNISTsDataModule(TasksDataModule):

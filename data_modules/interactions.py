@@ -13,11 +13,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.archive import extract_zip
 from data_modules.base import TensorDataModule
-from data_modules.cache import locked
-from data_modules.download import fetch
-from data_modules.sampling import check_shares, draw_distinct, is_share, stratified_split, unique
+from data_modules.files.archive import extract_zip
+from data_modules.files.cache import locked
+from data_modules.files.download import fetch
+from data_modules.sampling import draw_distinct, unique
+from data_modules.splits import SPLITS, check_shares, is_share, stratified_split
 from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class InteractionsDataModule(TensorDataModule):
     def divide(self, rows: Batch, stratum: Tensor, generator: torch.Generator, start: float) -> dict[str, Batch]:
         """Split ``rows`` so that each value of ``stratum [rows]`` is split alike; ``start`` is when loading began."""
         parts = stratified_split(stratum, self.shares, generator)
-        splits = {name: rows.select(part) for name, part in zip(("train", "val", "test"), parts, strict=True)}
+        splits = {name: rows.select(part) for name, part in zip(SPLITS, parts, strict=True)}
         for name, batch in splits.items():
             require(len(batch) > 0, f"{self.source}: too few {self.words.record}s for the {name} share of data.split")
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())

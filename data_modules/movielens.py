@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.cache import cached
+from data_modules.files.cache import cached
 from data_modules.interactions import InteractionsDataModule, Words, quote, read_lines, repair, versions
 from mtl.types import InputError, require
 

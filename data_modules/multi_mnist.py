@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data_modules.base import TensorDataModule, TrainingSampler
-from data_modules.digits_files import CLASSES, SOURCES, prepare, read
+from data_modules.files.mnist import CLASSES, SOURCES, prepare, read
 from data_modules.images import pixel_statistics
-from data_modules.synthetic_moe import check_rows
+from data_modules.splits import SPLITS, check_rows
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
@@ -60,7 +60,7 @@ class MultiMNISTDataModule(TensorDataModule):
         self._sources = {name: (images[index], labels[index]) for name, index in parts.items()}
         self._sources["test"] = read(self.folder, "t10k")
         splits = {}
-        for number, (name, size) in enumerate(zip(("train", "val", "test"), self.rows, strict=True), start=1):
+        for number, (name, size) in enumerate(zip(SPLITS, self.rows, strict=True), start=1):
             source_images, source_labels = self._sources[name]
             pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
             splits[name] = compose(source_images, source_labels, pairs)

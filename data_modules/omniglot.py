@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules import omniglot_files
+from data_modules.files import omniglot as omniglot_files
 from data_modules.images import pixel_statistics
-from data_modules.tasks import TasksDataModule
+from data_modules.splits import SPLITS
+from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Image, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ NAMES = """
 """
 ALPHABETS = tuple(NAMES.split())
 SHARES = (10, 4, 6)  # of the 20 drawings of a character, for train, val and test
-SPLITS = ("train", "val", "test")
 
 
 class OmniglotDataModule(TasksDataModule):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from data_modules.base import TensorDataModule
+from data_modules.splits import check_rows, split_rows
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
 
 EXPERTS_PER_GROUP = 4
@@ -59,12 +60,6 @@ class SyntheticMoEDataModule(TensorDataModule):
         return spec, split_rows(Batch({"x": x}, columns), self.rows)
 
 
-def check_rows(rows: Sequence[int]) -> None:
-    """Raise InputError unless ``rows`` are three positive sizes."""
-    good = len(rows) == 3 and all(isinstance(size, int) and size >= 1 for size in rows)
-    require(good, f"data.rows={list(rows)}: must be three sizes of at least 1, for train, val and test")
-
-
 def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tensor:
     """Draw the weights ``[count, 4, input_dim]`` of random experts, N(0, 1)."""
     return torch.randn(count, UNITS, input_dim, generator=generator)
@@ -73,9 +68,3 @@ def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tens
 def relu_sum(x: Tensor, weight: Tensor) -> Tensor:
     """Return sum_u relu(w_eu . x) for ``x [N, D]`` and ``weight [E, U, D]``: ``[N, E]``."""
     return torch.einsum("nd,eud->neu", x, weight).relu().sum(-1)
-
-
-def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:
-    """Cut ``rows`` into train, val and test of the given sizes."""
-    parts = torch.arange(len(rows)).split(list(sizes))
-    return {name: rows.select(index) for name, index in zip(("train", "val", "test"), parts, strict=True)}

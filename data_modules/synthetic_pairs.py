@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.synthetic_moe import check_rows
-from data_modules.tasks import TasksDataModule
+from data_modules.splits import SPLITS, check_rows
+from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
 
 
@@ -50,7 +50,7 @@ class SyntheticPairsDataModule(TasksDataModule):
         generator = torch.Generator().manual_seed(self.seed)
         weight = draw_weights(self.num_pairs, self.input_dim, self.rho, generator)  # [T, D]
         names = [f"task_{pair}_{place}" for pair in range(self.num_pairs) for place in range(2)]
-        tasks: dict[str, dict[str, Batch]] = {split: {} for split in ("train", "val", "test")}
+        tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name, vector in zip(names, weight, strict=True):
             x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
             y = response(x @ vector, self.num_sines) + self.noise * torch.randn(len(x), generator=generator)

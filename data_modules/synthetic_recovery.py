@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from data_modules.base import TensorDataModule
-from data_modules.synthetic_moe import check_rows, draw_experts, relu_sum, split_rows
+from data_modules.splits import check_rows, split_rows
+from data_modules.synthetic_moe import draw_experts, relu_sum
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
 
 

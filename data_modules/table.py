@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from data_modules.base import TensorDataModule
-from data_modules.columns import ROW, Scaling, Vocabulary, cell, is_categorical, numbers, read_table
-from data_modules.example_table import NAME, TASKS, write_example
-from data_modules.labels import Labels
-from data_modules.sampling import check_shares
+from data_modules.splits import SPLITS, check_shares
+from data_modules.tables.columns import ROW, Scaling, Vocabulary, cell, is_categorical, numbers, read_table
+from data_modules.tables.example import NAME, TASKS, write_example
+from data_modules.tables.labels import Labels
 from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numeric, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "val", "test")
 NUMERIC = "numeric columns"  # the input that holds all of them
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data_modules.celeba_files import ATTRIBUTES
-from data_modules.celeba_images import HEIGHT, WIDTH
+from data_modules.files.celeba import ATTRIBUTES
+from data_modules.files.celeba_images import HEIGHT, WIDTH
 
 
 def marks(number: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data_modules.omniglot_files import SIDE
+from data_modules.files.omniglot import SIDE
 
 DRAWINGS = 20
 

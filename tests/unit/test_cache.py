@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_modules.cache import cached, keyed, locked
+from data_modules.files.cache import cached, keyed, locked
 from mtl.types import InputError
 from tests.conftest import ROOT
 
@@ -43,7 +43,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 def test_built_once_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
-    with caplog.at_level(logging.INFO, "data_modules.cache"):
+    with caplog.at_level(logging.INFO, "data_modules.files.cache"):
         first, second = cached(path, build), cached(path, build)
     assert build.calls == 1
     assert same(first, second)
@@ -127,14 +127,14 @@ def test_second_waits_and_says_so(path: Path, caplog: pytest.LogCaptureFixture) 
         fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
         timer = threading.Timer(0.2, fcntl.flock, (file, fcntl.LOCK_UN))
         timer.start()
-        with caplog.at_level(logging.INFO, "data_modules.cache"), locked(path, "counting sheep"):
+        with caplog.at_level(logging.INFO, "data_modules.files.cache"), locked(path, "counting sheep"):
             timer.join(1)
     assert "waiting for another process that is counting sheep" in caplog.text
 
 
 def test_two_processes_build_once(path: Path) -> None:
     script = (
-        "import os, sys, time, pathlib, torch; from data_modules.cache import cached\n"
+        "import os, sys, time, pathlib, torch; from data_modules.files.cache import cached\n"
         "def build():\n"
         "    print('built', flush=True); time.sleep(0.3); return {'a': torch.ones(2)}\n"
         "for child in range(2):\n"  # forked: to import torch twice would take longer than the test

@@ -15,8 +15,9 @@ import torch
 from PIL import Image as Picture
 from torchvision.datasets import CelebA
 
-from data_modules import celeba_files, celeba_images
 from data_modules.celeba import CelebADataModule
+from data_modules.files import celeba as celeba_files
+from data_modules.files import celeba_images
 from mtl.types import Image, InputError, TaskSpec
 from tests.celeba_files import colour, marks, picture, write_celeba
 
@@ -205,7 +206,7 @@ def test_lists_that_do_not_fit(root: Path) -> None:
     file.write_text(text)
     file = root / "celeba" / "list_eval_partition.txt"
     file.write_text(file.read_text().replace("jpg 2", "jpg 1"))
-    with pytest.raises(InputError, match=r"list_eval_partition\.txt: no image is for test"):
+    with pytest.raises(InputError, match=r"list_eval_partition\.txt assigns no image to test"):
         module(root)
 
 

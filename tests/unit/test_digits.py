@@ -14,8 +14,9 @@ from scipy.io import savemat
 from torch import Tensor
 from torchvision.datasets import MNIST, SVHN
 
-from data_modules import digits, svhn_files
+from data_modules import digits
 from data_modules.digits import DigitsDataModule, resplit, to_colour
+from data_modules.files import svhn
 from mtl.types import Batch, Image, InputError, TaskSpec
 from tests.digit_files import write_digits
 from tests.svhn_files import write_svhn
@@ -59,7 +60,7 @@ def test_house_numbers_come_through_unchanged(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     pixels, labels = random.integers(256, size=(32, 32, 3, 12), dtype=np.uint8), np.array([10, 9, *range(1, 11)])
     savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": labels.astype(np.uint8)[:, None]})
-    image, digit = svhn_files.read(tmp_path, "train", tmp_path / "cache")
+    image, digit = svhn.read(tmp_path, "train", tmp_path / "cache")
     assert digit.tolist() == [0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
     assert (image.dtype, digit.dtype) == (torch.uint8, torch.int64)
     assert image.is_contiguous()
@@ -125,13 +126,13 @@ def test_some_parts_and_other_numbers(root: Path, caplog: pytest.LogCaptureFixtu
 def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_svhn(tmp_path, {"train": 12})
     cache, parsed = tmp_path / "cache", []
-    real = svhn_files.parse
-    monkeypatch.setattr(svhn_files, "parse", lambda file: parsed.append(file) or real(file))
-    first, again = (svhn_files.read(tmp_path, "train", cache) for _ in range(2))
+    real = svhn.parse
+    monkeypatch.setattr(svhn, "parse", lambda file: parsed.append(file) or real(file))
+    first, again = (svhn.read(tmp_path, "train", cache) for _ in range(2))
     assert len(parsed) == 1
     assert torch.equal(first[0], again[0])
     write_svhn(tmp_path, {"train": 15})
-    assert len(svhn_files.read(tmp_path, "train", cache)[0]) == 15  # another file
+    assert len(svhn.read(tmp_path, "train", cache)[0]) == 15  # another file
     assert len(parsed) == 2
 
 
@@ -189,7 +190,7 @@ def test_wrong_content(tmp_path: Path, change: Mapping[str, object], message: st
     file = tmp_path / "train_32x32.mat"
     savemat(file, {name: value for name, value in (GOOD | dict(change)).items() if value is not None})
     with pytest.raises(InputError, match=rf"{re.escape(str(file))} .*{message}"):
-        svhn_files.parse(file)
+        svhn.parse(file)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 3000, -50])
@@ -198,7 +199,7 @@ def test_damaged_file(tmp_path: Path, keep: int) -> None:
     file = tmp_path / "train_32x32.mat"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(InputError, match=rf"{re.escape(str(file))} is damaged .*delete it and start again"):
-        svhn_files.parse(file)
+        svhn.parse(file)
 
 
 @pytest.mark.parametrize("parts", [[], ["train", "train"], ["train", "val"], "train"])

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from data_modules import archive as archive_module
-from data_modules.archive import extract_zip
-from data_modules.download import fetch
+from data_modules.files import archive as archive_module
+from data_modules.files.archive import extract_zip
+from data_modules.files.download import fetch
 from mtl.types import InputError
 
 CONTENT = bytes(i * 31 % 251 for i in range(300_000))

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pillow
 from torchvision.datasets import Omniglot
 
-from data_modules import omniglot_files
+from data_modules.files import omniglot as omniglot_files
 from data_modules.omniglot import ALPHABETS, OmniglotDataModule, resplit
 from mtl.types import Batch, InputError, TaskSpec
 from tests.file_server import serving

@@ -7,18 +7,15 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
-
-# isort: split
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.datasets import Omniglot
 
-from data_modules.archive import extract_zip
-from data_modules.cache import cached, locked
-from data_modules.download import fetch
+from data_modules.files.archive import extract_zip
+from data_modules.files.cache import cached, locked
+from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
 FORMAT = 1  # of the cache; count up when its content changes

@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.columns import as_text, cell, numbers, parse
+from data_modules.tables.columns import as_text, cell, numbers, parse
 from mtl.types import KINDS, MISSING_CLASS, InputError, TaskKind, TaskSpec, require
 
 logger = logging.getLogger(__name__)

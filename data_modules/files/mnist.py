@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
-
-# isort: split
 import torch
 from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from data_modules.archive import extract_gzip
-from data_modules.cache import locked
-from data_modules.download import fetch
+from data_modules.files.archive import extract_gzip
+from data_modules.files.cache import locked
+from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # official addresses and checksums are torchvision's

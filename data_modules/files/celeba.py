@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
-
-# isort: split
 import torch
 from torch import Tensor
 from torchvision.datasets import CelebA
 from torchvision.datasets.utils import download_file_from_google_drive
 
-from data_modules.archive import extract_zip
-from data_modules.cache import locked
+from data_modules.files.archive import extract_zip
+from data_modules.files.cache import locked
 from mtl.types import InputError, require
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_modules.tasks import TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
+from data_modules.task_batches import TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
 from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec
 
 SIZES = {"a": 10, "b": 4, "c": 7}

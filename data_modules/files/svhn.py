@@ -5,17 +5,14 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import mtl  # noqa: F401  (first: it makes torchvision importable)
-
-# isort: split
 import numpy as np
 import torch
 from scipy.io import loadmat
 from torch import Tensor
 from torchvision.datasets import SVHN
 
-from data_modules.cache import cached, locked
-from data_modules.download import fetch
+from data_modules.files.cache import cached, locked
+from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
 FORMAT = 1  # of the cache; count up when its content changes

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from data_modules.cache import locked, unwritable
+from data_modules.files.cache import locked, unwritable
 
 NAME, ROWS, USERS = "example_visits.csv", 20_000, 400
 CITIES, DEVICES = ("Bergen", "Cork", "Lyon", "Porto", "Turku"), ("desktop", "phone", "tablet")
