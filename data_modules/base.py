@@ -1,4 +1,4 @@
-"""Feed in-memory tensors to Lightning: whole batches are sliced by index, rows are never collated one by one."""
+"""Feed in-memory tensors to Lightning: a batch is one indexing operation, rows are never collated one by one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class RowsDataset(Dataset[Batch]):
 
 
 class TrainingSampler(Sampler[Tensor]):
-    """Yield the row indices ``[<= batch_size]`` of this process's part of one batch after the other.
+    """Yield this process's row indices ``[<= batch_size]`` of each batch of an epoch.
 
-    The order is a function of ``seed`` and of the epoch alone, so that it can be drawn again. ``position()`` tells
-    the epoch and how many of its batches are done; it is asked when the first batch is. A batch is the next
-    ``batch_size * world_size`` rows of the order, cut into one part per process; an epoch's last rows are left out
-    where they are fewer than the processes.
+    The order depends on ``seed`` and the epoch only, so a resumed run draws it again. ``position()`` returns the epoch
+    and how many of its batches are done; it is called when the first batch is requested. A global batch is the next
+    ``batch_size * world_size`` rows, divided among the processes. The last rows of an epoch are dropped if there are
+    fewer of them than processes. Raises InputError if there are fewer rows than processes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrainingSampler(Sampler[Tensor]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        require(num_rows >= world_size, f"{num_rows} rows for training: fewer than the {world_size} processes")
+        require(num_rows >= world_size, f"{num_rows} training rows are fewer than the {world_size} processes")
         self.num_rows, self.size, self.seed, self.position = num_rows, batch_size * world_size, seed, position
         self.rank, self.world_size, self.epoch = rank, world_size, 0
 
@@ -61,10 +61,10 @@ class TrainingSampler(Sampler[Tensor]):
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Yield every ``world_size``-th batch of row indices ``[<= batch_size]``, beginning with batch ``rank``.
+    """Yield every ``world_size``-th batch of row indices ``[<= batch_size]``, starting with batch ``rank``.
 
-    No row is seen twice and none is left out: a process that runs short gets an empty batch. Batches are the same
-    for any number of processes, and so are the numbers computed from them.
+    Every row is seen exactly once. A process with fewer batches than the others gets an empty one. The batches, and so
+    the metrics, are the same for any number of processes.
     """
 
     def __init__(self, num_rows: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -80,27 +80,27 @@ class EvaluationSampler(Sampler[Tensor]):
 
 
 class RowsLoader(DataLoader[Any]):
-    """Load whole batches by what the sampler gives, in the process; its place in an epoch is the sampler's to know."""
+    """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
-        # a generator of its own: at each epoch a loader draws a number, by default from the stream that dropout uses
+        # A loader draws a seed each epoch; without its own generator it would advance the one that dropout uses
         super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
 
     def state_dict(self) -> dict[str, int]:
-        """Tell Lightning that the loader can go on in the middle of an epoch."""
+        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Do nothing: the batches done are counted by the trainer."""
+        """Do nothing: the trainer counts the batches that are done."""
 
 
 class TensorDataModule(LightningDataModule):
-    """Base of every data set that fits in memory.
+    """Base class of every data set that fits in memory.
 
-    A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)`` and, where files have to be
-    fetched or parsed, ``prepare_data()``, which runs in one process and leaves a cache that ``load`` reads.
-    ``spec`` is known after ``setup()``. ``seed`` is that of the rows and splits, ``shuffle_seed`` that of their order
-    in training. ``batch_size`` is what one process takes. Arguments are checked in the constructor, before any work.
+    A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``. If it has files to fetch or to
+    parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads.
+    ``spec`` is available after ``setup()``. ``seed`` sets rows and splits, ``shuffle_seed`` the order in training.
+    ``batch_size`` is per process. The constructor checks all arguments, before any work is done.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class TensorDataModule(LightningDataModule):
         self.splits: dict[str, Batch] = {}
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the description and the three splits of the data set."""
+        """Return the DataSpec and the rows of train, val and test."""
         raise NotImplementedError
 
     @property
     def spec(self) -> DataSpec:
-        """The description of the data; read after ``setup()``."""
+        """The inputs and tasks; available after ``setup()``."""
         if self._spec is None:
-            raise RuntimeError("the data's description is known after setup()")
+            raise RuntimeError("spec is available after setup()")
         return self._spec
 
     def setup(self, stage: str | None = None) -> None:
-        if self._spec is None:  # Lightning calls setup once per stage; the data is the same
+        if self._spec is None:  # Lightning calls setup once per stage, with the same data
             self._spec, self.splits = self.load()
 
     def train_dataloader(self) -> RowsLoader:
@@ -142,7 +142,7 @@ class TensorDataModule(LightningDataModule):
         return RowsLoader(self.training_rows(sampler), sampler, self.pin_memory)
 
     def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:
-        """Return what gives the rows of training by index; ``sampler.epoch`` tells the epoch."""
+        """Return the training rows as a dataset indexed by tensors ``[N]``; ``sampler.epoch`` is the current epoch."""
         return RowsDataset(self.splits["train"])
 
     def val_dataloader(self) -> RowsLoader:
@@ -152,7 +152,7 @@ class TensorDataModule(LightningDataModule):
         return self._evaluation("test")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Return the batch on ``device``; one that is there already at once, without Lightning's search for tensors."""
+        """Move the batch to ``device``; skip Lightning's slow search for tensors if the batch is there already."""
         if isinstance(batch, Batch) and batch.is_on(device):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
@@ -167,10 +167,10 @@ class TensorDataModule(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _position(self) -> tuple[int, int]:
-        """Return the epoch and how many of its batches are done."""
+        """Return the epoch and the number of its batches that are done."""
         if self.trainer is None or not self.trainer.training:
             return 0, 0
-        # Counted from the batches done: the epoch counter still lags by one when a run goes on from a checkpoint
+        # From the count of batches: Lightning's epoch counter is still one too low when a run resumes from a checkpoint
         done = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
         epoch, batches = divmod(done, int(self.trainer.num_training_batches))
         return epoch, batches

@@ -1,4 +1,4 @@
-"""Book-Crossing as two tasks on (user, book) pairs: was the book read, and which rating did it get."""
+"""Book-Crossing as two tasks on (user, book) pairs: was the book read, and how was it rated?"""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mtl.types import InputError, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; count up when its content changes
+FORMAT = 1  # of the cache; increase it when the content changes
 ROWS = 1_149_780  # of the published file
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
-# a quote inside an ISBN stands behind a backslash, as in the other files of the release
+# a quote inside an ISBN is escaped by a backslash, as in the other files of the release
 RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"\r?$'
 
 
@@ -30,11 +30,11 @@ class BooksDataModule(InteractionsDataModule):
     """Serve the records of Book-Crossing (Ziegler et al. 2005) and as many unread pairs.
 
     Tasks: ``read`` (binary, weight ``alpha``) and ``rating`` (regression on the 1-10 scale, weight 1 - ``alpha``).
-    A record with rating 0 says that the book was read and no more: its rating is NaN, as that of unread pairs.
-    Inputs: ``user`` and ``book``, int64 ids from 0 in the order of the users' numbers and of the ISBNs, which are
-    taken as they stand. Kept are the users and books with ``min_records`` records each, counted among what is kept.
-    Of repeated records of a pair the last that has a rating counts, or else the last. Broken rows are skipped up to
-    the share ``max_broken`` of all. The archive's checksum is not published: rows are checked one by one.
+    A record with rating 0 only says that the book was read: its rating is NaN, like that of unread pairs.
+    Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
+    Users and books with fewer than ``min_records`` records are dropped repeatedly until none is left. If a pair has
+    several records, the last one with a rating counts, or else the last one. Broken rows are skipped as long as their
+    share is at most ``max_broken``. The archive has no published checksum; instead every row is checked.
     """
 
     words = Words("read", "book", item="book", record="record", seen="read", unseen="unread")
@@ -60,7 +60,7 @@ class BooksDataModule(InteractionsDataModule):
         self.source = self.folder / "BX-Book-Ratings.csv"
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         self.obtain(self.source, self.folder / "BX-CSV-Dump.zip")
         self._read()
 
@@ -69,14 +69,14 @@ class BooksDataModule(InteractionsDataModule):
         return cached(path, lambda: read_records(self.source, self.max_broken), key)
 
     def records(self) -> dict[str, Tensor]:
-        """Return ``user``, ``item`` (int64, from 0) and ``rating`` (float32, NaN where there is none), each ``[R]``."""
+        """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32, NaN if missing), each ``[R]``."""
         records = self._read()
         total = len(records["user"])
         kept = core(records["user"], records["item"], self.min_records)
         require(
             len(kept) > 0,
-            f"data.min_records={self.min_records}: of the {total} records of {self.source} none is left when every "
-            f"user and every book must have {self.min_records}; lower data.min_records",
+            f"data.min_records={self.min_records}: none of the {total} records of {self.source} is left if every user "
+            f"and every book must have {self.min_records}; lower data.min_records",
         )
         users, user = unique(records["user"][kept])
         books, item = unique(records["item"][kept])
@@ -85,7 +85,7 @@ class BooksDataModule(InteractionsDataModule):
 
 
 def core(user: Tensor, item: Tensor, least: int) -> Tensor:
-    """Return which records ``[R]`` are left when those of users and items with fewer than ``least`` go, repeatedly."""
+    """Return the indices of the records left after dropping users and items with fewer than ``least``, repeatedly."""
     kept = torch.arange(len(user))
     while True:
         own, others = user[kept], item[kept]
@@ -96,7 +96,10 @@ def core(user: Tensor, item: Tensor, least: int) -> Tensor:
 
 
 def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
-    """Parse the file to ``user``, ``item`` (places in sorted order) and ``rating``, each ``[R]``, one row per pair."""
+    """Parse the file to ``user``, ``item`` (ranks of user and ISBN) and ``rating``, each ``[R]``, one row per pair.
+
+    Raises InputError if the share of broken rows exceeds ``max_broken``.
+    """
     frame = read_lines(file)
     header = frame["line"][0].rstrip("\r")
     require(header == HEADER, f"{file}, line 1: {quote(header)} is not the header {HEADER}. {repair(file)}")
@@ -104,9 +107,9 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     frame = frame.with_row_index("number", 1)[1:].with_columns(
         user=groups.field("1").cast(pl.Int64), isbn=groups.field("2"), rating=groups.field("3").cast(pl.Int64)
     )
-    require(len(frame) > 0, f"{file} holds no record. {repair(file)}")
+    require(len(frame) > 0, f"{file} contains no record. {repair(file)}")
     if len(frame) != ROWS:
-        logger.warning("%s holds %d records, the published file %d", file, len(frame), ROWS)
+        logger.warning("%s has %d records, the published file %d", file, len(frame), ROWS)
 
     good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
     broken = frame.filter(good.not_())
@@ -114,11 +117,11 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
         first = f"line {broken['number'][0]}: {quote(broken['line'][0].rstrip())}"
         if len(broken) / len(frame) > max_broken:
             raise InputError(
-                f"{file}, {first} is no record; {len(broken)} of {len(frame)} rows are broken, more than the share "
+                f"{file}, {first} is not a record; {len(broken)} of {len(frame)} rows are broken, more than the share "
                 f"data.max_broken={max_broken:g}. Expected {HEADER}: a whole number, an ISBN and a whole number in "
                 f"0..10, each in quotes. {repair(file)}, or raise data.max_broken to skip such rows"
             )
-        logger.warning("%s: %d broken rows are skipped, the first is %s", file, len(broken), first)
+        logger.warning("%s: skipped %d broken rows, the first is %s", file, len(broken), first)
 
     frame = frame.filter(good).with_columns(
         item=pl.col("isbn").rank("dense").cast(pl.Int64) - 1, user=pl.col("user").rank("dense").cast(pl.Int64) - 1
@@ -127,6 +130,10 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
         ["user", "item"], keep="last", maintain_order=True
     )
     if len(pairs) < len(frame):
-        logger.warning("%s: %d records repeat a pair; one with a rating counts", file, len(frame) - len(pairs))
+        logger.warning(
+            "%s: %d records repeat a pair; ratings take precedence",
+            file,
+            len(frame) - len(pairs),
+        )
     user, item, rating = (torch.from_numpy(pairs[name].to_numpy(writable=True)) for name in ("user", "item", "rating"))
     return {"user": user, "item": item, "rating": rating.float().masked_fill(rating == 0, torch.nan)}

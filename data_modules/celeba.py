@@ -1,4 +1,4 @@
-"""CelebA: attributes of faces, a binary task for each (Liu et al. 2015; COMET 2023, supplement S1)."""
+"""CelebA: attributes of faces, one binary task each (Liu et al. 2015; COMET 2023, supplement S1)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; count up when its content changes
-SCALES = (1, 2, 4, 8)  # what JPEG decoders can reduce by while they decode
+FORMAT = 1  # of the cache; increase it when the content changes
+SCALES = (1, 2, 4, 8)  # factors by which JPEG decoders can scale down
 
 
 class CelebADataModule(TensorDataModule):
-    """Serve the aligned images in their official partition; a binary task for each of ``attributes``, in that order.
+    """Serve the aligned images in their official partition; each of ``attributes`` is a binary task, in that order.
 
-    Input: ``image`` ``[B, 3, 218 / scale, 178 / scale]`` of uint8, rounded up. Why ``scale`` 2: at full size the
-    202,599 images take 23.6 GB of memory and of disk, at half of it 5.9 GB; faces keep their proportions, and four
-    convolutions of 3 x 3 with pooling still leave 4 x 3 features of 109 x 89 pixels. ``workers`` processes decode
-    the images, once: the result is kept in the data folder and does not depend on them. Files lie in
-    ``data_dir``/celeba as torchvision's ``CelebA`` has them; ``download`` asks Google Drive for those that are missing.
+    Input: ``image`` ``[B, 3, 218 / scale, 178 / scale]`` (uint8), sides rounded up. At full size, the 202,599 images
+    take 23.6 GB of memory and of disk; at ``scale`` 2, the default, 5.9 GB, and four 3 x 3 convolutions with pooling
+    still leave 4 x 3 features of 109 x 89 pixels. ``workers`` processes decode the images once; the result is cached
+    in ``data_dir`` and does not depend on ``workers``. Files are expected in ``data_dir``/celeba, laid out as for
+    torchvision's ``CelebA``; ``download`` fetches missing ones from Google Drive. Raises InputError.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class CelebADataModule(TensorDataModule):
         unknown = [name for name in names if name not in celeba_files.ATTRIBUTES]
         known = ", ".join(celeba_files.ATTRIBUTES)
         require(bool(names), f"data.attributes=[]: name at least one of {known}")
-        require(not unknown, f"data.attributes: unknown {', '.join(map(str, unknown))}; there are {known}")
+        require(not unknown, f"data.attributes: unknown {', '.join(map(str, unknown))}; accepted are {known}")
         repeated = sorted({name for name in names if names.count(name) > 1})
-        require(not repeated, f"data.attributes: {', '.join(repeated)} more than once; name each once of {known}")
+        require(not repeated, f"data.attributes: {', '.join(repeated)} more than once; name each once, of {known}")
         good = isinstance(scale, int) and scale in SCALES
         require(good, f"data.scale={scale}: must be one of {', '.join(map(str, SCALES))}")
         good = isinstance(workers, int) and workers >= 0
-        require(good, f"data.workers={workers}: must be a number of processes, or 0 for none beside this one")
+        require(good, f"data.workers={workers}: must be a number of processes, or 0 to decode in this one")
         self.attributes, self.scale, self.workers, self.download = names, scale, workers, download
         self.data_dir = Path(data_dir).expanduser()
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and decode what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and decode what is missing. Safe to kill, and to run in several processes at once."""
         celeba_files.prepare(self.folder, self.download)
         self._read()
 
     def _read(self) -> dict[str, Tensor]:
-        """Return for each split ``SPLIT_image [N, 3, H, W]`` and ``SPLIT_attributes [N, 40]``, both uint8."""
+        """Return ``<split>_image [N, 3, H, W]`` and ``<split>_attributes [N, 40]`` of each split, all uint8."""
         key = (FORMAT, self.scale, *celeba_files.source_key(self.folder))
         return cached(self.data_dir / "cache" / "celeba.pt", self._parse, key)
 
@@ -76,19 +76,19 @@ class CelebADataModule(TensorDataModule):
         attributes = celeba_files.read_attributes(self.folder / celeba_files.ATTRIBUTES_FILE, partition)
         paths = [self.folder / celeba_files.IMAGES / name for name in partition]
         part = torch.tensor(list(partition.values()))
-        # ordered by split before they are decoded: splits are then views, and sorting needs no copy of the images
+        # Sort by split before decoding: the splits are then views, and the images need no copy
         order = part.argsort(stable=True)
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
         for name, size in zip(SPLITS, sizes, strict=True):
             require(size > 0, f"{partition_file} assigns no image to {name}; get the official file")
-        images = decode_all([paths[place] for place in order.tolist()], self.scale, self.workers)
+        images = decode_all([paths[index] for index in order.tolist()], self.scale, self.workers)
         content = {}
         for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
             content |= {f"{name}_image": image, f"{name}_attributes": marks}
         return content
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the description and the official splits."""
+        """Return the DataSpec and the official splits."""
         start = time.perf_counter()
         content, splits = self._read(), {}
         columns = {name: celeba_files.ATTRIBUTES.index(name) for name in self.attributes}

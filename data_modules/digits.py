@@ -1,4 +1,4 @@
-"""Digits of two kinds as one task: MNIST's and the house numbers of SVHN (COMET 2023, supplement S1.1)."""
+"""Digits as one task: the images of MNIST and the house numbers of SVHN (COMET 2023, supplement S1.1)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
 SIDE = svhn.SIDE
-BORDER = 2  # pixels that MNIST's images of 28 x 28 lack on each side
+BORDER = 2  # black pixels added to each side of MNIST's 28 x 28 images
 
 
 class DigitsDataModule(TensorDataModule):
-    """Serve the images of MNIST and SVHN; task ``digit``: which of ten it shows.
+    """Serve the images of MNIST and SVHN; the task ``digit`` is which of the ten digits an image shows.
 
-    All images of MNIST are pooled and split anew at random into 50,000 / 10,000 / 10,000, those of ``svhn_parts``
-    into 480,420 / 75,000 / 75,000 (train, extra and test together: 630,420); train, val and test join the splits of
-    both. Other numbers of images are split by the same shares. The splits depend on ``seed`` alone. Input: ``image``
-    ``[B, 3, 32, 32]`` of uint8; MNIST's images get a black border of 2 pixels and their grey level in all three
-    channels. Everything is in memory: 2.2 GB, 4.5 GB while it is loaded.
+    All images of MNIST are pooled and split at random into 50,000 / 10,000 / 10,000, those of ``svhn_parts`` into
+    480,420 / 75,000 / 75,000 (630,420 in train, extra and test). Each split joins that of MNIST and that of SVHN. Other
+    numbers of images are split in the same proportions. The splits depend on ``seed`` only. Input: ``image``
+    ``[B, 3, 32, 32]`` (uint8); MNIST's images get a black border of 2 pixels and their grey level in all three
+    channels. All data is kept in memory: 2.2 GB, and 4.5 GB while loading.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class DigitsDataModule(TensorDataModule):
         parts = list(svhn_parts)
         good = 0 < len(parts) == len(set(parts)) and set(parts) <= set(svhn.PARTS)
         require(good, f"data.svhn_parts={parts}: must name some of {', '.join(svhn.PARTS)}, each once")
-        self.parts = [part for part in svhn.PARTS if part in parts]  # in one order, as the split depends on it
+        self.parts = [part for part in svhn.PARTS if part in parts]  # in a fixed order, on which the split depends
         self.data_dir = Path(data_dir).expanduser()
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
         self.download, self.mnist_url, self.svhn_url = download, mnist_url, svhn_url
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         mnist.prepare(self.mnist, "mnist", self.download, self.mnist_url)
         for part in self.parts:
             svhn.prepare(self.svhn, part, self.download, self.svhn_url)
@@ -65,7 +65,7 @@ class DigitsDataModule(TensorDataModule):
         return svhn.read(self.svhn, part, self.data_dir / "cache")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the description and the splits; every image is in exactly one of them."""
+        """Return the DataSpec and the splits; each image is in exactly one split."""
         grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
         colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
         grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self._generator(0))
@@ -74,7 +74,7 @@ class DigitsDataModule(TensorDataModule):
         for name, first, second in zip(SPLITS, grey_rows, colour_rows, strict=True):
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
             image[: len(first)] = to_colour(grey[first])
-            torch.index_select(colour, 0, second, out=image[len(first) :])  # joining two copies takes twice the memory
+            torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
             splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
         mean, std = pixel_statistics(splits["train"].inputs["image"])
         task = TaskSpec("digit", "multiclass", mnist.CLASSES)
@@ -85,24 +85,27 @@ class DigitsDataModule(TensorDataModule):
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return images and labels of all ``parts``, one after the other."""
+    """Concatenate the images and the labels of all ``parts``."""
     images, labels = zip(*parts, strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
 def to_colour(images: Tensor) -> Tensor:
-    """Return ``images [N, 28, 28]`` as ``[N, 3, 32, 32]``: a black border, and the grey level in each channel."""
+    """Return ``images [N, 28, 28]`` as ``[N, 3, 32, 32]``, with a black border and the grey level in each channel."""
     return F.pad(images, [BORDER] * 4)[:, None].expand(-1, 3, -1, -1)
 
 
 def resplit(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> list[Tensor]:
-    """Return the rows of train, val and test among ``count`` rows, at random; ``published`` are sizes, or else shares.
+    """Split ``count`` row indices at random into train, val and test of the ``published`` sizes.
 
-    ``name`` says in messages whose rows they are.
+    If ``count`` is not the sum of these sizes, they are used as proportions. ``name`` is the data set's name in
+    messages. Raises InputError if a split would be empty.
     """
     total = sum(published)
     if count != total:
-        logger.warning("%s: %d images, and %d in the published split; split by its shares", name, count, total)
+        logger.warning(
+            "%s: %d images instead of the published %d; split in the published proportions", name, count, total
+        )
     held_out = [round(count * size / total) for size in published[1:]]
     sizes = [count - sum(held_out), *held_out]
     require(min(sizes) >= 1, f"{name}: {count} images are too few for train, val and test")

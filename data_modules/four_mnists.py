@@ -16,16 +16,17 @@ from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 SIDE = 28
-VALIDATION = 6  # one of so many training images belongs to validation
+VALIDATION = 6  # one in this many training images is for validation
 
 
 class FourMNISTsDataModule(TasksDataModule):
-    """Tasks ``mnist_1``, ``mnist_2``, ``rotated_1``, ``rotated_2``: which digit an image ``[B, 1, 28, 28]`` shows.
+    """Tasks ``mnist_1``, ``mnist_2``, ``rotated_1``, ``rotated_2``: which digit does an image show?
 
-    The first two have MNIST's images, the others the same images rotated by 90 degrees clockwise; the order in
-    training is each task's own. Test: the official test images. Validation, which the paper has not: a sixth of the
-    training images, drawn with ``seed`` and the same for all tasks, so that no task is validated on what another one
-    is trained on. ``rows`` caps train, val and test of each task; None takes all.
+    Input: ``image`` ``[B, 1, 28, 28]`` (uint8). The first two tasks have MNIST's images, the others the same images
+    rotated by 90 degrees clockwise. In training, each task has its own order. Test: the official test images.
+    Validation, which the paper does not have: a sixth of the training images, drawn with ``seed`` and the same for all
+    tasks, so that no task is validated on images that another one is trained on. ``rows`` limits train, val and test
+    of each task; None takes all.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class FourMNISTsDataModule(TasksDataModule):
         self.download, self.base_url = download, base_url
 
     def prepare_data(self) -> None:
-        """Fetch and unpack what is not there yet; safe to run in several processes and to kill."""
+        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
         prepare(self.folder, "mnist", self.download, self.base_url)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        """Return the description and the splits; both copies are views of the same rows."""
+        """Return the DataSpec and the splits; the two copies of a task share memory."""
         images, labels = read(self.folder, "train")
         test_images, test_labels = read(self.folder, "t10k")
         val = len(images) // VALIDATION
@@ -69,7 +70,7 @@ class FourMNISTsDataModule(TasksDataModule):
                 for split, (pixels, digits) in parts.items():
                     limit = limits[split]
                     tasks[split][task] = Batch({"image": pixels[:limit, None]}, {task: digits[:limit]})
-        mean, std = pixel_statistics(tasks["train"]["mnist_1"].inputs["image"])  # a rotation changes nothing
+        mean, std = pixel_statistics(tasks["train"]["mnist_1"].inputs["image"])  # the same for rotated images
         specs = [TaskSpec(task, "multiclass", CLASSES) for task in tasks["train"]]
         return DataSpec({"image": Image(1, SIDE, SIDE, mean, std)}, specs), tasks
 

@@ -1,4 +1,4 @@
-"""Describe the pixels of a data set."""
+"""Pixel statistics of a data set, for the normalisation of images."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 VALUES = 256
-SLICE = 1 << 22  # pixels that are counted at a time
+SLICE = 1 << 22  # pixels counted at a time
 
 
 def pixel_statistics(pixels: Tensor) -> tuple[float, float]:
-    """Return mean and deviation of uint8 ``pixels [N, C, H, W]``, scaled to [0, 1].
+    """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1].
 
-    From how often each value occurs, in whole numbers: exact for any number of pixels, and none becomes a float.
+    Both are computed from the integer histogram of the 256 values: exact, and without a float copy of the pixels.
     """
     slices = pixels.flatten().split(SLICE)
     counts = torch.stack([torch.bincount(part, minlength=VALUES) for part in slices]).sum(0).tolist()

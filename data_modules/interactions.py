@@ -1,4 +1,4 @@
-"""Pairs of a user and an item as two tasks: has the user seen (rated, read) the item, and which rating did it get."""
+"""Base of data sets of (user, item) pairs with two tasks: was the item seen (rated, read), and how was it rated?"""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ NEGATIVES = ("uniform", "per_user")
 
 @dataclass(frozen=True)
 class Words:
-    """Name the binary task and the item's input, and say how messages speak of what a file holds."""
+    """Names of the binary task and of the item input, and the nouns and verbs that messages use."""
 
     task: str
     input: str
     item: str
-    record: str  # one row of the file
-    seen: str  # what a user has done with an item of the file
+    record: str  # a row of the file
+    seen: str  # what a user has done with an item: rated, read
     unseen: str
 
 
 class InteractionsDataModule(TensorDataModule):
-    """Base of data sets of (user, item) pairs.
+    """Base class of data sets of (user, item) pairs.
 
-    A subclass sets ``words``, ``folder`` (of its files) and ``source`` (what messages name), and implements
-    ``records()``; ``load`` adds as many unseen pairs. ``alpha`` is the weight of the binary task, the regression
-    ``rating`` has 1 - ``alpha``. ``negatives`` draws the unseen pairs among the users and items that occur:
-    ``uniform`` over all such pairs, or ``per_user`` as many for each user as that user has records (at most what the
-    user has not seen). ``split`` holds for each rating value, for records without one and for unseen pairs. Both
-    draws depend on ``seed`` alone.
+    A subclass sets ``words``, ``folder`` (of its files) and ``source`` (the path that messages name), and implements
+    ``records()``. ``load`` adds as many unseen pairs as there are records. The binary task has weight ``alpha``, the
+    regression task ``rating`` 1 - ``alpha``. Unseen pairs are drawn among the users and items that occur:
+    ``negatives="uniform"`` draws from all such pairs, ``"per_user"`` draws as many per user as the user has records (or
+    all unseen pairs of the user, if those are fewer). ``split`` applies to each stratum: each rating value, records
+    without a rating, unseen pairs. Both draws depend on ``seed`` only.
     """
 
     words: ClassVar[Words]
@@ -74,7 +74,10 @@ class InteractionsDataModule(TensorDataModule):
         self.download, self.base_url = download, base_url.rstrip("/")
 
     def obtain(self, file: Path, archive: Path, **checksums: str) -> None:
-        """Have ``file``: fetch ``archive`` and unpack it beside itself; safe in several processes and to kill."""
+        """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists; ``checksums`` go to ``fetch``.
+
+        Safe to kill, and to run in several processes at once. Raises InputError.
+        """
         if file.exists():
             return
         with locked(archive.with_name(f".{archive.name}.lock"), f"fetching {archive}"):
@@ -87,39 +90,40 @@ class InteractionsDataModule(TensorDataModule):
             elif not archive.exists():
                 raise InputError(f"{file} is missing and data.download=false: set it to true, or {by_hand}")
             extract_zip(archive, archive.parent)
-            require(file.exists(), f"{archive} holds no {file.relative_to(archive.parent)}")
+            require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
 
     def records(self) -> dict[str, Tensor]:
-        """Return ``user``, ``item`` (int64 from 0) and ``rating`` (float32, NaN where there is none), each ``[R]``."""
+        """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32, NaN if missing), each ``[R]``."""
         raise NotImplementedError
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the description and the splits; every row is in exactly one of them."""
+        """Return the DataSpec and the splits; each row is in exactly one split."""
         start = time.perf_counter()
         records = self.records()
         users, user = unique(records["user"])
         items, item = unique(records["item"])
         generator = torch.Generator().manual_seed(self.seed)
         seen = (user * len(items) + item).sort().values
-        free = self._draw_unseen(seen, len(users), len(items), generator)
+        unseen = self._draw_unseen(seen, len(users), len(items), generator)
         rows = Batch(
             {
-                "user": torch.cat([records["user"], users[free // len(items)]]),
-                self.words.input: torch.cat([records["item"], items[free % len(items)]]),
+                "user": torch.cat([records["user"], users[unseen // len(items)]]),
+                self.words.input: torch.cat([records["item"], items[unseen % len(items)]]),
             },
             {
-                self.words.task: torch.cat([torch.ones(len(seen)), torch.zeros(len(free))]),
-                "rating": torch.cat([records["rating"], torch.full((len(free),), torch.nan)]),
+                self.words.task: torch.cat([torch.ones(len(seen)), torch.zeros(len(unseen))]),
+                "rating": torch.cat([records["rating"], torch.full((len(unseen),), torch.nan)]),
             },
         )
+        # strata: 0 for unseen pairs, then the rating values, then seen pairs without a rating
         stratum = rows.targets["rating"].nan_to_num(nan=0.0).long()
-        silent = (rows.targets[self.words.task] == 1) & rows.targets["rating"].isnan()
-        stratum[silent] = stratum.max() + 1
+        unrated = (rows.targets[self.words.task] == 1) & rows.targets["rating"].isnan()
+        stratum[unrated] = stratum.max() + 1
         splits = self.divide(rows, stratum, generator, start)
         return self.describe(int(users[-1]) + 1, int(items[-1]) + 1), splits
 
     def describe(self, users: int, items: int) -> DataSpec:
-        """Return the description of ids below ``users`` and ``items``."""
+        """Return the DataSpec for ids below ``users`` and ``items``."""
         return DataSpec(
             {"user": Categorical(users), self.words.input: Categorical(items)},
             [
@@ -129,7 +133,7 @@ class InteractionsDataModule(TensorDataModule):
         )
 
     def divide(self, rows: Batch, stratum: Tensor, generator: torch.Generator, start: float) -> dict[str, Batch]:
-        """Split ``rows`` so that each value of ``stratum [rows]`` is split alike; ``start`` is when loading began."""
+        """Split ``rows``, stratified by ``stratum [N]``; ``start`` is the time at which loading began, for the log."""
         parts = stratified_split(stratum, self.shares, generator)
         splits = {name: rows.select(part) for name, part in zip(SPLITS, parts, strict=True)}
         for name, batch in splits.items():
@@ -139,14 +143,14 @@ class InteractionsDataModule(TensorDataModule):
         return splits
 
     def _draw_unseen(self, seen: Tensor, users: int, items: int, generator: torch.Generator) -> Tensor:
-        """Return distinct codes user * items + item that are not in the sorted codes ``seen [R]``."""
+        """Draw distinct unseen pairs; ``seen [R]`` are the sorted seen ones. A pair is the code user * items + item."""
         words = self.words
         if self.negatives == "uniform":
             counts, sizes = torch.tensor([len(seen)]), torch.tensor([users * items - len(seen)])
             require(
                 bool(counts <= sizes),
-                f"data.negatives=uniform: needs {len(seen)} {words.unseen} pairs, one per {words.record}, and the "
-                f"{users} users x {items} {words.item}s of {self.source} leave {int(sizes)}; use "
+                f"data.negatives=uniform: needs {len(seen)} {words.unseen} pairs, one per {words.record}, but the "
+                f"{users} users x {items} {words.item}s of {self.source} leave only {int(sizes)}; use "
                 "data.negatives=per_user",
             )
         else:
@@ -155,16 +159,17 @@ class InteractionsDataModule(TensorDataModule):
             counts = torch.minimum(own, sizes)
             require(
                 bool(counts.any()),
-                f"{self.source}: every user has {words.seen} every {words.item}, none is {words.unseen}",
+                f"{self.source}: every user has {words.seen} every {words.item}, so no pair is {words.unseen}",
             )
         rank = draw_distinct(sizes, counts, generator)
-        # the free code of rank r is r plus the number of seen codes below it
-        below = seen - torch.arange(len(seen))
-        return rank + torch.searchsorted(below, rank, right=True)
+        # The unseen code of rank r is r + (number of seen codes below it). seen[i] - i counts the unseen codes below
+        # seen[i], so seen[i] lies below that code if and only if seen[i] - i <= r.
+        unseen_below = seen - torch.arange(len(seen))
+        return rank + torch.searchsorted(unseen_below, rank, right=True)
 
 
 def versions(*files: Path) -> list[int]:
-    """Return size and time of each file, for the key of a cache: a repaired file is read again."""
+    """Return size and modification time of each file, for a cache key: a changed file is parsed again."""
     try:
         stats = [file.stat() for file in files]
     except OSError as error:
@@ -173,11 +178,12 @@ def versions(*files: Path) -> list[int]:
 
 
 def repair(file: Path) -> str:
+    """Return the advice that ends a message about a damaged file."""
     return f"Repair the file, or delete the folder {file.parent} to have it fetched again"
 
 
 def read_lines(file: Path) -> pl.DataFrame:
-    """Return the column ``line`` of a latin-1 file, without the empty lines at its end."""
+    """Return the lines of a latin-1 file as the column ``line``, without empty lines at the end."""
     try:
         text = file.read_bytes().decode("latin-1").rstrip("\r\n")
     except OSError as error:
@@ -187,4 +193,5 @@ def read_lines(file: Path) -> pl.DataFrame:
 
 
 def quote(line: str, limit: int = 60) -> str:
+    """Return ``line`` in quotes, cut after ``limit`` characters."""
     return repr(line if len(line) <= limit else line[:limit] + "...")

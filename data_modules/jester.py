@@ -1,4 +1,4 @@
-"""Jester as two tasks on all (user, joke) pairs: was the joke rated, and which rating did it get."""
+"""Jester as two tasks on all (user, joke) pairs: was the joke rated, and how?"""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from mtl.types import Batch, DataSpec, InputError, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; count up when its content changes
+FORMAT = 1  # of the cache; increase it when the content changes
 JOKES = 100
 HIGHEST = 10.0
 NOT_RATED = 99.0
-SUFFIXES = (".csv", ".csv.gz", ".xls")  # a part that is there in several formats is read from the first
+SUFFIXES = (".csv", ".csv.gz", ".xls")  # of a part that exists in several formats, the first one is read
 EXPECTED = (
     f"Expected {1 + JOKES} columns without a header: how many jokes the user has rated, then {JOKES} ratings in "
-    f"[-{HIGHEST:g}, {HIGHEST:g}], {NOT_RATED:g} where there is none"
+    f"[-{HIGHEST:g}, {HIGHEST:g}] or {NOT_RATED:g} for none"
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """Say what a published part of dataset 1 is packed in and how many users it has."""
+    """A published part of dataset 1: its archive and its number of users."""
 
     archive: str
     sha256: str
     users: int
 
 
-# The authors publish no checksums; these are what several public loaders record of the archives.
+# The authors publish no checksums; these are the ones that several public loaders use
 PARTS = {
     "jester-data-1": Part(
         "jester_dataset_1_1.zip", "cb7841756ded125b15f3d95c9f8241224065e96354c132a46ae4214deeab7615", 24_983
@@ -59,12 +59,12 @@ PARTS = {
 class JesterDataModule(InteractionsDataModule):
     """Serve all pairs of Jester dataset 1 (Goldberg et al. 2001), 73,421 users x 100 jokes.
 
-    Tasks: ``rated`` (binary, weight ``alpha``) and ``rating`` (regression in [-10, 10], weight 1 - ``alpha``, NaN
-    where there is none). Inputs: ``user`` and ``joke``, int64 ids from 0. ``split`` holds for rated pairs and for
-    the others and depends on ``seed`` alone. All files ``jester/jester-data-*`` that end in .csv, .csv.gz or .xls
-    are read in the order of their names; of one part in several formats, the first of these. Where there is nothing
-    but published parts, those that are missing are fetched. Archives are checked by sha256, rows one by one; another
-    number of users than published is a warning.
+    Tasks: ``rated`` (binary, weight ``alpha``) and ``rating`` (regression in [-10, 10], weight 1 - ``alpha``, NaN if
+    missing). Inputs: ``user`` and ``joke``, int64 ids from 0. The split is stratified by ``rated`` and depends on
+    ``seed`` only. All files ``jester/jester-data-*`` with the suffix .csv, .csv.gz or .xls are read, sorted by name; of
+    a part that exists with several suffixes, the first in this list is read. Missing published parts are fetched,
+    unless there is a file that is not a published part. Archives are checked by sha256, and every row is checked; a
+    part with an unexpected number of users gives a warning.
     """
 
     words = Words("rated", "joke", item="joke", record="pair", seen="rated", unseen="unrated")
@@ -82,9 +82,9 @@ class JesterDataModule(InteractionsDataModule):
         self.folder = self.source = self.data_dir / "jester"
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         names = set(self.files())
-        if names <= PARTS.keys():  # another file is somebody's own choice of users
+        if names <= PARTS.keys():  # otherwise the user chose the files
             for name, part in PARTS.items():
                 archive = self.folder / part.archive
                 if name not in names and (self.download or archive.exists() or not names):
@@ -92,7 +92,7 @@ class JesterDataModule(InteractionsDataModule):
         self.ratings()
 
     def files(self) -> dict[str, Path]:
-        """Return the file of each part, in the order of their names."""
+        """Return the file of each part, sorted by name."""
         found = {}
         for suffix in reversed(SUFFIXES):
             for path in self.folder.glob(f"jester-data-*{suffix}"):
@@ -100,9 +100,9 @@ class JesterDataModule(InteractionsDataModule):
         return dict(sorted(found.items()))
 
     def ratings(self) -> Tensor:
-        """Return the ratings ``[users, 100]`` (float32, NaN where there is none)."""
+        """Return the ratings ``[users, 100]`` (float32, NaN if missing). Raises InputError."""
         files = self.files()
-        require(bool(files), f"{self.folder} holds no jester-data-* file; prepare_data() fetches them")
+        require(bool(files), f"{self.folder} contains no jester-data-* file; prepare_data() fetches them")
         key = (FORMAT, *(file.name for file in files.values()), *versions(*files.values()))
 
         def parse() -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class JesterDataModule(InteractionsDataModule):
         return cached(self.data_dir / "cache" / "jester.pt", parse, key)["ratings"]
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the description and the splits; every pair is in exactly one of them."""
+        """Return the DataSpec and the splits; each pair is in exactly one split."""
         start = time.perf_counter()
         ratings = self.ratings()
         users, jokes = ratings.shape
@@ -128,7 +128,7 @@ class JesterDataModule(InteractionsDataModule):
 
 
 def read_part(file: Path, part: Part | None) -> Tensor:
-    """Parse a file to ratings ``[users, 100]``; raise ``InputError`` that names the first damaged row."""
+    """Parse a file to ratings ``[users, 100]``; raise InputError, which names the first damaged row."""
     fields = _read_excel(file) if file.suffix == ".xls" else _read_csv(file)
     width = fields.list.len().to_numpy()
     _refuse(file, width != 1 + JOKES, lambda row: f": {width[row]} columns")
@@ -141,24 +141,22 @@ def read_part(file: Path, part: Part | None) -> Tensor:
         return f", column {column + 1}: {quote(text[row, column])}"
 
     odd = ~np.isfinite(values)
-    _refuse(file, odd.any(1), lambda row: f"{shown(odd, row)} is no number")
+    _refuse(file, odd.any(1), lambda row: f"{shown(odd, row)} is not a number")
     rated = values != NOT_RATED
     rated[:, 0] = False
     outside = rated & (np.abs(values) > HIGHEST)
-    _refuse(file, outside.any(1), lambda row: f"{shown(outside, row)} is no rating")
+    _refuse(file, outside.any(1), lambda row: f"{shown(outside, row)} is not a rating")
     count = rated.sum(1)
     wrong = values[:, 0] != count
-    _refuse(
-        file, wrong, lambda row: f", column 1: {text[row, 0]} jokes are rated, the others hold {count[row]} ratings"
-    )
+    _refuse(file, wrong, lambda row: f", column 1: {text[row, 0]} rated jokes, but the row has {count[row]} ratings")
     if part is not None and len(values) != part.users:
-        logger.warning("%s holds %d users, the published file %d", file, len(values), part.users)
+        logger.warning("%s has %d users, the published file %d", file, len(values), part.users)
     ratings = np.where(rated, values, np.nan)[:, 1:].astype(np.float32)
     return torch.from_numpy(ratings)
 
 
 def _refuse(file: Path, damaged: np.ndarray, tell: Callable[[int], str]) -> None:
-    """Raise ``InputError`` about the first row where ``damaged [rows]`` holds."""
+    """Raise InputError if any of ``damaged [rows]`` is True; ``tell(row)`` says what is wrong with the first one."""
     if damaged.any():
         row = int(damaged.argmax())
         raise InputError(
@@ -168,7 +166,7 @@ def _refuse(file: Path, damaged: np.ndarray, tell: Callable[[int], str]) -> None
 
 
 def _read_csv(file: Path) -> pl.Series:
-    """Return the fields of each line, a list of texts."""
+    """Return the fields of each line: a series of lists of strings."""
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("latin-1").rstrip("\r\n")
@@ -181,17 +179,17 @@ def _read_csv(file: Path) -> pl.Series:
 
 
 def _read_excel(file: Path) -> pl.Series:
-    """Return the cells of each row of the first sheet, a list of texts."""
+    """Return the cells of each row of the first sheet: a series of lists of strings."""
     try:
         frame = pl.read_excel(
             file, has_header=False, drop_empty_rows=False, drop_empty_cols=False, read_options={"dtypes": "string"}
         )
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{file}: reading it needs a package that is not there: pip install fastexcel, or save the sheet as "
+            f"{file}: reading it needs the package fastexcel: pip install fastexcel, or save the sheet as "
             f"{file.with_suffix('.csv')}"
         ) from error
-    except Exception as error:  # the reader's own errors have no common base but this
+    except Exception as error:  # the reader's errors have no common base class
         why = str(error).partition("\n")[0]
-        raise InputError(f"{file} is no readable xls file ({why}). {repair(file)}") from error
+        raise InputError(f"{file} is not a readable xls file ({why}). {repair(file)}") from error
     return frame.select(pl.concat_list(pl.all()).alias("fields"))["fields"]

@@ -1,4 +1,4 @@
-"""MovieLens as two tasks on (user, movie) pairs: was the movie watched (rated), and which rating did it get."""
+"""MovieLens as two tasks on (user, movie) pairs: was the movie watched (rated), and how was it rated?"""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mtl.types import InputError, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; count up when its content changes
+FORMAT = 1  # of the cache; increase it when the content changes
 STARS = 5
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Say where the ratings of one MovieLens release lie, and what its README promises of them."""
+    """A release of MovieLens: where its ratings are, and the sizes and ranges that its README states."""
 
     folder: str
     ratings: str
     separator: str
     md5: str  # of the archive {folder}.zip
-    users: int  # the largest id, as for movies
+    users: int  # largest user id; the same for movies
     movies: int
     rows: int
 
@@ -42,7 +42,7 @@ VARIANTS = {
 
 
 class MovieLensDataModule(InteractionsDataModule):
-    """Serve the ratings and as many unwatched pairs.
+    """Serve the ratings of MovieLens (Harper & Konstan 2015) and as many unwatched pairs.
 
     Tasks: ``watch`` (binary, weight ``alpha``) and ``rating`` (regression on the 1-5 scale, weight 1 - ``alpha``,
     NaN on unwatched pairs). Inputs: ``user`` and ``item``, int64 ids from 0.
@@ -68,19 +68,22 @@ class MovieLensDataModule(InteractionsDataModule):
         self.ratings_file = self.source = self.folder / self.variant.ratings
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         self.obtain(self.ratings_file, self.data_dir / f"{self.variant.folder}.zip", md5=self.variant.md5)
         self.records()
 
     def records(self) -> dict[str, Tensor]:
-        """Return ``user``, ``item`` (int64, from 0) and ``rating`` (float32), each ``[ratings]``."""
+        """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32), each ``[R]``."""
         path = self.data_dir / "cache" / f"movielens-{self.variant.folder.removeprefix('ml-')}.pt"
         key = (FORMAT, *versions(self.ratings_file))
         return cached(path, lambda: read_ratings(self.ratings_file, self.variant), key)
 
 
 def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
-    """Parse a ratings file; raise ``InputError`` that names the first damaged or repeated row."""
+    """Parse a ratings file to ``user``, ``item`` and ``rating``, each ``[R]``.
+
+    Raises InputError, which names the first damaged or repeated row.
+    """
     frame = read_lines(file)
     field = variant.separator.join([r"([0-9]{1,9})", r"([0-9]{1,9})", r"([0-9])", r"[0-9]+"])
     columns = {"1": "user", "2": "item", "3": "rating"}
@@ -96,7 +99,7 @@ def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
     if len(damaged):
         shown = variant.separator.replace("\t", "<tab>").join(["user", "movie", "rating", "timestamp"])
         raise InputError(
-            f"{file}, line {damaged[0] + 1}: {quote(frame['line'][damaged[0]])} is no rating; {len(damaged)} of "
+            f"{file}, line {damaged[0] + 1}: {quote(frame['line'][damaged[0]])} is not a rating; {len(damaged)} of "
             f"{len(frame)} rows are damaged. Expected {shown}, whole numbers, with user in 1..{variant.users}, "
             f"movie in 1..{variant.movies}, rating in 1..{STARS}. {repair(file)}"
         )
@@ -104,9 +107,9 @@ def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
     if len(repeated):
         raise InputError(
             f"{file}, line {repeated[0] + 1}: {quote(frame['line'][repeated[0]])} rates a movie that this user has "
-            f"rated on a line before; {len(repeated)} of {len(frame)} rows are repeated. {repair(file)}"
+            f"rated on an earlier line; {len(repeated)} of {len(frame)} rows are repeated. {repair(file)}"
         )
     if len(frame) != variant.rows:
-        logger.warning("%s holds %d ratings, the published file %d", file, len(frame), variant.rows)
+        logger.warning("%s has %d ratings, the published file %d", file, len(frame), variant.rows)
     user, item, rating = (torch.from_numpy(frame[name].to_numpy(writable=True)) for name in columns.values())
     return {"user": user - 1, "item": item - 1, "rating": rating.float()}

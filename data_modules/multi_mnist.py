@@ -1,4 +1,4 @@
-"""Multi-MNIST and Multi-Fashion: two images on one canvas, a task for each (Sabour et al. 2017; DSelect-k, COMET)."""
+"""Multi-MNIST and Multi-Fashion: two images on one canvas, one task each (Sabour et al. 2017; DSelect-k, COMET)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-VALIDATION = 6  # one of so many training images belongs to validation
+VALIDATION = 6  # one in this many training images is for validation
 
 
 class MultiMNISTDataModule(TensorDataModule):
-    """Two images of ``source`` drawn uniformly, shifted by 4 pixels to the top left and the bottom right of 36 x 36.
+    """Serve pairs of images of ``source``, drawn uniformly, one at the top left and one at the bottom right of 36 x 36.
 
-    Where they overlap the grey levels are added and cut at 255. Tasks ``top_left`` and ``bottom_right``: the classes of
-    the two. ``rows`` are the sizes of train, val and test; no source image is in two of them: test draws from the
-    official test images, validation from a seeded sixth of the training images. The draws depend on ``seed`` alone;
-    ``fresh`` draws the training pairs anew in every epoch.
+    Input: ``image`` ``[B, 1, 36, 36]`` (uint8). Each image is shifted by 4 pixels from the centre; where they overlap,
+    the grey levels are added and clipped at 255. Tasks ``top_left`` and ``bottom_right``: the classes of the two
+    images. ``rows`` are the sizes of train, val and test, which share no source image: test draws from the official
+    test images, validation from a random sixth of the training images. The draws depend on ``seed`` only. If ``fresh``,
+    the training pairs are drawn anew in every epoch.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class MultiMNISTDataModule(TensorDataModule):
         self._sources: dict[str, tuple[Tensor, Tensor]] = {}
 
     def prepare_data(self) -> None:
-        """Fetch and unpack what is not there yet; safe to run in several processes and to kill."""
+        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
         prepare(self.folder, self.source, self.download, self.base_url)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
@@ -79,7 +80,7 @@ class MultiMNISTDataModule(TensorDataModule):
 
 
 class FreshPairs(Dataset[Batch]):
-    """Serve pairs that are drawn anew in every epoch, as a function of ``seed`` and of the epoch of ``sampler``."""
+    """Serve pairs that are drawn anew in every epoch; they depend on ``seed`` and ``sampler.epoch`` only."""
 
     def __init__(self, images: Tensor, labels: Tensor, size: int, seed: int, sampler: TrainingSampler) -> None:
         self.images, self.labels, self.size, self.seed, self.sampler = images, labels, size, seed, sampler
@@ -97,10 +98,10 @@ class FreshPairs(Dataset[Batch]):
 
 
 def compose(images: Tensor, labels: Tensor, pairs: Tensor) -> Batch:
-    """Return canvases and classes of ``pairs [2, N]``, which index ``images [M, 28, 28]`` and ``labels [M]``."""
+    """Return a Batch of N canvases; ``pairs [2, N]`` index ``images [M, 28, 28]`` and ``labels [M]``."""
     first, second = pairs
     canvas = torch.zeros(pairs.shape[1], 1, CANVAS, CANVAS, dtype=torch.uint8)
-    canvas[:, 0, :SIDE, :SIDE] = images[first]  # the centre is at (4, 4), so the top left at (0, 0)
+    canvas[:, 0, :SIDE, :SIDE] = images[first]  # centred it would start at (4, 4); shifted by 4 it starts at (0, 0)
     corner = canvas[:, 0, 2 * SHIFT :, 2 * SHIFT :]
     corner += torch.minimum(images[second], 255 - corner)
     return Batch({"image": canvas}, {"top_left": labels[first], "bottom_right": labels[second]})

@@ -1,4 +1,4 @@
-"""Omniglot: an alphabet is a task (Meyerson & Miikkulainen 2018; Maziarz et al. 2019, section 5.2)."""
+"""Omniglot: each alphabet is a task (Meyerson & Miikkulainen 2018; Maziarz et al. 2019, section 5.2)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from mtl.types import Batch, DataSpec, Image, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
-# The first 20 of the order of alphabets that the papers share
+# The first 20 alphabets in the order that both papers use
 NAMES = """
     Gujarati Sylheti Arcadian Tibetan Old_Church_Slavonic_(Cyrillic) Angelic Malay_(Jawi_-_Arabic) Sanskrit Cyrillic
     Anglo-Saxon_Futhorc Syriac_(Estrangelo) Ge_ez Japanese_(katakana) Keble Manipuri Alphabet_of_the_Magi Gurmukhi
     Korean Early_Aramaic Atemayar_Qelisayer
 """
 ALPHABETS = tuple(NAMES.split())
-SHARES = (10, 4, 6)  # of the 20 drawings of a character, for train, val and test
+SHARES = (10, 4, 6)  # train, val and test drawings of the 20 of each character
 
 
 class OmniglotDataModule(TasksDataModule):
-    """Alphabets as tasks, named like their folders: which of its characters a drawing shows.
+    """Serve alphabets as tasks, named like their folders: which character of the alphabet does a drawing show?
 
-    ``alphabets`` of either part of Omniglot; None takes the 20 of the papers. The 20 drawings of each character are
-    split into 10 / 4 / 6 at random, by ``seed`` and the alphabet alone. Input: ``image`` ``[B, 1, side, side]`` of
-    uint8, strokes bright on 0; the drawings have 105 x 105 pixels, a smaller ``side`` takes means of areas.
+    ``alphabets`` may be from both parts of Omniglot; None takes the 20 of the papers. The 20 drawings of each character
+    are split at random into 10 / 4 / 6; the split depends on ``seed`` and the alphabet only. Input: ``image``
+    ``[B, 1, side, side]`` (uint8), bright strokes on 0. The drawings have 105 x 105 pixels; for a smaller ``side`` they
+    are averaged over areas.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class OmniglotDataModule(TasksDataModule):
         names = list(ALPHABETS if alphabets is None else alphabets)
         good = not isinstance(alphabets, str) and 0 < len(names) == len(set(names))
         require(
-            good, f"data.alphabets={alphabets}: must be a list of folders, each once, as in [Greek,Korean], or null"
+            good,
+            f"data.alphabets={alphabets}: must be a list of distinct alphabets, as in [Greek,Korean], or null",
         )
         good = isinstance(side, int) and 1 <= side <= omniglot_files.SIDE
         require(good, f"data.side={side}: must be a number of pixels from 1 to {omniglot_files.SIDE}")
@@ -59,7 +61,7 @@ class OmniglotDataModule(TasksDataModule):
         self.download, self.base_url = download, base_url
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is not there yet; safe to run in several processes and to kill."""
+        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         omniglot_files.prepare(self.folder, self.names, self.download, self.base_url)
         for name in self.names:
             self._read(name)
@@ -71,7 +73,7 @@ class OmniglotDataModule(TasksDataModule):
         return omniglot_files.read(folder, self.side, self.cache)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        """Return the description and the splits; every drawing is in exactly one of them."""
+        """Return the DataSpec and the splits; each drawing is in exactly one split."""
         specs, odd = [], []
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name in self.names:
@@ -83,7 +85,7 @@ class OmniglotDataModule(TasksDataModule):
             for split, index in zip(SPLITS, resplit(name, character, self._generator(name)), strict=True):
                 tasks[split][name] = rows.select(index)
         if odd:
-            text = "%d characters have other than %d drawings (%s of one); split by the same shares"
+            text = "%d characters do not have %d drawings (%s of one); split in the same proportions"
             logger.warning(text, len(odd), sum(SHARES), odd[0])
         mean, std = pixel_statistics(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
@@ -93,9 +95,10 @@ class OmniglotDataModule(TasksDataModule):
 
 
 def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """Return the rows of train, val and test, at random; each ``character [N]`` is split by ``SHARES`` for itself.
+    """Split the rows of each character at random in the proportions ``SHARES``; return train, val and test indices.
 
-    ``name`` says in messages whose rows they are.
+    ``character [N]`` is the character of each row, ``name`` the alphabet that messages name. Raises InputError if a
+    character has too few drawings.
     """
     parts: list[list[Tensor]] = [[], [], []]
     for number in range(int(character.max()) + 1):

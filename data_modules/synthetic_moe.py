@@ -1,4 +1,4 @@
-"""Simulate related regression tasks, each a mixture of four experts (DSelect-k, supplement C.1)."""
+"""Simulated regression tasks in related groups, each a mixture of four experts (DSelect-k, supplement C.1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNITS = 4  # ReLU units summed in an expert
 
 
 class SyntheticMoEDataModule(TensorDataModule):
-    """Groups of related tasks over one input ``x [B, 10]`` ~ N(0, I).
+    """Serve groups of related tasks over one input ``x [B, D]`` ~ N(0, I), D = ``input_dim``.
 
-    A group has four experts of its own, f(x) = sum of 4 ReLU units with weights N(0, 1). Task t of a group has the
-    target sum_e softmax(w_t)_e f_e(x); w_t ~ N(0, 1) for each expert, with ``correlation`` between the tasks of the
-    group. ``rows`` are the sizes of train, val and test. ``extras["task_group"] [T]`` says which tasks are related.
+    Each group has its own four experts; an expert f(x) is a sum of 4 ReLU units with N(0, 1) weights. The target of
+    task t is sum_e softmax(w_t)_e f_e(x). The entries of w_t are N(0, 1), with ``correlation`` between the tasks of a
+    group. ``rows`` are the sizes of train, val and test. ``extras["task_group"] [T]`` is the group of each task.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class SyntheticMoEDataModule(TensorDataModule):
 
 
 def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tensor:
-    """Draw the weights ``[count, 4, input_dim]`` of random experts, N(0, 1)."""
+    """Draw the N(0, 1) weights ``[count, 4, input_dim]`` of random experts."""
     return torch.randn(count, UNITS, input_dim, generator=generator)
 
 
 def relu_sum(x: Tensor, weight: Tensor) -> Tensor:
-    """Return sum_u relu(w_eu . x) for ``x [N, D]`` and ``weight [E, U, D]``: ``[N, E]``."""
+    """Return the expert outputs sum_u relu(w_eu . x), ``[N, E]``, for ``x [N, D]`` and ``weight [E, U, D]``."""
     return torch.einsum("nd,eud->neu", x, weight).relu().sum(-1)

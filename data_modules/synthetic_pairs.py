@@ -1,4 +1,4 @@
-"""Simulate pairs of regression tasks whose relatedness is chosen (Ma et al. 2018, section 3.2; Maziarz et al. 2019)."""
+"""Simulated pairs of regression tasks of given relatedness (Ma et al. 2018, section 3.2; Maziarz et al. 2019)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
 
 
 class SyntheticPairsDataModule(TasksDataModule):
-    """Two related regression tasks a pair; every task has inputs ``x [B, D]`` ~ N(0, I) of its own.
+    """Serve pairs of related regression tasks; each task has its own inputs ``x [B, D]`` ~ N(0, I).
 
     y = w.x + sum_i sin(alpha_i w.x + beta_i) + e, i = 1..``num_sines``, e ~ N(0, ``noise``^2). The tasks ``task_p_0``
-    and ``task_p_1`` of pair p have w = u and w = ``rho`` u + sqrt(1 - ``rho``^2) v; u and v of all pairs are
-    orthonormal, so tasks of different pairs are unrelated. Ma et al. publish neither alpha nor beta: alpha_i = i and
-    beta_i = (i - 1)^2 are those of Maziarz et al., for all tasks. ``rows`` are the sizes of train, val and test of each
-    task. ``extras["task_group"] [T]`` tells a task's pair, ``extras["task_weight"] [T, D]`` its w.
+    and ``task_p_1`` of pair p have w = u and w = ``rho`` u + sqrt(1 - ``rho``^2) v. The vectors u and v of all pairs
+    are orthonormal, so tasks of different pairs are unrelated. Ma et al. publish neither alpha nor beta; alpha_i = i
+    and beta_i = (i - 1)^2, the same for all tasks, are from Maziarz et al. ``rows`` are the sizes of train, val and
+    test of each task. ``extras["task_group"] [T]`` is the pair of each task, ``extras["task_weight"] [T, D]`` its w.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SyntheticPairsDataModule(TasksDataModule):
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)
         weight = draw_weights(self.num_pairs, self.input_dim, self.rho, generator)  # [T, D]
-        names = [f"task_{pair}_{place}" for pair in range(self.num_pairs) for place in range(2)]
+        names = [f"task_{pair}_{member}" for pair in range(self.num_pairs) for member in range(2)]
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name, vector in zip(names, weight, strict=True):
             x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
@@ -63,7 +63,7 @@ class SyntheticPairsDataModule(TasksDataModule):
 
 
 def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Generator) -> Tensor:
-    """Return unit vectors ``[2 * pairs, input_dim]``; the two of a pair have the product ``rho``, others 0."""
+    """Return unit vectors ``[2 * pairs, input_dim]``: dot product ``rho`` within a pair, 0 between pairs."""
     numbers = torch.randn(input_dim, 2 * pairs, generator=generator, dtype=torch.float64)
     first, second = torch.linalg.qr(numbers).Q.T.reshape(pairs, 2, input_dim).unbind(1)
     related = rho * first + (1 - rho**2) ** 0.5 * second
@@ -72,5 +72,5 @@ def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Genera
 
 def response(projection: Tensor, num_sines: int) -> Tensor:
     """Return z + sum_i sin(i z + (i - 1)^2), i = 1..``num_sines``, for ``projection`` z ``[N]``."""
-    place = torch.arange(1, num_sines + 1)
-    return projection + torch.sin(projection[:, None] * place + (place - 1) ** 2).sum(1)
+    i = torch.arange(1, num_sines + 1)
+    return projection + torch.sin(projection[:, None] * i + (i - 1) ** 2).sum(1)

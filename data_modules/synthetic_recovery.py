@@ -1,4 +1,4 @@
-"""Simulate labels of a known mixture, to see whether a gate finds its experts (DSelect-k, supplement C.2.2)."""
+"""Simulated labels of a known mixture: does a gate find its experts (DSelect-k, supplement C.2.2)?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
 
 
 class SyntheticRecoveryDataModule(TensorDataModule):
-    """One binary task over ``x [B, 10]`` ~ N(0, I), drawn from a static mixture of ``num_true`` experts.
+    """Serve a binary task over ``x [B, D]`` ~ N(0, I), D = ``input_dim``, with labels of ``num_true`` experts.
 
-    P(y = 1 | x) = sigmoid(``signal`` * m(x)), with m the mean of the true experts' outputs, standardised. Of the
-    ``num_experts`` experts in ``extras["expert_weight"] [E, 4, D]`` the true ones, ``extras["true_experts"]``, stand
-    at random places; the others are drawn alike and had no part in the labels.
+    P(y = 1 | x) = sigmoid(``signal`` * m(x)), where m is the standardised mean of the true experts' outputs.
+    ``extras["expert_weight"] [E, 4, D]`` are the weights of all ``num_experts`` experts, ``extras["true_experts"]``
+    ``[num_true]`` the random indices of the true ones. The other experts have the same distribution and do not affect
+    the labels.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         super().__init__(**common)
         require(
             1 <= num_true <= num_experts,
-            f"data.num_true={num_true}: must lie in 1 to {num_experts}, the number of experts",
+            f"data.num_true={num_true}: must lie in 1..{num_experts}, the number of experts",
         )
         require(signal > 0, f"data.signal={signal}: must be greater than 0")
         require(input_dim >= 1, f"data.input_dim={input_dim}: must be at least 1")

@@ -1,4 +1,4 @@
-"""Your own table: rows of a CSV or Parquet file, columns as inputs and tasks."""
+"""A user's own CSV or Parquet table: its columns become inputs and tasks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numer
 
 logger = logging.getLogger(__name__)
 
-NUMERIC = "numeric columns"  # the input that holds all of them
+NUMERIC = "numeric columns"  # name of the input that holds all of them
 
 
 class TableDataModule(TensorDataModule):
     """Serve the rows of ``path`` (``.csv``, ``.csv.gz``, ``.tsv``, ``.parquet``).
 
-    ``tasks``: name -> ``{column, kind, weight, positive}``, kind binary, multiclass or regression; see ``Labels``. An
-    empty cell is a missing label. All other columns are inputs but those in ``ignore``; ``categorical`` and
-    ``numeric`` name columns whose kind is not to be inferred. Categories get ids, with one for all that the training
-    rows hold less than ``min_count`` times or not at all; numbers are brought to mean 0 and deviation 1. The kind of
-    a column, categories, means and classes come from the training rows alone.
+    ``tasks`` maps names to ``{column, kind, weight, positive}``; kind is binary, multiclass or regression, see
+    ``Labels``. An empty cell is a missing label. All other columns are inputs, except those in ``ignore``. Whether an
+    input is categorical or numeric is inferred, unless ``categorical`` or ``numeric`` names it. Categories become ids;
+    categories with fewer than ``min_count`` training rows and unknown ones share id 0. Numbers are scaled to mean 0
+    and standard deviation 1. Kinds, categories, means and classes come from the training rows only.
 
-    Rows are split by ``split``, shares of train, val and test, seeded; or by ``split_column``, which says train, val
-    or test; or by files, ``val_path`` and ``test_path``: shares then hold for what has no file. With neither ``path``
-    nor ``tasks`` an example is served, and left in ``data_dir`` to look at.
+    Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
+    train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
+    file. With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
     """
 
     def __init__(
@@ -59,24 +59,27 @@ class TableDataModule(TensorDataModule):
         self.example = Path(data_dir).expanduser() if not path and not tasks else None
         if self.example is not None:
             path, tasks = str(self.example / NAME), TASKS
-        require(bool(path), "data.path is not given: name your table, as in data.path=rows.csv")
+        require(bool(path), "data.path is not given: set it to your table, as in data.path=rows.csv")
         example = "as in 'data.tasks.click={column: clicked, kind: binary}'"
-        require(bool(tasks), f"data.tasks is empty: name at least one, {example}")
+        require(bool(tasks), f"data.tasks is empty: give at least one task, {example}")
         self.labels = [Labels.of(name, options, example) for name, options in (tasks or {}).items()]
         shares = check_shares(split)
         require(
             split_column is None or not (val_path or test_path),
-            f"data.split_column={split_column} and data.val_path or data.test_path: give one or the other",
+            f"data.split_column={split_column} with data.val_path or data.test_path: give one or the other",
         )
         require(isinstance(min_count, int) and min_count >= 1, f"data.min_count={min_count}: must be at least 1")
         require(len(separator) == 1, f"data.separator={separator!r}: must be one character")
         listed = [*categorical, *numeric, *ignore]
         twice = {name for name in listed if listed.count(name) > 1}
-        require(not twice, f"data.categorical, data.numeric, data.ignore: {', '.join(sorted(twice))} is named twice")
+        require(
+            not twice,
+            f"data.categorical, data.numeric, data.ignore: {', '.join(sorted(twice))} is named more than once",
+        )
         for task in self.labels:
             require(
                 task.column not in (*categorical, *numeric),
-                f"data.tasks.{task.name}: its column {task.column!r} is named as an input too; a task's label is none",
+                f"data.tasks.{task.name}: its column {task.column!r} is also named as an input",
             )
         self.paths = {"train": Path(str(path)).expanduser()}
         self.paths |= {name: Path(file).expanduser() for name, file in (("val", val_path), ("test", test_path)) if file}
@@ -85,15 +88,15 @@ class TableDataModule(TensorDataModule):
         self.min_count, self.separator, self.null_values = min_count, separator, list(null_values)
 
     def prepare_data(self) -> None:
-        """Look whether the files are there; write the example where none is named."""
+        """Write the example table if no file is given; raise InputError if a file is missing."""
         if self.example is not None:
             write_example(self.example)
         for path in self.paths.values():
-            require(path.is_file(), f"data.path={path}: there is no such file")
+            require(path.is_file(), f"data.path={path}: no such file")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         if self.example is not None:
-            logger.warning("data.path is not given: these are the made-up rows of %s", self.paths["train"])
+            logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         frames = self._split()
         where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
         targets: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
@@ -109,7 +112,7 @@ class TableDataModule(TensorDataModule):
         return DataSpec(specs, tasks), splits
 
     def _read(self, path: Path) -> pl.DataFrame:
-        """Return the rows of a file; all columns that are asked for are among them."""
+        """Return the rows of a file; raise InputError if a column named in an option is missing."""
         frame = read_table(path, self.separator, self.null_values)
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels} | {
             "data.categorical": self.categorical,
@@ -120,10 +123,10 @@ class TableDataModule(TensorDataModule):
         for option, columns in wanted.items():
             for column in columns:
                 near = difflib.get_close_matches(column, frame.columns, 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
                 require(
                     column in frame.columns,
-                    f"{option}: {path} has no column {column!r}; {hint}It has {', '.join(frame.columns[1:])}",
+                    f"{option}: {path} has no column {column!r}{hint}; it has {', '.join(frame.columns[1:])}",
                 )
         return frame
 
@@ -142,52 +145,52 @@ class TableDataModule(TensorDataModule):
         bounds = (torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0) / sum(shares.values()))[:-1]
         ends = (bounds * len(rest)).round().long().tolist()
         for name, part in zip(shares, order.tensor_split(ends), strict=True):
-            require(len(part) > 0, f"{self.paths['train']}: {len(rest)} rows leave none for {name}")
+            require(len(part) > 0, f"{self.paths['train']}: of its {len(rest)} rows, data.split leaves none for {name}")
             frames[name] = rest[part.sort().values.numpy()]
         return frames
 
     def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-        said = rows[column].cast(pl.String)
-        bad = (said.is_null() | ~said.is_in(SPLITS)).arg_true()
+        split = rows[column].cast(pl.String)
+        bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
         if len(bad):
             raise InputError(
                 f"{cell(rows, column, bad[0], str(self.paths['train']))}; accepted are {', '.join(SPLITS)}"
             )
-        frames = {name: rows.filter(said == name) for name in SPLITS}
+        frames = {name: rows.filter(split == name) for name in SPLITS}
         for name, frame in frames.items():
-            require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row says {name}")
+            require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row is marked {name}")
         return frames
 
     def _inputs(
         self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
     ) -> tuple[dict[str, InputSpec], dict[str, dict[str, Tensor]]]:
-        """Return the description of the inputs, and their tensors for each split."""
+        """Return the input specs, and the input tensors of each split."""
         train, specs = frames["train"], dict[str, InputSpec]()
         inputs: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
         scaled: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
         used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
-        said: list[str] = []
+        summary: list[str] = []  # what became of each column, for the log
         for name in (column for column in train.columns if column not in used):
             column = train[name]
             if column.n_unique() < 2:
-                said.append(f"{name} left out: the same in all training rows")
+                summary.append(f"{name} left out: constant in the training rows")
             elif name in self.categorical or (name not in self.numeric and is_categorical(train, name, where["train"])):
                 vocabulary = Vocabulary.of(column, self.min_count)
                 specs[name] = Categorical(vocabulary.size)
                 for split, frame in frames.items():
                     inputs[split][name] = vocabulary.encode(frame[name])
-                said.append(f"{name}: {vocabulary.size - 1} categories")
+                summary.append(f"{name}: {vocabulary.size - 1} categories")
             else:
                 values = {split: numbers(frame, name, where[split]) for split, frame in frames.items()}
                 scaling = Scaling.of(values["train"])
                 for split in SPLITS:
                     scaled[split] += scaling.encode(values[split])
-                said.append(f"{name}: numbers, mean {scaling.mean:.4g}, deviation {scaling.std:.4g}")
-        require(bool(said), f"{where['train']}: no column is left as input")
+                summary.append(f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}")
+        require(bool(summary), f"{where['train']}: no column is left as input")
         if scaled["train"]:
             specs[NUMERIC] = Numeric(len(scaled["train"]))
             for split in SPLITS:
                 inputs[split][NUMERIC] = torch.stack(scaled[split], 1)
-        require(bool(specs), f"{where['train']}: no input column differs between the training rows")
-        logger.info("inputs: %s", "; ".join(said))
+        require(bool(specs), f"{where['train']}: every input column is constant in the training rows")
+        logger.info("inputs: %s", "; ".join(summary))
         return specs, inputs

@@ -1,4 +1,4 @@
-"""Feed tasks that have rows of their own: a step is a batch of one task, or of several (a super-batch)."""
+"""Feed tasks that each have their own rows: a step takes a batch of one task, or of several (a super-batch)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from data_modules.base import RowsLoader, TensorDataModule
 from mtl.types import Batch, DataSpec, require
 
 ORDERS = ("round_robin", "proportional", "temperature", "uniform")
-Index = tuple[str, Tensor]  # a task and which of its rows
+Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
 
 
 class TasksDataset(Dataset["Batch | list[Batch]"]):
-    """Serve ``rows[task]`` by indices: a ``Batch`` for an index, a list of them for a list."""
+    """Serve ``rows[task]``: a ``Batch`` for an ``Index``, a list of batches for a list of them."""
 
     def __init__(self, rows: Mapping[str, Batch]) -> None:
         self.rows = rows
@@ -31,21 +31,21 @@ class TasksDataset(Dataset["Batch | list[Batch]"]):
         return self._batch(index)
 
     def _batch(self, index: Index) -> Batch:
-        task, places = index
-        return self.rows[task].select(places)
+        task, rows = index
+        return self.rows[task].select(rows)
 
 
 class TaskSampler(Sampler["Index | list[Index]"]):
-    """Yield what each step of an epoch is for: a task and this process's part of one of its batches.
+    """Yield the task of each step of an epoch, and this process's row indices of one of the task's batches.
 
-    ``order``: ``round_robin`` takes every task once, in random order, again and again; the others draw the task of
-    each step with a probability proportional to its number of rows to the power 1 (``proportional``),
-    1/``temperature`` (``temperature``) or 0 (``uniform``). An epoch has as many steps as all tasks have batches;
-    with ``round_robin`` as many rounds as the longest task has. A task whose rows are used up is shuffled again.
-    With ``tasks_per_step`` above 1 a step is a list of so many of these, of different tasks where possible.
+    ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
+    the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
+    where n is the task's number of rows and p is 1 (``proportional``), 1/``temperature`` (``temperature``) or 0
+    (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows are used up is shuffled
+    and starts again. If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible.
 
-    The order is a function of ``seed`` and of the epoch alone, and the same in all processes; ``position()`` tells
-    epoch and steps done.
+    The order depends on ``seed`` and the epoch only, and is the same in all processes. ``position()`` returns the epoch
+    and the number of its steps that are done. Raises InputError if a task has fewer rows than there are processes.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         world_size: int = 1,
     ) -> None:
         for task, size in sizes.items():
-            require(size >= world_size, f"task {task}: {size} rows for training: fewer than the {world_size} processes")
+            require(size >= world_size, f"task {task}: {size} training rows are fewer than the {world_size} processes")
         self.names, self.sizes = list(sizes), torch.tensor(list(sizes.values()))
         self.size, self.seed, self.position = batch_size * world_size, seed, position
         self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
         self.rank, self.world_size, self.epoch = rank, world_size, 0
         whole, rest = self.sizes // self.size, self.sizes % self.size
-        self.batches = whole + (rest >= world_size).long()  # of one pass through each task
+        self.batches = whole + (rest >= world_size).long()  # [T], per pass through a task
 
     def __len__(self) -> int:
         turns = int(self.batches.max()) * len(self.names) if self.order == "round_robin" else int(self.batches.sum())
@@ -76,7 +76,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
     def __iter__(self) -> Iterator[Index | list[Index]]:
         self.epoch, done = self.position()
         turns = self._turns()
-        taken = [0] * len(self.names)  # batches of each task so far
+        taken = [0] * len(self.names)  # number of batches taken from each task
         passes: dict[int, list[Tensor]] = {}
         for step in range(len(self)):
             items = []
@@ -91,13 +91,14 @@ class TaskSampler(Sampler["Index | list[Index]"]):
                 yield items if self.tasks_per_step > 1 else items[0]
 
     def _turns(self) -> Tensor:
-        """Return the task of each turn."""
+        """Return the index of the task of each item of the epoch, ``[steps * tasks_per_step]``."""
         generator, count = self._generator(0), len(self) * self.tasks_per_step
         tasks = len(self.names)
         if self.order == "round_robin":
             turns: list[int] = []
             while len(turns) < count:
-                begun = turns[len(turns) - len(turns) % self.tasks_per_step :]  # a step across two rounds repeats none
+                # A step may span two rounds: tasks that it already has go to the end of the new round
+                begun = turns[len(turns) - len(turns) % self.tasks_per_step :]
                 turns += sorted(torch.randperm(tasks, generator=generator).tolist(), key=begun.__contains__)
             return torch.tensor(turns[:count])
         power = {"proportional": 1.0, "temperature": 1.0 / self.temperature, "uniform": 0.0}[self.order]
@@ -108,22 +109,21 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         return torch.multinomial(chances, count, replacement=True, generator=generator)
 
     def _shuffled(self, task: int, number: int) -> list[Tensor]:
-        """Return the batches of pass ``number`` through a task."""
+        """Return the row indices of each batch of pass ``number`` through a task."""
         order = torch.randperm(int(self.sizes[task]), generator=self._generator(1 + task, number))
         return list(order.split(self.size))
 
     def _generator(self, stream: int, number: int = 0) -> torch.Generator:
-        numbers = (self.epoch, stream, number)
         seed = self.seed
-        for value in numbers:
+        for value in (self.epoch, stream, number):
             seed = (seed * 1_000_003 + value + 1) % 2**63
         return torch.Generator().manual_seed(seed)
 
 
 class TaskEvaluationSampler(Sampler[Index]):
-    """Yield every ``world_size``-th of the batches of all tasks in turn, beginning with batch ``rank``.
+    """Yield every ``world_size``-th batch, starting with batch ``rank``; batches are listed task by task.
 
-    No row is seen twice and none is left out: a process that runs short gets an empty batch.
+    Every row is seen exactly once. A process with fewer batches than the others gets an empty one.
     """
 
     def __init__(self, sizes: Mapping[str, int], batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -139,10 +139,10 @@ class TaskEvaluationSampler(Sampler[Index]):
 
 
 class TasksDataModule(TensorDataModule):
-    """Base of data sets whose tasks have rows of their own.
+    """Base class of data sets whose tasks each have their own rows.
 
-    A subclass implements ``load_tasks() -> (DataSpec, {"train", "val", "test"} -> {task -> Batch})``; the batch of a
-    task has the labels of this task alone. ``order``, ``temperature`` and ``tasks_per_step``: see ``TaskSampler``.
+    A subclass implements ``load_tasks() -> (DataSpec, {"train", "val", "test"} -> {task -> Batch})``; a task's batch
+    has labels of that task only. For ``order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TasksDataModule(TensorDataModule):
         self.tasks: dict[str, dict[str, Batch]] = {}
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        """Return the description and the three splits of each task."""
+        """Return the DataSpec and, for train, val and test, the rows of each task."""
         raise NotImplementedError
 
     def setup(self, stage: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Write files in CelebA's layout: smooth pictures of random colours."""
+"""Write files in CelebA's layout: images with a smooth gradient, each of its own colour."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from data_modules.files.celeba_images import HEIGHT, WIDTH
 
 
 def marks(number: int) -> list[int]:
-    """Return what image ``number`` has of the 40 attributes, as 0 or 1; each attribute has both in a row of four."""
-    return [(number >> (1 + place % 2)) % 2 if place % 3 else number % 2 for place in range(len(ATTRIBUTES))]
+    """Return the 40 attributes of image ``number`` as 0 or 1; both values occur among any five images in a row."""
+    return [(number >> (1 + index % 2)) % 2 if index % 3 else number % 2 for index in range(len(ATTRIBUTES))]
 
 
 def colour(number: int) -> tuple[int, int, int]:
-    """Return the mean colour of image ``number``; different for the first 200."""
+    """Return the mean colour of image ``number``; it differs between the first 200."""
     return 40 + 10 * (number % 16), 40 + 10 * (number // 16), 100 + 7 * (number % 5)
 
 
 def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
-    """Return image ``number``: its colour, brighter towards the lower right."""
+    """Return image ``number``: its colour, brighter towards the bottom right."""
     ramp = np.linspace(-15, 15, height)[:, None] + np.linspace(-15, 15, width)
     return Image.fromarray((ramp[..., None] + colour(number)).round().clip(0, 255).astype(np.uint8))
 
 
 def write_celeba(folder: Path, sizes: Sequence[int], zipped: bool = False) -> None:
-    """Write the images 0, 1, ... of train, val and test, of which there are ``sizes``, and the two lists.
+    """Write images 0, 1, ... and the two lists; ``sizes`` are the numbers of train, val and test images.
 
-    The images lie in a folder, or ``zipped``; splits are interleaved as far as they go.
+    Images are written to a folder, or to an archive if ``zipped``. The splits alternate until each is complete.
     """
     images = folder / "img_align_celeba"
     images.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Write files in MNIST's format, of random pixels."""
+"""Write files in MNIST's format, with random pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 
 
 def write_digits(folder: Path, train: int = 120, test: int = 40, compressed: bool = False) -> dict[str, str]:
-    """Write the four files into ``folder``; image n has its number in its first pixels. Return their md5 sums."""
+    """Write the four files into ``folder`` and return their md5 sums; the last two pixels of image n encode n."""
     folder.mkdir(parents=True, exist_ok=True)
     generator, sums = torch.Generator().manual_seed(0), {}
     for part, size, base in (("train", train, 0), ("t10k", test, train)):

@@ -1,4 +1,4 @@
-"""Serve a folder over HTTP, as the sites do that data sets are fetched from."""
+"""Serve a folder over HTTP, in place of the sites that data sets are fetched from."""
 
 from __future__ import annotations
 

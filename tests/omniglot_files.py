@@ -1,4 +1,4 @@
-"""Write files in Omniglot's layout: black strokes at random places on white."""
+"""Write files in Omniglot's layout: black strokes on white, whose lengths encode which drawing it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWINGS = 20
 
 
 def drawing(character: int, drawer: int, alphabet: int = 0) -> np.ndarray:
-    """Return one drawing ``[105, 105]``, 0 on 255; its rows of strokes tell which: all three numbers below 60."""
+    """Return one drawing ``[105, 105]``, 0 on 255; three strokes encode the three numbers, each below 60."""
     pixels = np.full((SIDE, SIDE), 255, np.uint8)
     for column, number in enumerate((alphabet, character, drawer)):
         pixels[15 * column : 15 * column + 10, 20 : 21 + number] = 0
@@ -24,26 +24,26 @@ def drawing(character: int, drawer: int, alphabet: int = 0) -> np.ndarray:
 
 
 def number(strokes: np.ndarray) -> tuple[int, int, int]:
-    """Return alphabet, character and drawer of ``strokes [105, 105]``, which are bright."""
+    """Return the alphabet, character and drawer that bright ``strokes [105, 105]`` encode."""
     alphabet, character, drawer = ((strokes[15 * column] > 0).sum() - 1 for column in range(3))
     return int(alphabet), int(character), int(drawer)
 
 
 def write_omniglot(folder: Path, alphabets: Mapping[str, int], drawings: int = DRAWINGS, first: int = 0) -> None:
-    """Write ``characterNN/NNNN_MM.png`` for each alphabet, of so many characters, into ``folder``, 1 bit a pixel."""
+    """Write ``<alphabet>/characterNN/NNNN_MM.png`` (1 bit per pixel); ``alphabets`` maps names to character counts."""
     running = 0
-    for place, (name, characters) in enumerate(alphabets.items(), start=first):
+    for index, (name, characters) in enumerate(alphabets.items(), start=first):
         for character in range(characters):
             path = folder / name / f"character{character + 1:02d}"
             path.mkdir(parents=True, exist_ok=True)
             running += 1
             for drawer in range(drawings):
-                image = Image.fromarray(drawing(character, drawer, place)).convert("1")
+                image = Image.fromarray(drawing(character, drawer, index)).convert("1")
                 image.save(path / f"{running:04d}_{drawer + 1:02d}.png")
 
 
 def write_archive(folder: Path, part: str, alphabets: Mapping[str, int], first: int = 0) -> str:
-    """Write ``part``.zip as its site has it and return its md5 sum."""
+    """Write ``part``.zip with the layout of the official archive and return its md5 sum."""
     write_omniglot(folder / "unpacked" / part, alphabets, first=first)
     archive = folder / f"{part}.zip"
     with zipfile.ZipFile(archive, "w") as content:

@@ -19,7 +19,7 @@ def write_jester(file: Path, users: int = 12) -> None:
 
 
 def write_books(file: Path, users: int = 40, books: int = 40, each: int = 12) -> None:
-    """Write records of ``each`` of the books for each user, one in eleven without a rating."""
+    """Write ``each`` records for each user; one in eleven has no rating."""
     rng = random.Random(0)
     rows = ['"User-ID";"ISBN";"Book-Rating"']
     for user in range(users):

@@ -1,4 +1,4 @@
-"""Write files in SVHN's format, of random pixels."""
+"""Write files in SVHN's format, with random pixels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scipy.io import savemat
 
 
 def write_svhn(folder: Path, sizes: Mapping[str, int], first: int = 0) -> dict[str, str]:
-    """Write a file of so many images for each part; return their md5 sums by part.
+    """Write a file with ``sizes[part]`` images for each part; return their md5 sums by part.
 
-    Image n, counted over all parts from ``first`` on, has its number in the red channel of its last two pixels, and
-    label 1 + n % 10.
+    Images are numbered across the parts, starting at ``first``. The red channel of the last two pixels of image n
+    encodes n; its label is 1 + n % 10.
     """
     folder.mkdir(parents=True, exist_ok=True)
     random, sums = np.random.default_rng(0), {}

@@ -1,4 +1,4 @@
-"""Data sets of random numbers, in the official formats."""
+"""Small random data sets in the official file formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.svhn_files import write_svhn
 
 
 def write_tiny_data(root: Path) -> Path:
-    """Write small files of every data set that has any into the folder ``root``; return it."""
+    """Write small files of every data set that reads files into the folder ``root``; return ``root``."""
     (root / "ml-1m").mkdir(parents=True)
     pairs = random.Random(0).sample([(u, i) for u in range(1, 41) for i in range(1, 61)], 600)
     rows = [f"{user}::{movie}::{random.Random(user * movie).randint(1, 5)}::0" for user, movie in sorted(pairs)]

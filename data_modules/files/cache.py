@@ -1,4 +1,4 @@
-"""Keep what was parsed once: files of tensors that survive a killed process and serve several at a time."""
+"""Cache parsed data as files of tensors: safe against killed processes and shared by concurrent ones."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Key = Sequence[str | int | float]
 
 
 def keyed(path: Path, key: Key) -> Path:
-    """Return ``path`` with a digest of ``key`` in the file's name: ``digits.pt`` -> ``digits-1f0c9a4b27de.pt``."""
+    """Return ``path`` with a digest of ``key`` added to the file name: ``digits.pt`` -> ``digits-1f0c9a4b27de.pt``."""
     digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()
     return path.with_name(f"{path.stem}-{digest[:12]}{path.suffix}")
 
 
 def cached(path: Path, build: Callable[[], dict[str, Tensor]], key: Key = ()) -> dict[str, Tensor]:
-    """Return the tensors stored for ``key``; call ``build`` and store its result where there are none yet.
+    """Return the tensors stored for ``key``; if there are none yet, call ``build`` and store its result.
 
-    The file is ``keyed(path, key)``: put into ``key`` all that the content depends on (format version, size and
-    time of the source). A damaged file is built again. One process builds, the others wait and read. Raises
-    ``InputError`` where the folder cannot be written; what ``build`` raises passes through.
+    The file is ``keyed(path, key)``. ``key`` must hold everything that the content depends on: the format version, and
+    size and modification time of the source. A damaged file is rebuilt. One process builds, the others wait and read.
+    Raises InputError if the folder cannot be written; errors of ``build`` are not caught.
     """
     path = keyed(path, key)
     tensors = _read(path)
-    if tensors is not None:  # without the lock: a finished cache also works from a read-only folder
+    if tensors is not None:  # read before locking: a finished cache then works in a read-only folder
         return tensors
     with locked(path.with_name(path.name + ".lock"), f"building {path}"):
         tensors = _read(path)
         if tensors is None:
-            for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # we hold the lock: their writer is gone
+            for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # we hold the lock, so its writer is gone
                 with contextlib.suppress(OSError):
                     leftover.unlink()
             logger.info("building %s", path)
@@ -53,10 +53,10 @@ def cached(path: Path, build: Callable[[], dict[str, Tensor]], key: Key = ()) ->
 
 @contextlib.contextmanager
 def locked(path: Path, doing: str) -> Iterator[None]:
-    """Hold the lock file ``path`` against other processes; wait while one of them holds it.
+    """Hold an exclusive lock on the file ``path``; wait while another process holds it.
 
-    The kernel frees the lock of a killed process, so no lock is ever stale. ``doing`` completes the log line
-    "waiting for another process that is ...". Raises ``InputError`` where the lock file cannot be written.
+    The kernel releases the lock of a killed process, so no lock is ever stale. ``doing`` completes the log line
+    "waiting for another process that is ...". Raises InputError if the lock file cannot be written.
     """
     lock = FileLock(path)
     try:
@@ -75,43 +75,43 @@ def locked(path: Path, doing: str) -> Iterator[None]:
 
 
 def unwritable(folder: Path, error: BaseException) -> InputError:
-    """Return the error for a folder that cannot be written (read-only, full, no folder at all)."""
+    """Return the error for a folder that cannot be written (read-only, full disk, not a folder)."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(
-        f"cannot write to the folder {folder}: {why}; make it writable, make room on its disk, or point "
-        f"data.data_dir at another folder"
+        f"cannot write to the folder {folder}: {why}; make it writable, free space on its disk, or set "
+        f"data.data_dir to another folder"
     )
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
-    """Return the stored tensors, or None where there is no readable file."""
+    """Return the stored tensors, or None if there is no readable file."""
     if not path.exists():
         return None
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums stored in its format
+        with zipfile.ZipFile(path) as archive:  # torch.load does not verify the checksums in its files
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"wrong checksum of {damaged}")
         content = torch.load(path, weights_only=True)
         if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-            raise TypeError("it does not hold tensors by name")
-    except Exception as error:  # damaged bytes make the unpickler raise nearly anything
-        logger.warning("the cache %s is damaged and is built again: %s", path, error)
+            raise TypeError("it is not a dict of tensors")
+    except Exception as error:  # on damaged bytes the unpickler can raise almost any exception
+        logger.warning("the cache %s is damaged and will be rebuilt: %s", path, error)
         return None
     return content
 
 
 def _store(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write ``tensors`` beside ``path`` and rename: the name ``path`` never holds half a file."""
+    """Write ``tensors`` to a temporary file and rename it to ``path``, which is therefore never incomplete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             torch.save(tensors, file)
             file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file of that name
+            os.fsync(file.fileno())  # otherwise a power cut after the rename could leave an empty file
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        # torch turns a failed write into a RuntimeError about its own buffer; the reason is the one before it
+        # torch reports a failed write as a RuntimeError about its buffer; the OSError with the reason is its context
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise unwritable(path.parent, cause) from error
     finally:

@@ -1,4 +1,4 @@
-"""Read CelebA's lists in their official layout; fetch lists and images where they are missing."""
+"""Read CelebA's lists in their official layout; fetch lists and images if they are missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTES = tuple(NAMES.split())
 
 
 def prepare(folder: Path, download: bool) -> None:
-    """Bring lists and images into ``folder``, unpacked; do nothing where they are. Raises ``InputError``."""
+    """Put the lists and the unpacked images into ``folder``; do nothing if they are there. Raises InputError."""
     if _complete(folder):
         return
     with locked(folder / ".fetch.lock", f"fetching CelebA into {folder}"):
@@ -41,7 +41,7 @@ def prepare(folder: Path, download: bool) -> None:
                 _fetch(folder, name)
         if not (folder / IMAGES).is_dir():
             extract_zip(folder / ARCHIVE, folder)
-        require(_complete(folder), f"{folder / ARCHIVE} holds no folder {IMAGES}: {_by_hand(folder)}")
+        require(_complete(folder), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 
 
 def _complete(folder: Path) -> bool:
@@ -49,15 +49,15 @@ def _complete(folder: Path) -> bool:
 
 
 def _fetch(folder: Path, name: str) -> None:
-    """Fetch the official file ``name`` from Google Drive; it is there whole, with the official checksum, or not."""
+    """Fetch the official file ``name`` from Google Drive and check its md5; keep nothing if that fails."""
     [(identity, md5)] = [(identity, md5) for identity, md5, file in CelebA.file_list if file == name]
     part = folder / f"{name}.part"
     try:
         download_file_from_google_drive(identity, folder, part.name, md5)
         os.replace(part, folder / name)
-    except Exception as error:  # gdown is missing, the file's daily quota is used up, no network, wrong checksum
+    except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
         raise InputError(
-            f"cannot download {name} from Google Drive: {error}. It takes pip install gdown, and Google often refuses; "
+            f"cannot download {name} from Google Drive: {error}. It needs pip install gdown, and Google often refuses; "
             f"{_by_hand(folder)}"
         ) from error
     finally:
@@ -67,12 +67,12 @@ def _fetch(folder: Path, name: str) -> None:
 def _by_hand(folder: Path) -> str:
     return (
         f"get {ARCHIVE}, {ATTRIBUTES_FILE} and {PARTITION_FILE} from {SITE} (Align&Cropped Images, Anno, Eval) and put "
-        f"them into {folder}; the images may also lie unpacked in {folder / IMAGES}"
+        f"them into {folder}; the images may also be unpacked already, in {folder / IMAGES}"
     )
 
 
 def source_key(folder: Path) -> list[int]:
-    """Return numbers that change with the lists and the number of images. Raises ``InputError``."""
+    """Return the number of images, and size and time of each list: the cache depends on them. Raises InputError."""
     try:
         stats = [(folder / name).stat() for name in (ATTRIBUTES_FILE, PARTITION_FILE)]
         images = sum(entry.name.endswith(".jpg") for entry in os.scandir(folder / IMAGES))
@@ -82,7 +82,7 @@ def source_key(folder: Path) -> list[int]:
 
 
 def read_partition(file: Path) -> dict[str, int]:
-    """Return the split of each image: 0 train, 1 val, 2 test. Raises ``InputError`` that names the damaged line."""
+    """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError, which names the damaged line."""
     parts: dict[str, int] = {}
     for number, line in enumerate(_lines(file), start=1):
         row = re.fullmatch(r"([\w-]+\.jpg)\s+([012])\s*", line, re.ASCII)
@@ -93,20 +93,20 @@ def read_partition(file: Path) -> dict[str, int]:
 
 
 def read_attributes(file: Path, names: Iterable[str]) -> Tensor:
-    """Return ``[N, 40]`` of uint8, 1 where an image has the attribute, for images ``names`` in their order.
+    """Return the attributes ``[N, 40]`` of the images ``names``, in their order: uint8, 1 if an image has it, else 0.
 
-    Raises ``InputError`` that names the damaged line.
+    Raises InputError, which names the damaged line.
     """
     lines = [*_lines(file), "", ""]
     if not re.fullmatch(r"\d+\s*", lines[0], re.ASCII):
         raise _damaged(file, 1, lines[0], "the number of images")
     if tuple(lines[1].split()) != ATTRIBUTES:
-        raise _damaged(file, 2, lines[1], f"the {len(ATTRIBUTES)} official names of attributes")
+        raise _damaged(file, 2, lines[1], f"the {len(ATTRIBUTES)} official attribute names")
     rows, marks = lines[2:-2], {"-1": 0, "1": 1}
     names = list(names)
     require(
         int(lines[0]) == len(rows) == len(names),
-        f"{file} announces {lines[0].strip()} images in its first line and has {len(rows)}, {PARTITION_FILE} has "
+        f"{file} states {lines[0].strip()} images in its first line and lists {len(rows)}, {PARTITION_FILE} lists "
         f"{len(names)}: get the official files again",
     )
     values = []

@@ -1,4 +1,4 @@
-"""Fetch files over HTTP and unpack them, so that a cut, a kill or a full disk never leaves half a file behind."""
+"""Fetch files over HTTP: a lost connection, a killed process or a full disk never leaves an incomplete file."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from mtl.types import InputError
 logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 16  # bytes
-NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: not an URL
+NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: not a URL
 
 
 class _FailedError(Exception):
-    """The download cannot go on; the message says why."""
+    """The download cannot continue; the message says why."""
 
 
-class _CutError(Exception):
-    """The connection ended early; the next attempt goes on from what has arrived."""
+class _ConnectionLostError(Exception):
+    """The connection was lost; the next attempt resumes after the bytes received."""
 
 
 def fetch(
@@ -53,12 +53,13 @@ def fetch(
     pause: float = 0.5,
     progress: bool = True,
 ) -> Path:
-    """Download ``url`` to ``dest`` and return ``dest``; do nothing where ``dest`` exists with the right checksum.
+    """Download ``url`` to ``dest`` and return ``dest``; do nothing if ``dest`` exists and its checksum is right.
 
-    Bytes arrive in ``dest`` + ".part", which is resumed, and renamed once it is complete and its checksum fits.
-    ``timeout`` seconds of silence count as a cut, which is retried ``retries`` times, ``pause`` seconds apart; a
-    server that does not answer within ``connect_timeout`` seconds ends the download. ``by_hand`` tells what to do
-    without the network. Raises ``InputError``. Two processes must not fetch one ``dest`` at the same time.
+    Bytes are written to ``dest`` + ".part". An existing part is resumed; a complete one with the right checksum is
+    renamed. ``timeout`` seconds without data count as a lost connection, which is retried ``retries`` times, ``pause``
+    seconds apart. A server that does not answer the first attempt within ``connect_timeout`` seconds ends the download.
+    ``by_hand`` tells the user what to do without the network. Raises InputError. Two processes must not fetch the same
+    ``dest`` at the same time.
     """
     checksums = {"md5": md5, "sha256": sha256}
     part = dest.with_name(dest.name + ".part")
@@ -75,7 +76,7 @@ def fetch(
         with _bar(progress) as bar:
             transfer.run(bar, retries, pause)
             wrong = _mismatch(part, checksums)
-            if wrong is not None and older:  # the part may stem from another version of the file: begin again
+            if wrong is not None and older:  # the part may be from another version of the file: start over
                 part.unlink()
                 transfer.run(bar, retries, pause)
                 wrong = _mismatch(part, checksums)
@@ -92,21 +93,21 @@ def fetch(
 
 
 class _Transfer:
-    """Bring ``url`` into ``part``, attempt after attempt."""
+    """Download ``url`` to ``part`` in one or more attempts."""
 
     def __init__(self, url: str, part: Path, timeout: float, connect_timeout: float) -> None:
         self.url, self.part, self.timeout, self.connect_timeout = url, part, timeout, connect_timeout
-        self.version: str | None = None  # what If-Range sends: the version of the file that the part began with
+        self.version: str | None = None  # sent as If-Range: the version of the file that the part belongs to
 
     def run(self, bar: Progress, retries: int, pause: float) -> None:
-        task = bar.add_task(self.part.stem, total=None, visible=False)  # until the server answers
+        task = bar.add_task(self.part.stem, total=None, visible=False)  # shown once the server answers
         for left in range(retries, -1, -1):
             try:
                 self._attempt(bar, task, again=left < retries)
                 return
-            except _CutError as error:
+            except _ConnectionLostError as error:
                 if left == 0:
-                    kept = f"; run it again to go on, {self.part} keeps what has arrived" if self.part.exists() else ""
+                    kept = f"; run it again to resume from {self.part}" if self.part.exists() else ""
                     raise _FailedError(f"{error}, and {retries} retries did not help{kept}") from error
                 logger.info("%s: %s, %d retries left", self.url, error, left)
                 time.sleep(pause)
@@ -121,12 +122,12 @@ class _Transfer:
             if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
                 raise _FailedError(f"the server answered {error.code} {error.reason}") from error
             if error.headers.get("Content-Range") == f"bytes */{have}":
-                return  # the part is the whole file: only the rename was missing
+                return  # the part is complete, only the rename was missing
             self.part.unlink()
-            raise _CutError(f"the server has no bytes from {have} on") from error
+            raise _ConnectionLostError(f"the server's file is not longer than the {have} bytes of the part") from error
         except NETWORK_ERRORS as error:
             why = f"no connection ({getattr(error, 'reason', None) or error})"
-            raise (_CutError if again else _FailedError)(why) from error
+            raise (_ConnectionLostError if again else _FailedError)(why) from error
         with contextlib.closing(response):
             self._receive(response, have, bar, task)
 
@@ -135,12 +136,12 @@ class _Transfer:
         if response.status == http.HTTPStatus.PARTIAL_CONTENT:
             if not (headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
                 self.part.unlink()
-                raise _CutError("the server sent other bytes than asked for")
+                raise _ConnectionLostError("the server sent another range than requested")
         else:
-            have = 0  # it sends the file from its beginning: it knows no ranges, or the file has changed
+            have = 0  # the whole file follows: the server does not support ranges, or the file has changed
         if (length := headers.get("Content-Length") or "").isdecimal():
             total = have + int(length)
-        etag = headers.get("ETag")  # a weak one (W/...) does not promise equal bytes
+        etag = headers.get("ETag")  # a weak one (W/...) does not guarantee equal bytes
         self.version = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
         bar.update(task, total=total, completed=have, visible=True)
         with open(self.part, "ab" if have else "wb") as file:
@@ -149,13 +150,13 @@ class _Transfer:
                 have += len(chunk)
                 bar.update(task, completed=have)
         if total is not None and have != total:
-            raise _CutError(f"the connection ended after {have} of {total} bytes")
+            raise _ConnectionLostError(f"the connection ended after {have} of {total} bytes")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
-            return response.read1(CHUNK)  # what is there: waiting for a full chunk would lose it to a cut
+            return response.read1(CHUNK)  # return what has arrived: waiting for a full chunk could lose it
         except (OSError, http.client.HTTPException) as error:
-            raise _CutError(f"the connection was cut ({error})") from error
+            raise _ConnectionLostError(f"the connection was lost ({error})") from error
 
 
 def _request(url: str, have: int, version: str | None) -> urllib.request.Request:
@@ -171,9 +172,10 @@ def _request(url: str, have: int, version: str | None) -> urllib.request.Request
 
 
 def _open(request: urllib.request.Request, timeout: float, limit: float) -> http.client.HTTPResponse:
-    """Return the answer to ``request``; raise what urllib raises, or ``TimeoutError`` after ``limit`` seconds.
+    """Return the response to ``request``; raise urllib's errors, or TimeoutError after ``limit`` seconds.
 
-    In a thread, because urllib's own timeout covers neither the name look-up nor several addresses together.
+    The request runs in a thread, because urllib's timeout does not cover the name look-up and applies to each of a
+    host's addresses separately.
     """
     answers: list[http.client.HTTPResponse] = []
     errors: list[BaseException] = []
@@ -199,7 +201,7 @@ def _open(request: urllib.request.Request, timeout: float, limit: float) -> http
 
 
 def _mismatch(path: Path, checksums: dict[str, str | None]) -> str | None:
-    """Return what is wrong with the checksum of ``path``, or None."""
+    """Return a message if a checksum of ``path`` is wrong, else None."""
     for name, expected in checksums.items():
         if expected is not None:
             with open(path, "rb") as file:

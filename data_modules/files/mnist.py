@@ -1,4 +1,4 @@
-"""Read the files of MNIST and of data sets in its format, fetching them where they are missing."""
+"""Read the files of MNIST and of Fashion-MNIST, which has the same format; fetch them if they are missing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from data_modules.files.cache import locked
 from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
-SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # official addresses and checksums are torchvision's
+SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES = 10
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
-    """Bring the four files of ``source`` into ``folder``/raw; do nothing where they are. Raises ``InputError``."""
+    """Put the four files of ``source`` into ``folder``/raw; do nothing if they are there. Raises InputError."""
     dataset, raw = SOURCES[source], folder / "raw"
     if all((raw / name.removesuffix(".gz")).exists() for name, _ in dataset.resources):
         return
@@ -38,17 +38,19 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Return the images ``[N, 28, 28]`` (uint8) and classes ``[N]`` (int64) of ``part``: train or t10k."""
+    """Return images ``[N, 28, 28]`` (uint8) and classes ``[N]`` (int64) of ``part``, "train" or "t10k"."""
     raw = folder / "raw"
     images_file, labels_file = raw / f"{part}-images-idx3-ubyte", raw / f"{part}-labels-idx1-ubyte"
     try:
         images, labels = read_image_file(str(images_file)), read_label_file(str(labels_file))
-    except Exception as error:  # torchvision asserts, unpacks and reshapes
+    except Exception as error:  # torchvision fails with various exceptions on damaged files
         raise InputError(
             f"{images_file} or {labels_file.name} is damaged ({error}): delete both and start again"
         ) from None
     good = len(images) == len(labels) > 0 and int(labels.min()) >= 0 and int(labels.max()) < CLASSES
     require(
-        good, f"{images_file} holds {len(images)} images, {labels_file.name} {len(labels)} labels of 0 to 9: no match"
+        good,
+        f"{images_file} has {len(images)} images and {labels_file.name} {len(labels)} labels: expected a label in 0..9 "
+        "for each image; delete both and start again",
     )
     return images, labels.to(torch.int64)

@@ -1,4 +1,4 @@
-"""Read Omniglot's drawings in their official layout; fetch them where they are missing."""
+"""Read Omniglot's drawings (Lake et al. 2015) in their official layout; fetch them if they are missing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from data_modules.files.cache import cached, locked
 from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
-FORMAT = 1  # of the cache; count up when its content changes
+FORMAT = 1  # of the cache; increase it when the content changes
 SIDE = 105
 PARTS = ("images_background", "images_evaluation")
 
 
 def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str | None = None) -> None:
-    """Bring the alphabets ``wanted`` into ``folder``; do nothing where they are. Raises ``InputError``.
+    """Put the alphabets ``wanted`` into ``folder``; do nothing if they are there. Raises InputError.
 
-    They are looked for in one archive after the other, beginning with those that are there.
+    Missing alphabets are looked up in one archive after the other; an archive that is already in ``folder`` goes first.
     """
     if not _missing(folder, wanted):
         return
@@ -46,10 +46,10 @@ def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str |
 
 
 def _unpack(archive: Path, folder: Path, part: str) -> None:
-    """Unpack ``archive`` beside and rename: an alphabet is there whole or not at all; one that is there stays."""
+    """Unpack ``archive`` and rename its alphabets into place, each complete; keep those that exist already."""
     beside = folder / f".{part}"
     extract_zip(archive, beside)
-    require((beside / part).is_dir(), f"{archive} holds no folder {part}: delete it and start again")
+    require((beside / part).is_dir(), f"{archive} contains no folder {part}: delete it and start again")
     (folder / part).mkdir(exist_ok=True)
     for alphabet in sorted((beside / part).iterdir()):
         if not (folder / part / alphabet.name).exists():
@@ -58,7 +58,7 @@ def _unpack(archive: Path, folder: Path, part: str) -> None:
 
 
 def alphabets(folder: Path) -> dict[str, Path]:
-    """Return the folders of the alphabets that are there, by name."""
+    """Return the name and folder of each alphabet in ``folder``, sorted by name."""
     found = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
     return {path.name: path for path in sorted(found, key=lambda path: path.name)}
 
@@ -73,9 +73,9 @@ def _choose(folder: Path) -> str:
 
 
 def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
-    """Return the drawings ``[N, 1, side, side]`` (uint8) and characters ``[N]`` (int64) of an alphabet's folder.
+    """Return drawings ``[N, 1, side, side]`` (uint8) and characters ``[N]`` (int64) of the folder ``alphabet``.
 
-    What was parsed is kept in the folder ``cache`` for as long as no file changes.
+    The result is kept in the folder ``cache`` and used until a file changes. Raises InputError.
     """
     key: list[str | int] = [FORMAT, side]
     for file in _files(alphabet):
@@ -86,12 +86,12 @@ def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
 
 
 def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
-    """Return ``image [N, 1, side, side]`` (uint8) and ``character [N]`` (int64), in the order of the files' names.
+    """Return ``image [N, 1, side, side]`` (uint8) and ``character [N]`` (int64), ordered by file name.
 
-    The files are black on white, stored are bright strokes on 0: 255 - value.
+    The files show black strokes on white. The result is inverted, 255 - value: bright strokes on 0. Raises InputError.
     """
     names = sorted(path.name for path in alphabet.glob("character*"))
-    require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it takes two")
+    require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it needs at least 2")
     files = _files(alphabet)
     character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
     empty = [name for name, count in zip(names, character.bincount(minlength=len(names)), strict=True) if not count]
@@ -105,13 +105,13 @@ def _files(alphabet: Path) -> list[Path]:
 
 
 def decode(file: Path) -> Tensor:
-    """Return the grey levels ``[105, 105]`` (uint8) of a file. Raises ``InputError``."""
+    """Return the grey levels ``[105, 105]`` (uint8) of a file. Raises InputError."""
     try:
         with Image.open(file) as image:
             width, height = image.size
             if (width, height) == (SIDE, SIDE):
                 return torch.from_numpy(np.array(image.convert("L")))
-    except Exception as error:  # damaged bytes make the decoder raise nearly anything
+    except Exception as error:  # on damaged bytes the decoder can raise almost any exception
         raise InputError(f"{file} is damaged ({error}): delete {file.parents[1]} and start again") from error
     raise InputError(
         f"{file} has {height} x {width} pixels, Omniglot's drawings have {SIDE} x {SIDE}: delete {file.parents[1]} and "
@@ -120,12 +120,13 @@ def decode(file: Path) -> Tensor:
 
 
 def reduced(images: Tensor, side: int) -> Tensor:
-    """Return ``images [N, 105, 105]`` as ``[N, side, side]`` (uint8): each pixel the mean of the area it covers."""
+    """Resize ``images [N, 105, 105]`` to ``[N, side, side]`` (uint8): a new pixel is the mean of the area it covers."""
     if side == SIDE:
         return images
+    # weight [side, 105]: how much of new pixel i lies on old pixel j; rows sum to 1
     edges = torch.arange(side + 1, dtype=torch.float64) * SIDE / side
     begin, end = edges[:-1, None], edges[1:, None]
     pixel = torch.arange(SIDE, dtype=torch.float64)
-    overlap = (torch.minimum(end, pixel + 1) - torch.maximum(begin, pixel)).clamp(min=0)  # [side, 105]
-    share = (overlap * side / SIDE).float()
-    return (share @ images.float() @ share.T).round().to(torch.uint8)
+    overlap = (torch.minimum(end, pixel + 1) - torch.maximum(begin, pixel)).clamp(min=0)
+    weight = (overlap * side / SIDE).float()
+    return (weight @ images.float() @ weight.T).round().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Read the files of SVHN's cropped digits, fetching them where they are missing."""
+"""Read the files of SVHN's cropped digits (Netzer et al. 2011); fetch them if they are missing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from data_modules.files.cache import cached, locked
 from data_modules.files.download import fetch
 from mtl.types import InputError, require
 
-FORMAT = 1  # of the cache; count up when its content changes
+FORMAT = 1  # of the cache; increase it when the content changes
 PARTS = ("train", "extra", "test")
 SIDE = 32
 
 
 def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:
-    """Bring the file of ``part`` into ``folder``; do nothing where it is. Raises ``InputError``."""
+    """Put the file of ``part`` into ``folder``; do nothing if it is there. Raises InputError."""
     official, name, md5 = SVHN.split_list[part]
     file = folder / name
     if file.exists():
@@ -35,35 +35,35 @@ def prepare(folder: Path, part: str, download: bool, base_url: str | None = None
 
 
 def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
-    """Return the images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64) of ``part``; parse its file once.
+    """Return images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64) of ``part``.
 
-    What was parsed is kept in the folder ``cache``.
+    The file is parsed once; the result is kept in the folder ``cache``. Raises InputError.
     """
     file = folder / SVHN.split_list[part][1]
     try:
         stat = file.stat()
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}; prepare_data() fetches it") from error
-    key = (FORMAT, stat.st_size, stat.st_mtime_ns)  # a repaired file is read again
+    key = (FORMAT, stat.st_size, stat.st_mtime_ns)  # a changed file is parsed again
     content = cached(cache / f"svhn-{part}.pt", lambda: parse(file), key)
     return content["image"], content["digit"]
 
 
 def parse(file: Path) -> dict[str, Tensor]:
-    """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0 to 9) of a file ``*_32x32.mat``."""
+    """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0..9) of a file ``*_32x32.mat``."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # scipy goes on after some kinds of damage
+            warnings.simplefilter("error")  # scipy only warns about some kinds of damage
             content = loadmat(file, variable_names=["X", "y"])
         pixels, labels = content["X"], content["y"]
-    except Exception as error:  # damaged bytes make the parser raise nearly anything
+    except Exception as error:  # on damaged bytes the parser can raise almost any exception
         raise InputError(f"{file} is damaged ({type(error).__name__}: {error}): delete it and start again") from None
     shape, rows = pixels.shape, labels.size
     good = pixels.dtype == np.uint8 and shape[:-1] == (SIDE, SIDE, 3) and shape[-1] == rows > 0
     require(
         good and np.isin(labels, range(1, 11)).all(),
-        f"{file} holds X {list(shape)} of {pixels.dtype} and y {list(labels.shape)}: expected X [32, 32, 3, N] of "
-        f"uint8 and y [N, 1] of 1 to 10; delete it and start again",
+        f"{file} contains X {list(shape)} of {pixels.dtype} and y {list(labels.shape)}: expected X [32, 32, 3, N] of "
+        f"uint8 and y [N, 1] in 1..10; delete it and start again",
     )
-    digits = torch.from_numpy(labels.reshape(-1).astype(np.int64)) % 10  # 10 stands for the digit 0
+    digits = torch.from_numpy(labels.reshape(-1).astype(np.int64)) % 10  # SVHN labels the digit 0 as 10
     return {"image": torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "digit": digits}

@@ -1,8 +1,7 @@
-"""Read a table and turn its columns into tensors; what is learnt of a column is learnt from the training rows."""
+"""Read a table and turn its columns into tensors; vocabularies and scales come from the training rows only."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +12,21 @@ from torch import Tensor
 
 from mtl.types import InputError, require
 
-logger = logging.getLogger(__name__)
-
-UNKNOWN = 0  # the id of a category that the training rows do not have
-ROW = "\0row"  # the column that numbers a file's rows from 1, before they are split
-MISSING = "\0missing"  # stands for an empty cell among the categories; no text of a file
-NEARLY = 0.9  # a column of text with such a share of numbers is one of numbers with mistakes
-ROWS_PER_VALUE = 10  # whole numbers that repeat so often, on average, are names of categories
+UNKNOWN = 0  # id of a category that the training rows do not have
+ROW = "\0row"  # added column: the row number in the file, from 1
+MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
+NEARLY = 0.9  # a text column with at least this share of numbers is taken for numbers with mistakes
+ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
 
 
 def read_table(path: Path, separator: str, null_values: Sequence[str]) -> pl.DataFrame:
-    """Return the rows, numbered by ``ROW``, of a CSV file (every cell is text or null) or a Parquet file (typed)."""
-    require(path.exists(), f"data.path={path}: there is no such file")
-    require(path.is_file() and path.name.endswith(SUFFIXES), f"{path}: accepted are files in {', '.join(SUFFIXES)}")
+    """Return the rows of a CSV file (every cell is text or null) or of a Parquet file (typed), numbered in ``ROW``.
+
+    Raises InputError if the file is missing, empty, unreadable or of another format.
+    """
+    require(path.exists(), f"data.path={path}: no such file")
+    require(path.is_file() and path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
     require(path.stat().st_size > 0, f"{path} is empty")
     try:
         if path.suffix == ".parquet":
@@ -36,29 +36,29 @@ def read_table(path: Path, separator: str, null_values: Sequence[str]) -> pl.Dat
             frame = pl.read_csv(path, separator=separator, infer_schema=False, null_values=list(null_values))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    require(len(frame) > 0, f"{path} holds a header and no rows")
+    require(len(frame) > 0, f"{path} has a header but no rows")
     return frame.with_row_index(ROW, offset=1)
 
 
 def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
-    """Return a column as float64, NaN where a cell is empty; raise InputError that names the first bad cell."""
+    """Return a column as float64, NaN for empty cells; raise InputError, which names the first bad cell."""
     column, parsed = frame[name], parse(frame[name])
     bad = (column.is_not_null() & (parsed.is_null() | parsed.is_infinite())).arg_true()
     if len(bad):
         raise InputError(
-            f"{cell(frame, name, bad[0], where)} is no number; {len(bad)} of {len(column)} cells of these rows are "
-            "none. Correct them, or empty them"
+            f"{cell(frame, name, bad[0], where)} is not a number; {len(bad)} of {len(column)} cells of these rows "
+            "are not. Correct or empty them"
         )
     return parsed.fill_null(float("nan"))
 
 
-def cell(frame: pl.DataFrame, name: str, place: int, where: str) -> str:
-    """Return the words for a cell that something is wrong with."""
-    return f"{where}, column {name!r}, row {frame[ROW][place]}: {frame[name][place]!r}"
+def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
+    """Return file, column, row and content of a cell, for messages."""
+    return f"{where}, column {name!r}, row {frame[ROW][index]}: {frame[name][index]!r}"
 
 
 def parse(column: pl.Series) -> pl.Series:
-    """Return ``column`` as float64, null where a cell is empty or holds no number."""
+    """Return ``column`` as float64, null for cells that are empty or not a number."""
     if column.dtype == pl.String:
         column = column.str.strip_chars()
     elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
@@ -67,7 +67,7 @@ def parse(column: pl.Series) -> pl.Series:
 
 
 def as_text(column: pl.Series) -> pl.Series:
-    """Return the cells as text, cell by cell: what stands in the other rows changes nothing. 3.0 is "3"."""
+    """Return each cell as text, independently of the other cells; 3.0 becomes "3"."""
     if column.dtype == pl.String:
         return column.str.strip_chars()
     if column.dtype.is_float():
@@ -76,10 +76,10 @@ def as_text(column: pl.Series) -> pl.Series:
 
 
 def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
-    """Say whether a column of the training rows holds categories, or else numbers.
+    """Return whether a column of the training rows holds categories (True) or numbers (False).
 
-    Text and truth values are categories, and whole numbers that repeat: ``ROWS_PER_VALUE`` rows a value on average.
-    Raises InputError for text that is mostly numbers, and for dates, lists and the like.
+    Categories are text, booleans, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average.
+    Raises InputError for text that is mostly numbers, and for other types such as dates and lists.
     """
     column, kind = frame[name], frame[name].dtype
     if kind == pl.Boolean or isinstance(kind, pl.Categorical | pl.Enum):
@@ -87,8 +87,8 @@ def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
     known = kind == pl.String or kind.is_numeric()
     require(
         known,
-        f"{where}, column {name!r}: neither categories nor numbers but {kind}; make it one of them, or leave "
-        f"it out with data.ignore=[{name}]",
+        f"{where}, column {name!r}: its type {kind} is neither text nor number; convert it, or leave it out with "
+        f"data.ignore=[{name}]",
     )
     filled = column.drop_nulls()
     parsed = parse(filled)
@@ -98,7 +98,7 @@ def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
     if share < 1.0 and kind == pl.String:
         bad = (column.is_not_null() & parse(column).is_null()).arg_true()
         raise InputError(
-            f"{cell(frame, name, bad[0], where)} is no number, and most of the column is. Correct it, or say "
+            f"{cell(frame, name, bad[0], where)} is not a number, but most of the column is. Correct it, or set "
             f"data.categorical=[{name}] or data.ignore=[{name}]"
         )
     parsed = parsed.drop_nulls()
@@ -107,7 +107,10 @@ def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Number the categories of the training rows from 1; 0 is any other, or one of fewer than ``min_count`` rows."""
+    """The categories of the training rows, with ids from 1.
+
+    Id 0 is for unknown categories and for those with fewer than ``min_count`` training rows.
+    """
 
     values: list[str]
 
@@ -121,7 +124,7 @@ class Vocabulary:
         return len(self.values) + 1
 
     def encode(self, column: pl.Series) -> Tensor:
-        """Return the ids ``[N]`` (int64)."""
+        """Return the ids of the cells, ``[N]`` int64."""
         text = as_text(column).fill_null(MISSING).rename("value")
         known = pl.DataFrame({"value": self.values, "id": range(1, self.size)}, schema={"value": str, "id": pl.Int64})
         ids = text.to_frame().join(known, on="value", how="left", maintain_order="left")["id"].fill_null(UNKNOWN)
@@ -130,7 +133,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Bring a numeric column to mean 0 and deviation 1; an empty cell becomes 0, and 1 in a column of its own."""
+    """Scale a numeric column to mean 0 and standard deviation 1; empty cells become 0.
+
+    If training rows have empty cells, a second column marks the empty cells by 1.
+    """
 
     mean: float
     std: float
@@ -145,7 +151,7 @@ class Scaling:
         return Scaling(mean, std if std > 0 else 1.0, len(filled) < len(values))
 
     def encode(self, values: pl.Series) -> list[Tensor]:
-        """Return one column ``[N]`` (float32), or two."""
+        """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""
         raw = torch.from_numpy(values.to_numpy(writable=True))
         empty = raw.isnan()
         scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()

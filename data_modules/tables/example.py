@@ -1,4 +1,4 @@
-"""Write a small table of made-up rows: what ``data=table`` serves where no file is named."""
+"""Write a small table of made-up rows, which ``data=table`` serves if no file is given."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def write_example(folder: Path) -> Path:
-    """Write the table into ``folder`` where it is not there yet, and return its path.
+    """Write the example table into ``folder`` unless it exists, and return its path.
 
-    Visits of a shop: who (user, city, device, age), when (hour), and whether something was clicked; ``minutes`` is
-    empty where not. Always the same rows.
+    Each row is a visit to a shop: user, city, age, hour, device, whether something was clicked, and ``minutes`` (empty
+    without a click). The rows are always the same. Raises InputError if ``folder`` cannot be written.
     """
     path = folder / NAME
     if not path.exists():
@@ -40,7 +40,7 @@ def write_example(folder: Path) -> Path:
 
 
 def visits() -> pl.DataFrame:
-    """Draw the rows: both tasks depend on a trait of the user, and on hour, age and device in ways of their own."""
+    """Draw the rows: both tasks depend on a trait of the user and, in different ways, on hour, age, city and device."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(high: int, size: int) -> torch.Tensor:

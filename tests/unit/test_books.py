@@ -1,4 +1,4 @@
-"""Book-Crossing from small made-up files in the published format: parsing, keeping, splitting, preparing."""
+"""Book-Crossing from small made-up files in the published format: parsing, filtering, splitting, preparing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = tuple[int, str, int]
 
 
 def make_records(users: int = 20, books: int = 24, each: int = 8) -> list[Record]:
-    """Each of 20 users, numbered 100, 97, ..., has records of 8 of the books B01 to B24, a third without a rating."""
+    """Return records of 20 users (100, 97, ...), each of 8 of the books B01 to B24; a third have no rating."""
     generator = torch.Generator().manual_seed(1)
     return [
         (100 - 3 * user, f"B{book + 1:02}", (user * 7 + book) % 10 + 1 if (user + book) % 3 else 0)
@@ -55,7 +55,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def ready(make: Make) -> Make:
-    """Build a data module over what lies in ``tmp_path``, prepared and set up."""
+    """Build, prepare and set up a data module over the files in ``tmp_path``."""
 
     def build(**kwargs: Any) -> BooksDataModule:
         data = make(**kwargs)
@@ -75,13 +75,13 @@ def all_rows(data: BooksDataModule) -> Batch:
 
 
 def triples(rows: Batch) -> list[tuple[int, int, int]]:
-    """Return (user, book, rating or 0) of the rows that are read, sorted."""
+    """Return the sorted (user, book, rating or 0) of the read rows."""
     read = rows.targets["read"] == 1
     columns = rows.inputs["user"], rows.inputs["book"], rows.targets["rating"].nan_to_num().long()
     return sorted(zip(*(column[read].tolist() for column in columns), strict=True))
 
 
-def test_records_come_through_with_ids_in_sorted_order(tmp_path: Path, ready: Make) -> None:
+def test_records_are_kept_with_ids_in_sorted_order(tmp_path: Path, ready: Make) -> None:
     records = make_records()
     write(tmp_path, lines_of(records))
     data = ready(alpha=0.75)
@@ -104,15 +104,15 @@ def test_unread_pairs_and_records_without_a_rating(tmp_path: Path, ready: Make, 
     assert bool(rating[~read].isnan().all())
     assert int(rating[read].isnan().sum()) == sum(record[2] == 0 for record in records) > 40
     assert float(rating[read].nan_to_num(5).min()) >= 1
-    assert len((rows.inputs["user"] * 1000 + rows.inputs["book"]).unique()) == len(rows)  # nothing twice
-    silent = [
+    assert len((rows.inputs["user"] * 1000 + rows.inputs["book"]).unique()) == len(rows)  # no duplicates
+    unrated = [
         int(((part.targets["read"] == 1) & part.targets["rating"].isnan()).sum()) for part in data.splits.values()
     ]
-    whole = sum(silent)
-    assert all(abs(n - share * whole) <= 1 for n, share in zip(silent, (0.8, 0.1, 0.1), strict=True))
+    whole = sum(unrated)
+    assert all(abs(n - share * whole) <= 1 for n, share in zip(unrated, (0.8, 0.1, 0.1), strict=True))
 
 
-def test_rows_depend_on_the_seed_alone(tmp_path: Path, ready: Make) -> None:
+def test_rows_depend_on_the_seed_only(tmp_path: Path, ready: Make) -> None:
     write(tmp_path, lines_of(make_records()))
     first, again, other = (all_rows(ready(seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(first.inputs["book"], again.inputs["book"])
@@ -120,34 +120,34 @@ def test_rows_depend_on_the_seed_alone(tmp_path: Path, ready: Make) -> None:
 
 
 def test_core_by_hand() -> None:
-    # Least 2: item 3 has one record, without it user 2 has one left, without that item 0 still has two
+    # At least 2: item 3 has one record and goes; user 2 then has one record and goes; item 0 still has two
     user = torch.tensor([0, 0, 1, 1, 2, 2])
     item = torch.tensor([0, 1, 0, 1, 0, 3])
     assert core(user, item, 1).tolist() == [0, 1, 2, 3, 4, 5]
     assert core(user, item, 2).tolist() == [0, 1, 2, 3]
     assert core(user, item, 3).tolist() == []
-    # a chain falls to pieces from its end
+    # a chain: after its ends are dropped, the next records are ends
     assert core(torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 1, 2]), 2).tolist() == []
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_core_keeps_all_it_may(seed: int) -> None:
+def test_core_is_the_largest_possible(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     user, item = (torch.rand(25, 30, generator=generator) < 0.12).nonzero(as_tuple=True)
     kept = core(user, item, 3)
     for ids in (user[kept], item[kept]):
         assert not len(ids) or int(torch.bincount(ids)[ids].min()) >= 3
     left = dict(enumerate(zip(user.tolist(), item.tolist(), strict=True)))
-    while True:  # one record after the other, in any order, leads to the same
+    while True:  # dropping single records in any order gives the same result
         users, items = (Counter(ids) for ids in zip(*left.values(), strict=True)) if left else ({}, {})
-        fall = [row for row, (one, other) in left.items() if users[one] < 3 or items[other] < 3]
-        if not fall:
+        doomed = [row for row, (one, other) in left.items() if users[one] < 3 or items[other] < 3]
+        if not doomed:
             break
-        del left[fall[seed % len(fall)]]
+        del left[doomed[seed % len(doomed)]]
     assert kept.tolist() == sorted(left)
 
 
-def test_users_and_books_with_few_records_go(tmp_path: Path, ready: Make) -> None:
+def test_users_and_books_with_few_records_are_dropped(tmp_path: Path, ready: Make) -> None:
     few = [(1, "B01", 5), (1, "A-new", 5), (2, "B02", 0), (2, "A-new", 0)]
     records = make_records(each=20)
     write(tmp_path, lines_of([*few, *records]))
@@ -156,8 +156,8 @@ def test_users_and_books_with_few_records_go(tmp_path: Path, ready: Make) -> Non
     with pytest.raises(InputError) as caught:
         ready(min_records=25)
     assert str(caught.value) == (
-        f"data.min_records=25: of the 404 records of {tmp_path}/bookcrossing/BX-Book-Ratings.csv none is left when "
-        "every user and every book must have 25; lower data.min_records"
+        f"data.min_records=25: none of the 404 records of {tmp_path}/bookcrossing/BX-Book-Ratings.csv is left if every "
+        "user and every book must have 25; lower data.min_records"
     )
 
 
@@ -170,11 +170,11 @@ def test_repeated_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert "4 records repeat a pair" in caplog.text
 
 
-def test_isbns_are_taken_as_they_stand(tmp_path: Path) -> None:
+def test_isbns_are_not_normalised(tmp_path: Path) -> None:
     lines = [r'"5";"0\"432";"8"', '"5";" x";"0"', '"5";"caf\u00e9; no. 2";"10"', '"5";"x";"1"']
     stored = read_records(write(tmp_path, lines), 0.0)
     assert stored["item"].tolist() == [0, 1, 2, 3]
-    assert stored["rating"].nan_to_num().tolist() == [0, 8, 10, 1]  # in the order " x", "0...", "caf...", "x"
+    assert stored["rating"].nan_to_num().tolist() == [0, 8, 10, 1]  # sorted: " x", "0...", "caf...", "x"
 
 
 DAMAGE = {
@@ -186,7 +186,7 @@ DAMAGE = {
     "cut off": '"5";"B0',
     "user is text": '"five";"B01";"3"',
     "negative user": '"-5";"B01";"3"',
-    "user beyond all": '"99999999999999999999";"B01";"3"',
+    "huge user number": '"99999999999999999999";"B01";"3"',
     "no ISBN": '"5";"";"3"',
     "blank ISBN": '"5";" ";"3"',
     "rating too high": '"5";"B01";"11"',
@@ -208,7 +208,7 @@ def test_broken_rows_beyond_the_limit_are_named(tmp_path: Path, make: Make, row:
         make(max_broken=0.01).prepare_data()
     message = str(caught.value)
     assert message.startswith(f"{file}, line 18: {row[:20]!r}"[:-1])
-    assert "is no record; 2 of 160 rows are broken, more than the share data.max_broken=0.01. Expected" in message
+    assert "is not a record; 2 of 160 rows are broken, more than the share data.max_broken=0.01. Expected" in message
     assert message.endswith("to have it fetched again, or raise data.max_broken to skip such rows")
     assert len(message) < 900
 
@@ -218,17 +218,17 @@ def test_broken_rows_within_the_limit_are_skipped(tmp_path: Path, ready: Make, c
     file = write(tmp_path, [*lines_of(records), "x", '"5";"B01";"99"'])
     data = ready(max_broken=2 / 162)
     assert len(triples(all_rows(data))) == len(records)
-    assert f"{file}: 2 broken rows are skipped, the first is line 162: 'x'" in caplog.text
-    with pytest.raises(InputError, match="line 162"):  # what was parsed with a wider limit does not count
+    assert f"{file}: skipped 2 broken rows, the first is line 162: 'x'" in caplog.text
+    with pytest.raises(InputError, match="line 162"):  # the cache of the wider limit is not used
         ready(max_broken=0.01)
 
 
-def test_another_number_of_records_is_a_warning(tmp_path: Path, ready: Make, caplog: Any) -> None:
+def test_unexpected_number_of_records_is_a_warning(tmp_path: Path, ready: Make, caplog: Any) -> None:
     write(tmp_path, lines_of(make_records()))
     ready()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].endswith("BX-Book-Ratings.csv holds 160 records, the published file 1149780")
+    assert warnings[0].endswith("BX-Book-Ratings.csv has 160 records, the published file 1149780")
 
 
 def test_header(tmp_path: Path, make: Make) -> None:
@@ -238,20 +238,20 @@ def test_header(tmp_path: Path, make: Make) -> None:
     ):
         make().prepare_data()
     write(tmp_path, [])
-    with pytest.raises(InputError, match=r"BX-Book-Ratings\.csv holds no record\. Repair"):
+    with pytest.raises(InputError, match=r"BX-Book-Ratings\.csv contains no record\. Repair"):
         make().prepare_data()
     write(tmp_path, []).write_bytes(b"\r\n")
     with pytest.raises(InputError, match=r"BX-Book-Ratings\.csv is empty\. Repair"):
         make().prepare_data()
 
 
-def test_everything_is_read(tmp_path: Path, ready: Make) -> None:
+def test_no_unread_pairs_are_left(tmp_path: Path, ready: Make) -> None:
     write(tmp_path, lines_of([(user, isbn, 3) for user in range(5) for isbn in "abcde"]))
     with pytest.raises(
-        InputError, match=r"needs 25 unread pairs, one per record, and the 5 users x 5 books of .*leave 0"
+        InputError, match=r"needs 25 unread pairs, one per record, but the 5 users x 5 books of .*leave only 0"
     ):
         ready()
-    with pytest.raises(InputError, match="every user has read every book, none is unread"):
+    with pytest.raises(InputError, match="every user has read every book, so no pair is unread"):
         ready(negatives="per_user")
 
 
@@ -271,7 +271,7 @@ def test_arguments_are_checked(make: Make, argument: str, value: object, message
         make(**{argument: value})
 
 
-def test_nothing_there_and_no_network(tmp_path: Path, make: Make) -> None:
+def test_missing_files_without_download(tmp_path: Path, make: Make) -> None:
     with pytest.raises(InputError, match=r"cannot read .*BX-Book-Ratings\.csv: .*prepare_data"):
         make().setup()
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_download_unpack_parse(tmp_path: Path, ready: Make) -> None:
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bookcrossing", "cache"]
 
 
-def test_archive_that_is_not_on_the_server(tmp_path: Path, make: Make) -> None:
+def test_archive_missing_on_the_server(tmp_path: Path, make: Make) -> None:
     with serving(tmp_path) as url, pytest.raises(InputError) as caught:
         make(download=True, base_url=url).prepare_data()
     folder = tmp_path / "bookcrossing"
@@ -307,12 +307,12 @@ def test_archive_that_is_not_on_the_server(tmp_path: Path, make: Make) -> None:
     )
 
 
-def test_archive_put_there_by_hand(tmp_path: Path, ready: Make) -> None:
+def test_archive_downloaded_by_hand(tmp_path: Path, ready: Make) -> None:
     zip_records(tmp_path / "bookcrossing" / "BX-CSV-Dump.zip")
     assert len(triples(all_rows(ready()))) == 160
 
 
-def test_archive_of_something_else(tmp_path: Path, make: Make) -> None:
+def test_archive_with_other_content(tmp_path: Path, make: Make) -> None:
     zip_records(tmp_path / "bookcrossing" / "BX-CSV-Dump.zip", "other.csv")
-    with pytest.raises(InputError, match=r"BX-CSV-Dump\.zip holds no BX-Book-Ratings\.csv"):
+    with pytest.raises(InputError, match=r"BX-CSV-Dump\.zip contains no BX-Book-Ratings\.csv"):
         make().prepare_data()

@@ -1,4 +1,4 @@
-"""The tensor cache: built once, damage healed, nothing half-written, one builder at a time."""
+"""The tensor cache: built once, rebuilt if damaged, never half-written, one builder at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 
 
 class Builder:
-    """Count the calls, return some tensors."""
+    """Return some tensors and count the calls."""
 
     def __init__(self, rows: int = 1000) -> None:
         self.rows, self.calls = rows, 0
@@ -41,7 +41,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and left["a"].equal(right["a"])
 
 
-def test_built_once_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_is_built_once_and_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
     with caplog.at_level(logging.INFO, "data_modules.files.cache"):
         first, second = cached(path, build), cached(path, build)
@@ -51,7 +51,7 @@ def test_built_once_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert [record.getMessage() for record in caplog.records] == [f"building {keyed(path, ())}"]
 
 
-def test_another_key_is_another_file(path: Path) -> None:
+def test_each_key_has_its_own_file(path: Path) -> None:
     build = Builder()
     cached(path, build, (1, "x"))
     cached(path, build, (2, "x"))
@@ -62,19 +62,19 @@ def test_another_key_is_another_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flip", "text", "list"])
-def test_damaged_file_is_built_again(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_is_rebuilt(path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
     cached(path, build)
     file = keyed(path, ())
     raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 0xFF  # in the numbers themselves, where only the checksum tells
+    raw[len(raw) // 2] ^= 0xFF  # in the tensor data, where only the checksum shows the damage
     if damage == "list":
         torch.save([torch.zeros(3)], file)
     else:
         file.write_bytes({"empty": b"", "cut": raw[: len(raw) // 2], "flip": raw, "text": b"hello"}[damage])
     assert same(cached(path, build), Builder()())
     assert build.calls == 2
-    assert "is damaged and is built again" in caplog.text
+    assert "is damaged and will be rebuilt" in caplog.text
     cached(path, build)
     assert build.calls == 2
 
@@ -87,19 +87,19 @@ def test_leftovers_of_killed_processes_are_removed(path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_error_of_the_builder_passes_and_leaves_nothing(path: Path) -> None:
+def test_error_of_the_builder_is_raised_and_leaves_no_file(path: Path) -> None:
     def fail() -> dict[str, Tensor]:
         raise InputError("line 3 is damaged")
 
     with pytest.raises(InputError, match="line 3"):
         cached(path, fail)
     assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
-    cached(path, Builder())  # and the lock is free again
+    cached(path, Builder())  # the lock is released
 
 
 @pytest.fixture
 def full_disk() -> Iterator[None]:
-    """Let no file grow beyond 100 kB, which fails in the middle of a write as a full disk does."""
+    """Limit files to 100 kB: a larger write fails half-way, as on a full disk."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -109,19 +109,19 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_full_disk_leaves_nothing_half_written(path: Path) -> None:
+def test_full_disk_leaves_no_partial_file(path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write to the folder .*cache: File too large; .*data\.data_dir"):
         cached(path, Builder(rows=100_000))
     assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(InputError, match="cannot write to the folder"):
         cached(tmp_path / "cache" / "set.pt", Builder())
 
 
-def test_second_waits_and_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_the_lock_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
@@ -137,7 +137,7 @@ def test_two_processes_build_once(path: Path) -> None:
         "import os, sys, time, pathlib, torch; from data_modules.files.cache import cached\n"
         "def build():\n"
         "    print('built', flush=True); time.sleep(0.3); return {'a': torch.ones(2)}\n"
-        "for child in range(2):\n"  # forked: to import torch twice would take longer than the test
+        "for child in range(2):\n"  # forked, because importing torch twice would take longer than the test
         "    if os.fork() == 0:\n"
         "        cached(pathlib.Path(sys.argv[1]), build)['a'].sum(); os._exit(0)\n"
         "sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for child in range(2)))\n"

@@ -1,4 +1,4 @@
-"""Faces and their attributes: what is read, in which split, what is said about damaged and missing files."""
+"""CelebA: reading images and attributes, the splits, messages about damaged and missing files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from mtl.types import Image, InputError, TaskSpec
 from tests.celeba_files import colour, marks, picture, write_celeba
 
 SIZES = (10, 4, 3)
-OWNERS = {"train": [0, 3, 6, 9, 11, 12, 13, 14, 15, 16], "val": [1, 4, 7, 10], "test": [2, 5, 8]}  # of the images
+OWNERS = {
+    "train": [0, 3, 6, 9, 11, 12, 13, 14, 15, 16],
+    "val": [1, 4, 7, 10],
+    "test": [2, 5, 8],
+}  # numbers of the images
 ATTRIBUTES = ["Smiling", "Bald", "Young"]
 
 
@@ -49,7 +53,7 @@ def module(root: Path, **options: object) -> CelebADataModule:
 
 
 @pytest.mark.parametrize(("scale", "shape"), [(1, (218, 178)), (2, (109, 89)), (4, (55, 45)), (8, (28, 23))])
-def test_each_image_in_its_split(root: Path, scale: int, shape: tuple[int, int]) -> None:
+def test_each_image_is_in_its_split(root: Path, scale: int, shape: tuple[int, int]) -> None:
     data = module(root, scale=scale)
     for name, rows in data.splits.items():
         images = rows.inputs["image"]
@@ -60,7 +64,7 @@ def test_each_image_in_its_split(root: Path, scale: int, shape: tuple[int, int])
         assert bool((images[..., -5:].float().mean((1, 2, 3)) > images[..., :5].float().mean((1, 2, 3)) + 20).all())
 
 
-def test_attributes_are_those_of_the_images(root: Path) -> None:
+def test_attributes_belong_to_their_images(root: Path) -> None:
     data = module(root)
     for name, rows in data.splits.items():
         for attribute in ATTRIBUTES:
@@ -69,7 +73,7 @@ def test_attributes_are_those_of_the_images(root: Path) -> None:
     assert list(rows.targets) == ATTRIBUTES
 
 
-def test_description(root: Path) -> None:
+def test_spec(root: Path) -> None:
     data = module(root)
     pixels = data.splits["train"].inputs["image"].double() / 255
     mean, std = float(pixels.mean()), float(pixels.std(correction=0))
@@ -87,7 +91,7 @@ def test_images_are_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = module(root)
     with monkeypatch.context() as patch:
         patch.setattr(celeba_images, "decode", lambda *args: pytest.fail("decoded again"))
-        again = module(root, attributes=["Male"])  # all attributes are kept
+        again = module(root, attributes=["Male"])  # the cache has all attributes
         assert torch.equal(first.splits["val"].inputs["image"], again.splits["val"].inputs["image"])
     file = root / "celeba" / "list_eval_partition.txt"
     file.write_text(file.read_text().replace("000001.jpg 0", "000001.jpg 2"))
@@ -95,7 +99,7 @@ def test_images_are_decoded_once(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert module(root, scale=4).spec.inputs["image"].height == 55
 
 
-def test_workers_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(celeba_images, "CHUNK", 3)
     files = sorted((root / "celeba" / "img_align_celeba").iterdir())
     files[16].write_bytes(b"")
@@ -115,11 +119,11 @@ def test_archive_is_unpacked(tmp_path: Path) -> None:
     assert len(list((tmp_path / "celeba" / "img_align_celeba").iterdir())) == sum(SIZES)
 
 
-def test_archive_of_something_else(tmp_path: Path) -> None:
+def test_archive_with_other_content(tmp_path: Path) -> None:
     write_celeba(tmp_path / "celeba", SIZES, zipped=True)
     with zipfile.ZipFile(tmp_path / "celeba" / "img_align_celeba.zip", "w") as archive:
         archive.writestr("other.txt", "")
-    with pytest.raises(InputError, match=r"img_align_celeba\.zip holds no folder img_align_celeba: get .* from https"):
+    with pytest.raises(InputError, match=r"img_align_celeba\.zip contains no folder img_align_celeba: get .* https"):
         module(tmp_path)
 
 
@@ -127,7 +131,7 @@ def test_missing_and_damaged_images(root: Path) -> None:
     images = root / "celeba" / "img_align_celeba"
     good = (images / "000005.jpg").read_bytes()
     (images / "000005.jpg").write_bytes(good[: len(good) // 2])
-    with pytest.raises(InputError, match=r"/000005\.jpg is damaged \(.*\): take it from img_align_celeba\.zip again"):
+    with pytest.raises(InputError, match=r"/000005\.jpg is damaged \(.*\): unpack it from img_align_celeba\.zip again"):
         module(root)
     picture(4, height=100).save(images / "000005.jpg")
     with pytest.raises(InputError, match=r"/000005\.jpg has 100 x 178 pixels: .* have 218 x 178"):
@@ -136,12 +140,12 @@ def test_missing_and_damaged_images(root: Path) -> None:
     with pytest.raises(InputError, match=r"/000005\.jpg is missing: get img_align_celeba\.zip again, delete .*start"):
         module(root)
     (images / "000005.jpg").write_bytes(good)
-    assert len(module(root).splits["train"]) == 10  # a repaired file is read
+    assert len(module(root).splits["train"]) == 10  # the repaired file is read
 
 
-def test_pictures_of_another_kind(root: Path) -> None:
+def test_png_and_grey_images(root: Path) -> None:
     images = root / "celeba" / "img_align_celeba"
-    picture(0).save(images / "000001.jpg", format="PNG")  # no decoder that reduces
+    picture(0).save(images / "000001.jpg", format="PNG")  # PNG decoders cannot scale down
     picture(1).convert("L").save(images / "000002.jpg", format="JPEG")
     splits = module(root).splits
     assert (splits["train"].inputs["image"][0].float().mean((1, 2)) - torch.tensor(colour(0))).abs().max() < 2.0
@@ -176,7 +180,7 @@ def test_damaged_line_of_the_partition(root: Path, line: str) -> None:
 
 ATTRIBUTE_DAMAGE = {
     "no count": (0, "many", "Expected the number of images"),
-    "no names": (1, "Smiling Young", "Expected the 40 official names"),
+    "no names": (1, "Smiling Young", "Expected the 40 official attribute names"),
     "another image": (5, "000009.jpg" + 40 * " 1", "Expected 000004.jpg, as in list_eval_partition.txt, and 40 times"),
     "too few": (5, "000004.jpg" + 39 * " 1", "40 times 1 or -1"),
     "0": (5, "000004.jpg" + 39 * " 1" + " 0", "40 times 1 or -1"),
@@ -184,21 +188,21 @@ ATTRIBUTE_DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("place", "line", "message"), ATTRIBUTE_DAMAGE.values(), ids=ATTRIBUTE_DAMAGE.keys())
-def test_damaged_line_of_the_attributes(root: Path, place: int, line: str, message: str) -> None:
+@pytest.mark.parametrize(("index", "line", "message"), ATTRIBUTE_DAMAGE.values(), ids=ATTRIBUTE_DAMAGE.keys())
+def test_damaged_line_of_the_attributes(root: Path, index: int, line: str, message: str) -> None:
     file = root / "celeba" / "list_attr_celeba.txt"
     lines = file.read_text().splitlines()
-    lines[place] = line
+    lines[index] = line
     file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(InputError, match=rf"{re.escape(str(file))}, line {place + 1}: .*{message}"):
+    with pytest.raises(InputError, match=rf"{re.escape(str(file))}, line {index + 1}: .*{message}"):
         module(root)
 
 
-def test_lists_that_do_not_fit(root: Path) -> None:
+def test_lists_that_do_not_match(root: Path) -> None:
     file = root / "celeba" / "list_attr_celeba.txt"
     text = file.read_text()
     file.write_text(text[: text.rindex("000017")])
-    with pytest.raises(InputError, match=r"announces 17 images in its first line and has 16, list_eval_\S* has 17"):
+    with pytest.raises(InputError, match=r"states 17 images in its first line and lists 16, list_eval_\S* lists 17"):
         module(root)
     file.write_text("")
     with pytest.raises(InputError, match=r"list_attr_celeba\.txt is empty"):
@@ -222,7 +226,7 @@ def test_windows_line_ends(root: Path) -> None:
     [
         (
             {"attributes": ["Smiling", "Happy"]},
-            r"data\.attributes: unknown Happy; there are 5_o_Clock_Shadow, .*Young$",
+            r"data\.attributes: unknown Happy; accepted are 5_o_Clock_Shadow, .*Young$",
         ),
         ({"attributes": ["Young", "Young"]}, r"data\.attributes: Young more than once; .* 5_o_Clock_Shadow, "),
         ({"attributes": []}, r"data\.attributes=\[\]: name at least one of 5_o"),
@@ -242,14 +246,17 @@ def test_missing_files(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith(f"{tmp_path}/celeba/list_attr_celeba.txt is missing and data.download=false: get img_al")
     assert "from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html (Align&Cropped Images" in message
-    assert f"put them into {tmp_path}/celeba; the images may also lie unpacked" in message
+    assert (
+        f"put them into {tmp_path}/celeba; the images may also be unpacked already, in {tmp_path}/celeba/img_"
+        in message
+    )
     with pytest.raises(InputError, match=r"cannot read .*prepare_data"):
         CelebADataModule(str(tmp_path), ATTRIBUTES, batch_size=2).setup()
 
 
 @pytest.fixture
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that stands in for Google Drive, whose checksums are expected."""
+    """Return a folder that replaces Google Drive; the checksums of its files are the expected ones."""
     folder = tmp_path / "drive"
     write_celeba(folder, SIZES, zipped=True)
     names = {identity: name for identity, _, name in CelebA.file_list}
@@ -269,17 +276,17 @@ def test_download(tmp_path: Path, drive: Path) -> None:
     assert [len(rows) for rows in data.splits.values()] == list(SIZES)
     assert not list((tmp_path / "celeba").glob("*.part"))
     shutil.rmtree(drive)
-    module(tmp_path, download=True)  # nothing is asked for twice
+    module(tmp_path, download=True)  # nothing is fetched twice
 
 
-def test_download_of_something_else(tmp_path: Path, drive: Path) -> None:
+def test_download_of_another_file(tmp_path: Path, drive: Path) -> None:
     (drive / "img_align_celeba.zip").write_text("<html>Quota exceeded</html>")
     with pytest.raises(
         InputError, match=r"cannot download img_align_celeba\.zip from Google Drive: .*corrupted.*; get "
     ):
         module(tmp_path, download=True)
     assert not list((tmp_path / "celeba").glob("img_align_celeba*"))
-    assert (tmp_path / "celeba" / "list_attr_celeba.txt").is_file()  # what is whole is kept
+    assert (tmp_path / "celeba" / "list_attr_celeba.txt").is_file()  # complete files are kept
 
 
 def test_downloader_is_missing_or_fails(tmp_path: Path, drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""MNIST and SVHN as one task: what is read, how it is split, what is said about damaged files."""
+"""MNIST and SVHN as one task: reading, splitting, messages about damaged files."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def module(root: Path, **options: object) -> DigitsDataModule:
 
 
 def numbers(rows: Batch) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the images of MNIST, which stand in their last pixels, and of SVHN, there too."""
+    """Return the numbers of MNIST's and of SVHN's images; each image encodes its number in its last pixels."""
     image = rows.inputs["image"].long()
     grey = (image[:, :, :2] == 0).all((1, 2, 3))  # the border
     mnist, svhn = image[grey], image[~grey]
     return mnist[:, 0, 29, 29] + 250 * mnist[:, 0, 29, 28], svhn[:, 0, 31, 31] + 250 * svhn[:, 0, 31, 30]
 
 
-def test_border_and_channels() -> None:
+def test_mnist_images_get_border_and_channels() -> None:
     images = torch.randint(256, (3, 28, 28), dtype=torch.uint8)
     colour = to_colour(images)
     assert colour.shape == (3, 3, 32, 32)
@@ -56,7 +56,7 @@ def test_border_and_channels() -> None:
     assert int(colour.sum(dtype=torch.int64)) == 3 * int(images.sum(dtype=torch.int64))
 
 
-def test_house_numbers_come_through_unchanged(tmp_path: Path) -> None:
+def test_svhn_images_are_read_unchanged(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     pixels, labels = random.integers(256, size=(32, 32, 3, 12), dtype=np.uint8), np.array([10, 9, *range(1, 11)])
     savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": labels.astype(np.uint8)[:, None]})
@@ -68,13 +68,13 @@ def test_house_numbers_come_through_unchanged(tmp_path: Path) -> None:
         assert int(image[n, channel, y, x]) == pixels[y, x, channel, n]
 
 
-def test_sizes_and_no_image_in_two_splits(root: Path) -> None:
+def test_sizes_and_disjoint_splits(root: Path) -> None:
     splits = module(root).splits
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 114 + 68, "val": 23 + 11, "test": 23 + 11}
     for source, count in ((0, 160), (1, 90)):
         found = torch.cat([numbers(rows)[source] for rows in splits.values()])
         assert torch.equal(found.sort().values, torch.arange(count))
-        assert not torch.equal(found, torch.arange(count))  # drawn at random
+        assert not torch.equal(found, torch.arange(count))  # split at random
 
 
 def test_labels_stay_with_their_images(root: Path) -> None:
@@ -92,7 +92,7 @@ def test_published_sizes() -> None:
         assert len(torch.cat(parts).unique()) == total
 
 
-def test_splits_depend_on_the_seed_alone(root: Path) -> None:
+def test_splits_depend_on_the_seed_only(root: Path) -> None:
     one, other = module(root), module(root, seed=1)
     again = module(root, svhn_parts=["test", "extra", "train"], shuffle_seed=5)
     for name, rows in one.splits.items():
@@ -100,7 +100,7 @@ def test_splits_depend_on_the_seed_alone(root: Path) -> None:
         assert not torch.equal(rows.inputs["image"], other.splits[name].inputs["image"])
 
 
-def test_description(root: Path) -> None:
+def test_spec(root: Path) -> None:
     data = module(root)
     pixels = data.splits["train"].inputs["image"].double() / 255
     assert data.spec.inputs["image"] == Image(
@@ -115,12 +115,12 @@ def test_description(root: Path) -> None:
     assert (batch.inputs["image"].dtype, batch.inputs["image"].shape) == (torch.uint8, (50, 3, 32, 32))
 
 
-def test_some_parts_and_other_numbers(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_selected_parts_and_unpublished_sizes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         data = module(root, svhn_parts=["train"])
     assert sum(len(numbers(rows)[1]) for rows in data.splits.values()) == 40
-    assert "MNIST: 160 images, and 70000 in the published split; split by its shares" in caplog.text
-    assert "SVHN (train): 40 images, and 630420 in the published split" in caplog.text
+    assert "MNIST: 160 images instead of the published 70000; split in the published proportions" in caplog.text
+    assert "SVHN (train): 40 images instead of the published 630420" in caplog.text
 
 
 def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +132,12 @@ def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert len(parsed) == 1
     assert torch.equal(first[0], again[0])
     write_svhn(tmp_path, {"train": 15})
-    assert len(svhn.read(tmp_path, "train", cache)[0]) == 15  # another file
+    assert len(svhn.read(tmp_path, "train", cache)[0]) == 15  # the file has changed
     assert len(parsed) == 2
 
 
 def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Write files as servers have them, have their checksums expected and return their addresses as options."""
+    """Write files as on the servers, make their checksums the expected ones, and return their addresses as options."""
     sums = write_digits(folder / "mnist", compressed=True)
     monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
     expect_svhn(write_svhn(folder / "svhn", SIZES), monkeypatch)
@@ -155,7 +155,7 @@ def test_files_are_fetched_and_checked(tmp_path: Path, monkeypatch: pytest.Monke
     data = module(tmp_path / "data", **options)
     assert sum(len(rows) for rows in data.splits.values()) == 250
     assert (tmp_path / "data" / "SVHN" / "extra_32x32.mat").is_file()
-    module(tmp_path / "data", svhn_url="http://127.0.0.1:9")  # nothing is asked for twice
+    module(tmp_path / "data", svhn_url="http://127.0.0.1:9")  # nothing is fetched twice
     expect_svhn(dict.fromkeys(SIZES, "0" * 32), monkeypatch)
     with pytest.raises(
         InputError, match=r"cannot download train_32x32\.mat from .*md5 is .*put it at .*SVHN/train_32x"
@@ -174,13 +174,16 @@ def test_missing_files(tmp_path: Path) -> None:
 
 GOOD = {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((4, 1), np.uint8)}
 DAMAGE = {
-    "grey": ({"X": np.zeros((32, 32, 1, 4), np.uint8)}, r"holds X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: expected"),
-    "order": ({"X": np.zeros((4, 32, 32, 3), np.uint8)}, r"holds X \[4, 32, 32, 3\]"),
+    "grey": (
+        {"X": np.zeros((32, 32, 1, 4), np.uint8)},
+        r"contains X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: exp",
+    ),
+    "order": ({"X": np.zeros((4, 32, 32, 3), np.uint8)}, r"contains X \[4, 32, 32, 3\]"),
     "floats": ({"X": np.zeros((32, 32, 3, 4))}, "of float64"),
     "no images": ({"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}, r"X \[32, 32, 3, 0\]"),
     "fewer labels": ({"y": np.ones((3, 1), np.uint8)}, r"y \[3, 1\]"),
-    "label 0": ({"y": np.zeros((4, 1), np.uint8)}, "of 1 to 10; delete it and start again"),
-    "label 11": ({"y": np.full((4, 1), 11, np.uint8)}, "of 1 to 10"),
+    "label 0": ({"y": np.zeros((4, 1), np.uint8)}, r"in 1\.\.10; delete it and start again"),
+    "label 11": ({"y": np.full((4, 1), 11, np.uint8)}, r"in 1\.\.10"),
     "other names": ({"X": None}, "is damaged .*'X'"),
 }
 

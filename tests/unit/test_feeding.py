@@ -1,4 +1,4 @@
-"""Batches are slices, every row comes once, the order follows from seed and epoch."""
+"""Feeding in-memory rows: each row once per epoch, an order set by seed and epoch, batches shared among processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ten(TensorDataModule):
         return spec, {"train": rows(), "val": rows(), "test": rows()}
 
 
-def test_every_row_once_in_every_epoch() -> None:
+def test_every_epoch_has_every_row_once() -> None:
     for epoch in range(3):
         batches = list(sampler(epoch))
         assert [len(batch) for batch in batches] == [4, 4, 2]
@@ -31,7 +31,7 @@ def test_every_row_once_in_every_epoch() -> None:
     assert len(sampler()) == 3
 
 
-def test_order_follows_from_seed_and_epoch() -> None:
+def test_order_depends_on_seed_and_epoch() -> None:
     def order(**options: int) -> list[int]:
         return torch.cat(list(sampler(**options))).tolist()
 
@@ -40,14 +40,14 @@ def test_order_follows_from_seed_and_epoch() -> None:
     assert order(epoch=1, seed=1) != order(epoch=1, seed=2)
 
 
-def test_the_epoch_is_asked_for_when_the_first_batch_is() -> None:
+def test_epoch_is_read_when_first_batch_is_requested() -> None:
     now = [0]
     lazy = iter(TrainingSampler(10, 4, 0, lambda: (now[0], 0)))
     now[0] = 2
     assert torch.equal(next(lazy), next(iter(sampler(2))))
 
 
-def test_loaders_give_batches() -> None:
+def test_loaders_yield_batches() -> None:
     data = Ten(batch_size=4, eval_batch_size=8)
     data.setup()
     [first, *_] = list(data.train_dataloader())
@@ -64,14 +64,14 @@ def test_dataset_selects_rows() -> None:
     assert batch.to("cpu").targets["y"].tolist() == [3.0, 1.0]
 
 
-def test_an_epoch_goes_on_where_it_was() -> None:
+def test_epoch_resumes_after_the_batches_done() -> None:
     whole = list(sampler(3))
     assert [batch.tolist() for batch in sampler(3, done=2)] == [batch.tolist() for batch in whole[2:]]
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
 @pytest.mark.parametrize("num_rows", [4, 10, 16, 17, 33])
-def test_processes_share_the_batches_of_one(processes: int, num_rows: int) -> None:
+def test_processes_divide_the_batches_of_a_single_process(processes: int, num_rows: int) -> None:
     one = list(TrainingSampler(num_rows, 4 * processes, 1, lambda: (2, 0)))
     parts = [list(TrainingSampler(num_rows, 4, 1, lambda: (2, 0), rank, processes)) for rank in range(processes)]
     assert {len(part) for part in parts} == {len(TrainingSampler(num_rows, 4, 1, lambda: (2, 0), 0, processes))}
@@ -92,11 +92,11 @@ def test_evaluation_sees_every_row_once(processes: int, num_rows: int) -> None:
 
 
 def test_more_processes_than_rows() -> None:
-    with pytest.raises(InputError, match="3 rows for training: fewer than the 4 processes"):
+    with pytest.raises(InputError, match="3 training rows are fewer than the 4 processes"):
         TrainingSampler(3, 4, 0, lambda: (0, 0), 0, 4)
 
 
-def test_loaders_leave_the_random_stream_alone() -> None:
+def test_loaders_do_not_advance_the_global_generator() -> None:
     data = Ten(batch_size=4)
     data.setup()
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_loaders_leave_the_random_stream_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_batch_that_is_there_is_not_moved() -> None:
+def test_batch_on_the_device_is_not_moved() -> None:
     batch, data = rows(), Ten(batch_size=4)
     assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
     moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)

@@ -1,4 +1,4 @@
-"""Four MNISTs: which way they are rotated, who is validated on what, what is shared."""
+"""Four MNISTs: direction of the rotation, splits, shared memory, messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def module(root: Path, **options: Any) -> FourMNISTsDataModule:
 
 
 def numbers(task: str, rows: Batch) -> list[int]:
-    """Return the numbers of the images, which stand in their last pixels: at the lower right, or the lower left."""
+    """Return the image numbers; the last two pixels encode them, at the bottom right or, rotated, the bottom left."""
     image = rows.inputs["image"][:, 0].long()
     low, high = (
         (image[:, 27, 0], image[:, 26, 0]) if task.startswith("rotated") else (image[:, 27, 27], image[:, 27, 26])
@@ -42,13 +42,13 @@ def numbers(task: str, rows: Batch) -> list[int]:
 
 def test_rotation_is_clockwise() -> None:
     corner = torch.tensor([[[1, 2, 3], [4, 5, 6]]])
-    assert clockwise(corner).tolist() == [[[4, 1], [5, 2], [6, 3]]]  # what was on the left is on top
+    assert clockwise(corner).tolist() == [[[4, 1], [5, 2], [6, 3]]]  # the left column becomes the top row
     image = torch.zeros(1, 28, 28, dtype=torch.uint8)
-    image[0, 0, 5] = 9  # on the upper edge
+    image[0, 0, 5] = 9  # on the top edge
     assert clockwise(image)[0, 5, 27] == 9  # on the right edge
 
 
-def test_images_are_those_of_the_files(root: Path) -> None:
+def test_images_and_labels_match_the_files(root: Path) -> None:
     raw = (root / "MNIST" / "raw" / "train-images-idx3-ubyte").read_bytes()[16:]
     labels = (root / "MNIST" / "raw" / "train-labels-idx1-ubyte").read_bytes()[8:]
     images = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, 28, 28)
@@ -72,7 +72,7 @@ def test_splits_of_each_task(root: Path) -> None:
         assert test == list(range(120, 160))
         assert list(tasks["val"][task].targets) == [task]
         held_out.add(frozenset(val))
-    assert len(held_out) == 1  # no task is trained on what another one is validated on
+    assert len(held_out) == 1  # all tasks have the same validation images
 
 
 def test_copies_are_shuffled_differently(root: Path) -> None:
@@ -93,21 +93,21 @@ def test_copies_share_memory(root: Path) -> None:
             assert one.data_ptr() == two.data_ptr()
 
 
-def test_rows_are_a_cap(root: Path) -> None:
+def test_rows_limit_the_splits(root: Path) -> None:
     tasks, full = module(root, rows=[30, 5, 1000]).tasks, module(root).tasks
     for task in TASKS:
         assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
         assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])
 
 
-def test_identical_for_the_same_seed(root: Path) -> None:
+def test_same_seed_same_images(root: Path) -> None:
     one, again, other = (module(root, seed=seed).tasks["train"] for seed in (3, 3, 4))
     for task in TASKS:
         assert torch.equal(one[task].inputs["image"], again[task].inputs["image"])
         assert not torch.equal(one[task].inputs["image"], other[task].inputs["image"])
 
 
-def test_description(root: Path) -> None:
+def test_spec(root: Path) -> None:
     data = module(root)
     pixels = data.tasks["train"]["rotated_1"].inputs["image"].double() / 255
     image = data.spec.inputs["image"]
@@ -131,7 +131,7 @@ def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         module(tmp_path / "third", download=True, base_url=(tmp_path / "server").as_uri())
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_and_bad_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte is missing and data.download=false"):
         module(tmp_path)
     write_digits(tmp_path / "MNIST" / "raw", train=5)

@@ -1,6 +1,8 @@
-"""Pairs of users and items from records in memory: drawing unseen pairs, splitting, describing."""
+"""(user, item) pairs from records in memory: drawing unseen pairs, splitting, the DataSpec."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ ARGUMENTS = {"alpha": 0.3, "split": (0.5, 0.25, 0.25), "download": False, "base_
 
 
 class InMemory(InteractionsDataModule):
-    """Serve given records."""
+    """Serve the given records."""
 
     words = Words("heard", "song", item="song", record="play", seen="heard", unseen="unheard")
 
@@ -27,7 +29,7 @@ class InMemory(InteractionsDataModule):
 
 
 def draw_records(seed: int, users: int = 30, items: int = 40, share: float = 0.2) -> dict[str, Tensor]:
-    """Draw records whose ratings are 1 to 4, or missing for a quarter of them; every third id is used."""
+    """Draw records with ratings 1 to 4, a fifth of them missing; only every third id is used."""
     generator = torch.Generator().manual_seed(seed)
     user, item = (torch.rand(users, items, generator=generator) < share).nonzero(as_tuple=True)
     order = torch.randperm(len(user), generator=generator)
@@ -61,7 +63,7 @@ def test_pairs_of_random_records(seed: int, negatives: str) -> None:
         assert torch.equal(torch.bincount(rows.inputs["user"][heard]), torch.bincount(rows.inputs["user"][~heard]))
 
 
-def test_each_split_has_its_share_of_each_rating_of_none_and_of_unseen_pairs() -> None:
+def test_each_split_has_its_share_of_every_stratum() -> None:
     data, rows = load(draw_records(0))
 
     def strata(batch: Batch) -> Tensor:
@@ -73,13 +75,13 @@ def test_each_split_has_its_share_of_each_rating_of_none_and_of_unseen_pairs() -
         assert bool(((strata(data.splits[name]) - share * strata(rows)).abs() <= 1).all()), name
 
 
-def test_rows_depend_on_the_seed_alone() -> None:
+def test_rows_depend_on_the_seed_only() -> None:
     first, again, other = (load(draw_records(0), seed=seed)[1] for seed in (3, 3, 4))
     assert torch.equal(first.inputs["song"], again.inputs["song"])
     assert not torch.equal(first.inputs["song"], other.inputs["song"])
 
 
-def test_description() -> None:
+def test_spec() -> None:
     data, rows = load(draw_records(0))
     assert data.spec.inputs == {"user": Categorical(88), "song": Categorical(118)}
     assert data.spec.tasks == [TaskSpec("heard", "binary", weight=0.3), TaskSpec("rating", "regression", weight=0.7)]
@@ -87,19 +89,19 @@ def test_description() -> None:
     assert {value.dtype for value in rows.targets.values()} == {torch.float32}
 
 
-def test_messages_speak_of_the_data() -> None:
+def test_messages_use_the_words_of_the_data_set() -> None:
     full = draw_records(0, users=4, items=4, share=1.0)
     with pytest.raises(
-        InputError, match="needs 16 unheard pairs, one per play, and the 4 users x 4 songs of data leav"
+        InputError, match="needs 16 unheard pairs, one per play, but the 4 users x 4 songs of data leav"
     ):
         load(full)
-    with pytest.raises(InputError, match="data: every user has heard every song, none is unheard"):
+    with pytest.raises(InputError, match="data: every user has heard every song, so no pair is unheard"):
         load(full, negatives="per_user")
     few = {name: values[:2] for name, values in draw_records(0).items()}
     with pytest.raises(InputError, match=r"data: too few plays for the (val|test) share of data\.split"):
         load(few | {"rating": torch.tensor([1.0, 2.0])})
 
 
-def test_version_of_a_file_that_is_not_there(tmp_path) -> None:
+def test_version_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*/gone\.csv: No such file.*prepare_data\(\) fetches it"):
         versions(tmp_path / "gone.csv")

@@ -27,7 +27,7 @@ Make = Callable[..., JesterDataModule]
 
 
 def make_ratings(users: int, seed: int = 0) -> Tensor:
-    """Return ratings ``[users, 100]`` in hundredths, a third of them 9900: not rated."""
+    """Return ratings ``[users, 100]`` in hundredths; a third of them are 9900, not rated."""
     generator = torch.Generator().manual_seed(seed)
     ratings = torch.randint(-1000, 1001, (users, JOKES), generator=generator)
     return ratings.masked_fill(torch.rand(users, JOKES, generator=generator) < 1 / 3, 9900)
@@ -59,7 +59,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def ready(make: Make) -> Make:
-    """Build a data module over what lies in ``tmp_path``, prepared and set up."""
+    """Build, prepare and set up a data module over the files in ``tmp_path``."""
 
     def build(**kwargs: Any) -> JesterDataModule:
         data = make(**kwargs)
@@ -71,7 +71,7 @@ def ready(make: Make) -> Make:
 
 
 def matrix(data: JesterDataModule) -> Tensor:
-    """Put the rows of all splits back into ``[users, 100]``, in hundredths; -1 where no row has been."""
+    """Return the ratings of all splits as ``[users, 100]``, in hundredths; -1 marks a pair that is in no split."""
     whole = torch.full((data.spec.inputs["user"].size, JOKES), -1)
     for rows in data.splits.values():
         ratings = (rows.targets["rating"] * 100).round()
@@ -81,10 +81,10 @@ def matrix(data: JesterDataModule) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["jester-data-x.csv", "jester-data-x.csv.gz"])
-def test_every_pair_comes_through_once(tmp_path: Path, ready: Make, name: str) -> None:
+def test_every_pair_is_in_one_split(tmp_path: Path, ready: Make, name: str) -> None:
     ratings = make_ratings(30)
     ratings[0, :3] = torch.tensor([-1000, 1000, 0])
-    ratings[4] = 9900  # a user without any
+    ratings[4] = 9900  # a user without ratings
     write(tmp_path / "jester" / name, lines_of(ratings))
     data = ready(alpha=0.75)
     assert torch.equal(matrix(data), ratings)
@@ -94,7 +94,7 @@ def test_every_pair_comes_through_once(tmp_path: Path, ready: Make, name: str) -
     assert data.splits["val"].targets["rating"].dtype == torch.float32
 
 
-def test_split_is_stratified_and_depends_on_the_seed_alone(tmp_path: Path, ready: Make) -> None:
+def test_split_is_stratified_and_depends_on_the_seed_only(tmp_path: Path, ready: Make) -> None:
     write(tmp_path / "jester" / "jester-data-x.csv", lines_of(make_ratings(30)))
     first, again, other = ready(seed=1), ready(seed=1), ready(seed=2)
     rated = sum(float(rows.targets["rated"].sum()) for rows in first.splits.values())
@@ -104,7 +104,7 @@ def test_split_is_stratified_and_depends_on_the_seed_alone(tmp_path: Path, ready
         assert not torch.equal(first.splits[name].inputs["user"], other.splits[name].inputs["user"])
 
 
-def test_files_in_the_order_of_their_names_and_csv_first(tmp_path: Path, ready: Make) -> None:
+def test_files_are_read_by_name_and_csv_is_preferred(tmp_path: Path, ready: Make) -> None:
     one, two, three = (make_ratings(5, seed) for seed in range(3))
     folder = tmp_path / "jester"
     write(folder / "jester-data-c.csv", lines_of(three))
@@ -114,7 +114,7 @@ def test_files_in_the_order_of_their_names_and_csv_first(tmp_path: Path, ready: 
     write(folder / "jester-data-a.xls", ["not read"])
     write(folder / "user_ids.csv", ["not read"])
     assert torch.equal(matrix(ready()), torch.cat([one, two, three]))
-    write(folder / "jester-data-d.csv", lines_of(one))  # the cache is for other files
+    write(folder / "jester-data-d.csv", lines_of(one))  # the cache of the other files is not used
     assert torch.equal(matrix(ready()), torch.cat([one, two, three, one]))
 
 
@@ -131,15 +131,13 @@ def test_excel_file(tmp_path: Path, ready: Make) -> None:
     assert torch.equal(matrix(ready()), ratings)
     sheet.write(7, 3, "words")
     book.save(str(file))
-    with pytest.raises(InputError, match=r"jester-data-1\.xls, row 7, column 1: '' is no number; 2 of 8 rows"):
+    with pytest.raises(InputError, match=r"jester-data-1\.xls, row 7, column 1: '' is not a number; 2 of 8 rows"):
         ready()
 
 
-def test_excel_file_that_is_none_and_reader_that_is_not_there(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_excel_file_and_missing_reader(tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "jester" / "jester-data-1.xls", ["<html>"])
-    with pytest.raises(InputError, match=r"jester-data-1\.xls is no readable xls file \(.*\)\. Repair"):
+    with pytest.raises(InputError, match=r"jester-data-1\.xls is not a readable xls file \(.*\)\. Repair"):
         make().prepare_data()
 
     def read_excel(*args: Any, **kwargs: Any) -> None:
@@ -151,7 +149,7 @@ def test_excel_file_that_is_none_and_reader_that_is_not_there(
 
 
 def change(lines: list[str], row: int, columns: dict[int, str]) -> list[str]:
-    """Replace fields of a row; both count from 1."""
+    """Replace fields of a row; rows and columns count from 1."""
     fields = lines[row - 1].split(",")
     for column, text in columns.items():
         fields[column - 1] = text
@@ -161,15 +159,15 @@ def change(lines: list[str], row: int, columns: dict[int, str]) -> list[str]:
 DAMAGE = {
     "too few columns": (lambda lines: [*lines[:6], "1,2", "", *lines[8:]], "row 7: 2 columns; 2 of 9 rows"),
     "too many columns": (lambda lines: [*lines[:8], lines[8] + ",1"], "row 9: 102 columns; 1 of 9"),
-    "text": (lambda lines: change(lines, 3, {5: "fun"}), "row 3, column 5: 'fun' is no number; 1 of 9"),
-    "nothing": (lambda lines: change(lines, 1, {101: ""}), "row 1, column 101: '' is no number"),
-    "nan": (lambda lines: change(lines, 2, {4: "nan"}), "row 2, column 4: 'nan' is no number"),
-    "infinite": (lambda lines: change(lines, 2, {4: "inf"}), "row 2, column 4: 'inf' is no number"),
-    "too high": (lambda lines: change(lines, 9, {2: "10.01"}), "row 9, column 2: '10.01' is no rating; 1 of 9"),
-    "too low": (lambda lines: change(lines, 9, {2: "-98"}), "row 9, column 2: '-98' is no rating"),
-    "count": (lambda lines: change(lines, 4, {1: "7"}), "row 4, column 1: 7 jokes are rated, the others hold"),
-    "99 jokes": (lambda lines: change(lines, 4, {1: "99"}), "row 4, column 1: 99 jokes are rated, the others hold"),
-    "header": (lambda lines: change(lines, 1, {1: "count"}), "row 1, column 1: 'count' is no number"),
+    "text": (lambda lines: change(lines, 3, {5: "fun"}), "row 3, column 5: 'fun' is not a number; 1 of 9"),
+    "empty field": (lambda lines: change(lines, 1, {101: ""}), "row 1, column 101: '' is not a number"),
+    "nan": (lambda lines: change(lines, 2, {4: "nan"}), "row 2, column 4: 'nan' is not a number"),
+    "infinite": (lambda lines: change(lines, 2, {4: "inf"}), "row 2, column 4: 'inf' is not a number"),
+    "too high": (lambda lines: change(lines, 9, {2: "10.01"}), "row 9, column 2: '10.01' is not a rating; 1 of 9"),
+    "too low": (lambda lines: change(lines, 9, {2: "-98"}), "row 9, column 2: '-98' is not a rating"),
+    "count": (lambda lines: change(lines, 4, {1: "7"}), "row 4, column 1: 7 rated jokes, but the row has"),
+    "99 jokes": (lambda lines: change(lines, 4, {1: "99"}), "row 4, column 1: 99 rated jokes, but the row has"),
+    "header": (lambda lines: change(lines, 1, {1: "count"}), "row 1, column 1: 'count' is not a number"),
 }
 
 
@@ -211,8 +209,8 @@ def test_arguments_are_checked(make: Make, argument: str, value: object, message
         make(**{argument: value})
 
 
-def test_nothing_there_and_no_network(tmp_path: Path, make: Make) -> None:
-    with pytest.raises(InputError, match=r"/jester holds no jester-data-\* file; prepare_data"):
+def test_missing_files_without_download(tmp_path: Path, make: Make) -> None:
+    with pytest.raises(InputError, match=r"/jester contains no jester-data-\* file; prepare_data"):
         make().setup()
     with pytest.raises(InputError) as caught:
         make().prepare_data()
@@ -225,7 +223,7 @@ def test_nothing_there_and_no_network(tmp_path: Path, make: Make) -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serve the three archives with made-up parts, 4, 5 and 6 users as text, and have their checksums expected."""
+    """Serve three archives of made-up parts (4, 5 and 6 users, as text) and make their checksums the expected ones."""
     folder = tmp_path / "mirror"
     folder.mkdir()
     for number, (name, part) in enumerate(jester.PARTS.items()):
@@ -247,25 +245,25 @@ def test_download_unpack_parse(ready: Make, mirror: str, caplog: pytest.LogCaptu
 def test_only_missing_parts_are_fetched(tmp_path: Path, ready: Make, mirror: str, caplog: Any) -> None:
     mine = make_ratings(7, seed=9)
     write(tmp_path / "jester" / "jester-data-2.csv", lines_of(mine))
-    assert torch.equal(matrix(ready()), mine)  # no network: what is there
-    assert "jester-data-2.csv holds 7 users, the published file 5" in caplog.text
+    assert torch.equal(matrix(ready()), mine)  # without download, only existing files are read
+    assert "jester-data-2.csv has 7 users, the published file 5" in caplog.text
     data = ready(download=True, base_url=mirror)
     assert torch.equal(matrix(data), torch.cat([make_ratings(4), mine, make_ratings(6, 2)]))
 
 
-def test_own_choice_of_users_fetches_nothing(tmp_path: Path, ready: Make) -> None:
+def test_file_of_another_name_prevents_fetching(tmp_path: Path, ready: Make) -> None:
     mine = make_ratings(7)
     write(tmp_path / "jester" / "jester-data-mine.csv", lines_of(mine))
     assert torch.equal(matrix(ready(download=True, base_url="http://127.0.0.1:9")), mine)
 
 
-def test_archive_that_is_not_on_the_server(tmp_path: Path, make: Make, mirror: str) -> None:
+def test_archive_missing_on_the_server(tmp_path: Path, make: Make, mirror: str) -> None:
     (tmp_path / "mirror" / "jester_dataset_1_2.zip").unlink()
     with pytest.raises(InputError, match=r"cannot download jester_dataset_1_2\.zip .*404 .*Without the network: get"):
         make(download=True, base_url=mirror).prepare_data()
 
 
-def test_archive_with_another_checksum(tmp_path: Path, make: Make, mirror: str) -> None:
+def test_archive_with_wrong_checksum(tmp_path: Path, make: Make, mirror: str) -> None:
     (tmp_path / "mirror" / "jester_dataset_1_3.zip").write_bytes(b"other")
     with pytest.raises(InputError, match=r"jester_dataset_1_3\.zip .*: its sha256 is "):
         make(download=True, base_url=mirror).prepare_data()

@@ -1,4 +1,4 @@
-"""MovieLens from small made-up files in the published formats: parsing, drawing, splitting, preparing."""
+"""MovieLens from small made-up files in the published formats: parsing, unwatched pairs, splitting, preparing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Make = Callable[..., MovieLensDataModule]
 
 
 def make_lines(separator: str = "::") -> list[str]:
-    """Each of 40 users rates 20 of the movies 1, 2, ..., 60 with 1 to 5."""
+    """Return the lines of 40 users who each rate 20 of the movies 1, 2, ..., 60 with 1 to 5."""
     generator = torch.Generator().manual_seed(1)
     lines = []
     for user in range(1, USERS + 1):
@@ -60,7 +60,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def ready(tmp_path: Path, make: Make) -> Make:
-    """Build a data module over the made-up ratings, prepared and set up."""
+    """Build, prepare and set up a data module over the made-up ratings."""
 
     def build(**kwargs: Any) -> MovieLensDataModule:
         data = make(**kwargs)
@@ -87,7 +87,7 @@ def codes(rows: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("variant", ["1m", "100k"])
-def test_ratings_come_through_unchanged(ready: Make, variant: str) -> None:
+def test_ratings_are_kept_unchanged(ready: Make, variant: str) -> None:
     rows = all_rows(ready(variant=variant))
     seen = rows.targets["watch"] == 1
     triples = zip(rows.inputs["user"][seen], rows.inputs["item"][seen], rows.targets["rating"][seen], strict=True)
@@ -95,7 +95,7 @@ def test_ratings_come_through_unchanged(ready: Make, variant: str) -> None:
     assert sorted((int(u) + 1, int(i) + 1, int(r)) for u, i, r in triples) == sorted(tuple(map(int, x)) for x in lines)
 
 
-def test_description_and_types(ready: Make) -> None:
+def test_spec_and_types(ready: Make) -> None:
     data = ready(alpha=0.75)
     assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}
     assert data.spec.tasks == [TaskSpec("watch", "binary", weight=0.75), TaskSpec("rating", "regression", weight=0.25)]
@@ -111,31 +111,33 @@ def test_unwatched_pairs(ready: Make, negatives: str) -> None:
     watch, rating = rows.targets["watch"], rows.targets["rating"]
     assert int(watch.sum()) == int((1 - watch).sum()) == USERS * EACH
     assert torch.equal(rating.isnan(), watch == 0)
-    assert len(codes(rows).unique()) == len(rows)  # never a watched pair, never one twice
+    assert len(codes(rows).unique()) == len(rows)  # no watched pair, no duplicates
     drawn = torch.bincount(rows.inputs["user"][watch == 0], minlength=USERS)
     assert bool((drawn == EACH).all()) == (negatives == "per_user")
     assert int(rows.inputs["item"].max()) < MOVIES
 
 
-def test_unwatched_pairs_only_of_users_and_movies_that_occur(tmp_path: Path, ready: Make) -> None:
+def test_unwatched_pairs_use_only_users_and_movies_that_occur(tmp_path: Path, ready: Make) -> None:
     write(tmp_path, [line for line in make_lines() if line.split("::")[1] != "7" and not line.startswith("3::")])
     data = ready()
     rows = all_rows(data)
     assert not bool((rows.inputs["item"] == 6).any())
     assert not bool((rows.inputs["user"] == 2).any())
-    assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}  # ids keep their places
+    assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}  # ids do not shift
 
 
 def test_users_who_rated_most_movies(tmp_path: Path, ready: Make) -> None:
     lines = [f"1::{movie}::3::0" for movie in range(1, 41)] + [f"2::{movie}::4::0" for movie in range(31, 51)]
     write(tmp_path, lines)
-    with pytest.raises(InputError, match=r"data\.negatives=uniform: needs 60 unwatched pairs.* leave 40; use .*per_us"):
+    with pytest.raises(
+        InputError, match=r"data\.negatives=uniform: needs 60 unwatched pairs.* leave only 40; use .*per_"
+    ):
         ready()
     rows = all_rows(ready(negatives="per_user"))
     assert torch.bincount(rows.inputs["user"][rows.targets["watch"] == 0]).tolist() == [10, 20]
 
 
-def test_everything_is_watched(tmp_path: Path, ready: Make) -> None:
+def test_no_unwatched_pairs_are_left(tmp_path: Path, ready: Make) -> None:
     write(tmp_path, [f"{user}::{movie}::3::0" for user in range(1, 9) for movie in range(1, 9)])
     with pytest.raises(InputError, match="every user has rated every movie"):
         ready(negatives="per_user")
@@ -147,11 +149,11 @@ def test_each_split_has_its_share_of_each_stratum(ready: Make) -> None:
     for name, share in (("train", 0.8), ("val", 0.1), ("test", 0.1)):
         part = torch.bincount(data.splits[name].targets["rating"].nan_to_num().long())
         assert bool(((part - share * whole).abs() <= 1).all()), name
-    assert len(codes(all_rows(data)).unique()) == 2 * USERS * EACH  # disjoint, and nothing is lost
+    assert len(codes(all_rows(data)).unique()) == 2 * USERS * EACH  # disjoint and complete
     assert data.splits["train"].inputs["user"].diff().abs().sum() > USERS  # and shuffled
 
 
-def test_draws_depend_on_the_seed_alone(ready: Make) -> None:
+def test_draws_depend_on_the_seed_only(ready: Make) -> None:
     first, again, other = (all_rows(ready(seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(codes(first), codes(again))
     assert not torch.equal(codes(first), codes(other))
@@ -173,11 +175,11 @@ DAMAGE = {
     "half a star": "5::6::3.5::0",
     "no rating": "5::6::::0",
     "user 0": "0::6::3::0",
-    "user beyond the last": "6041::6::3::0",
+    "user too high": "6041::6::3::0",
     "movie 0": "5::0::3::0",
     "negative movie": "5::-6::3::0",
-    "movie beyond the last": "5::3953::3::0",
-    "number beyond all": "5::99999999999999999999::3::0",
+    "movie too high": "5::3953::3::0",
+    "huge number": "5::99999999999999999999::3::0",
     "no timestamp": "5::6::3::",
     "space": "5:: 6::3::0",
     "another separator": "5,6,3,0",
@@ -209,7 +211,7 @@ def test_damaged_first_and_last_row(tmp_path: Path, make: Make) -> None:
             make(variant="100k").prepare_data()
     write(tmp_path, lines, "100k")
     assert file.stat().st_size > 0
-    make(variant="100k").prepare_data()  # a repaired file is read again
+    make(variant="100k").prepare_data()  # the repaired file is parsed again
 
 
 def test_repeated_pair_is_named(tmp_path: Path, make: Make) -> None:
@@ -256,7 +258,7 @@ def test_arguments_are_checked(make: Make, argument: str, value: object, message
         make(**{argument: value})
 
 
-def test_nothing_there_and_no_network(tmp_path: Path, make: Make) -> None:
+def test_missing_files_without_network(tmp_path: Path, make: Make) -> None:
     with pytest.raises(InputError, match=r"cannot read .*prepare_data"):
         make().setup()
     with pytest.raises(InputError, match=r"ratings\.dat is missing and data\.download=false: set it to true, or get"):
@@ -278,7 +280,7 @@ def zip_ratings(path: Path, lines: list[str]) -> Path:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serve a made-up ml-1m.zip and have its checksum expected; yields the address."""
+    """Serve a made-up ml-1m.zip, make its checksum the expected one, and yield the address."""
     archive = zip_ratings(tmp_path / "mirror" / "ml-1m.zip", make_lines())
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     monkeypatch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=md5))
@@ -299,7 +301,7 @@ def test_download_unpack_parse(tmp_path: Path, make: Make, mirror: str) -> None:
     assert len(all_rows(data)) == 2 * USERS * EACH
 
 
-def test_archive_put_there_by_hand_needs_no_network(tmp_path: Path, make: Make) -> None:
+def test_archive_downloaded_by_hand_needs_no_network(tmp_path: Path, make: Make) -> None:
     zip_ratings(tmp_path / "ml-1m.zip", make_lines())
     data = make()
     data.prepare_data()
@@ -307,15 +309,15 @@ def test_archive_put_there_by_hand_needs_no_network(tmp_path: Path, make: Make) 
     assert len(all_rows(data)) == 2 * USERS * EACH
 
 
-def test_archive_of_something_else(tmp_path: Path, make: Make) -> None:
+def test_archive_with_other_content(tmp_path: Path, make: Make) -> None:
     with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
         archive.writestr("other.txt", "")
-    with pytest.raises(InputError, match=r"ml-1m\.zip holds no ml-1m/ratings\.dat"):
+    with pytest.raises(InputError, match=r"ml-1m\.zip contains no ml-1m/ratings\.dat"):
         make().prepare_data()
 
 
-# Kills itself with SIGKILL in the middle of each step of preparing; then prepares one folder in two processes at
-# once. Forked from one process that has imported everything: the imports take longer than all the rest.
+# For each step of prepare_data(), a forked child kills itself with SIGKILL in the middle of the step. Then two children
+# prepare the same folder at once. They are forked after the imports, which take longer than everything else.
 SCRIPT = """
 import mtl, os, signal, sys, zipfile
 from dataclasses import replace
@@ -367,7 +369,7 @@ assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
 """
 
 
-def test_killed_in_each_step_and_two_at_once(tmp_path: Path, make: Make, mirror: str) -> None:
+def test_preparing_survives_kills_and_concurrent_processes(tmp_path: Path, make: Make, mirror: str) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), mirror, movielens.VARIANTS["1m"].md5]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
     assert (run.returncode, run.stdout) == (0, "parsed\n"), run.stderr

@@ -1,4 +1,4 @@
-"""Two images on one canvas: where they lie, who shares which image, what is drawn again."""
+"""Two images on one canvas: their positions, disjoint splits, pairs drawn anew in each epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def module(root: Path, **options: object) -> MultiMNISTDataModule:
 
 
 def sources(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the two images, which stand in the last pixels of both; the first one's may be covered."""
+    """Return the number of the bottom right image, encoded in its last pixels, and the class of the top left one."""
     image = batch.inputs["image"][:, 0].long()
     return image[:, 35, 35] + 250 * image[:, 35, 34], batch.targets["top_left"]
 
@@ -43,7 +43,7 @@ def test_composition_by_hand() -> None:
     assert canvas.shape == (36, 36)
     assert (canvas[:8, :28] == 100).all()
     assert (canvas[:28, :8] == 100).all()
-    assert (canvas[8:28, 8:28] == 255).all()  # 100 + 200, cut
+    assert (canvas[8:28, 8:28] == 255).all()  # 100 + 200, clipped
     assert (canvas[28:, 8:] == 200).all()
     assert (canvas[8:, 28:] == 200).all()
     assert (canvas[:8, 28:] == 0).all()
@@ -52,7 +52,7 @@ def test_composition_by_hand() -> None:
     assert batch.targets["bottom_right"].tolist() == [8, 8]
 
 
-def test_no_image_in_two_splits(root: Path) -> None:
+def test_splits_share_no_image(root: Path) -> None:
     data = module(root, rows=[3000, 800, 900])
     used = {name: set(sources(rows)[0].tolist()) for name, rows in data.splits.items()}
     assert not used["train"] & used["val"]
@@ -63,7 +63,7 @@ def test_no_image_in_two_splits(root: Path) -> None:
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 3000, "val": 800, "test": 900}
 
 
-def test_identical_for_the_same_seed(root: Path) -> None:
+def test_same_seed_same_pairs(root: Path) -> None:
     one, again, other = module(root), module(root), module(root, seed=1)
     for name, rows in one.splits.items():
         assert torch.equal(rows.inputs["image"], again.splits[name].inputs["image"])
@@ -119,7 +119,7 @@ def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     whole = (tmp_path / "server" / "train-images-idx3-ubyte.gz").read_bytes()
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    (raw / "train-images-idx3-ubyte.gz.part").write_bytes(whole[:1000])  # of a connection that was cut
+    (raw / "train-images-idx3-ubyte.gz.part").write_bytes(whole[:1000])  # left by a lost connection
     with serving(tmp_path / "server") as url:
         assert len(module(tmp_path / "data", base_url=url).splits["train"]) == 300
         (tmp_path / "server" / "t10k-labels-idx1-ubyte.gz").unlink()

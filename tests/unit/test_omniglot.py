@@ -1,4 +1,4 @@
-"""Omniglot: what is read, how it is split, what is fetched, what is said about damaged files."""
+"""Omniglot: reading, splitting, fetching, messages about missing and damaged files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def numbers(rows: Batch) -> list[tuple[int, int, int]]:
     return [number(image) for image in rows.inputs["image"][:, 0].numpy()]
 
 
-def test_description(root: Path) -> None:
+def test_spec(root: Path) -> None:
     data = module(root)
     assert data.spec.tasks == [TaskSpec("Greek", "multiclass", 3), TaskSpec("Latin", "multiclass", 2)]
     pixels = torch.cat([rows.inputs["image"] for rows in data.tasks["train"].values()]).double() / 255
@@ -59,22 +59,22 @@ def test_description(root: Path) -> None:
     assert sum(len(batch) for batch in data.test_dataloader()) == 5 * 6
 
 
-def test_strokes_are_bright_and_characters_in_the_order_of_their_folders(root: Path) -> None:
+def test_strokes_are_bright_and_characters_sorted_by_folder(root: Path) -> None:
     image, character = omniglot_files.read(root / "omniglot-py" / "images_background" / "Greek", 105, root / "cache")
     assert (image.shape, image.dtype, character.dtype) == ((60, 1, 105, 105), torch.uint8, torch.int64)
     assert character.tolist() == [n for n in range(3) for _ in range(20)]
-    for place in (0, 25, 59):
-        assert torch.equal(image[place, 0], 255 - torch.from_numpy(drawing(place // 20, place % 20)))
+    for index in (0, 25, 59):
+        assert torch.equal(image[index, 0], 255 - torch.from_numpy(drawing(index // 20, index % 20)))
 
 
-def test_every_drawing_in_one_split_ten_four_six_of_each_character(root: Path) -> None:
+def test_each_character_is_split_into_10_4_6_drawings(root: Path) -> None:
     seen = []
     for split, count in (("train", 10), ("val", 4), ("test", 6)):
-        for place, (task, characters) in enumerate(SIZES.items()):
+        for index, (task, characters) in enumerate(SIZES.items()):
             rows = module(root).tasks[split][task]
             found = numbers(rows)
             assert list(rows.targets) == [task]
-            assert {alphabet for alphabet, _, _ in found} == {place}
+            assert {alphabet for alphabet, _, _ in found} == {index}
             assert [character for _, character, _ in found] == rows.targets[task].tolist()
             assert rows.targets[task].bincount().tolist() == [count] * characters
             seen += found
@@ -82,28 +82,28 @@ def test_every_drawing_in_one_split_ten_four_six_of_each_character(root: Path) -
     assert set(seen) == ALL
 
 
-def test_split_depends_on_seed_and_alphabet_alone(root: Path) -> None:
+def test_split_depends_on_seed_and_alphabet_only(root: Path) -> None:
     one, other = module(root), module(root, seed=1)
     for again in (module(root, alphabets=["Latin"]), module(root, alphabets=["Latin", "Greek"], shuffle_seed=3)):
         for split in ("train", "val", "test"):
             assert numbers(again.tasks[split]["Latin"]) == numbers(one.tasks[split]["Latin"])
     assert numbers(other.tasks["test"]["Latin"]) != numbers(one.tasks["test"]["Latin"])
     characters = [[d for _, c, d in numbers(one.tasks["test"]["Greek"]) if c == character] for character in range(3)]
-    assert characters[0] != characters[1]  # drawers differ from character to character
+    assert characters[0] != characters[1]  # each character has its own split
 
 
 @pytest.mark.parametrize("side", [1, 7, 28, 35])
-def test_smaller_images_are_means_of_areas(side: int) -> None:
+def test_resized_pixels_are_area_means(side: int) -> None:
     images = torch.randint(256, (3, 105, 105), dtype=torch.uint8)
     small = omniglot_files.reduced(images, side)
     assert (small.shape, small.dtype) == ((3, side, side), torch.uint8)
     assert (omniglot_files.reduced(torch.full((1, 105, 105), 255, dtype=torch.uint8), side) == 255).all()
-    fine = images.double().repeat_interleave(side, 1).repeat_interleave(side, 2)  # both divide side x 105
+    fine = images.double().repeat_interleave(side, 1).repeat_interleave(side, 2)  # side x 105 is a multiple of both
     exact = fine.reshape(3, side, 105, side, 105).mean((2, 4))
     assert float((small - exact).abs().max()) <= 0.5 + 1e-3
 
 
-def test_side_is_that_of_the_input(root: Path) -> None:
+def test_side_sets_the_size_of_the_input(root: Path) -> None:
     data = module(root, side=21)
     assert data.tasks["val"]["Latin"].inputs["image"].shape == (8, 1, 21, 21)
     image = data.spec.inputs["image"]
@@ -111,7 +111,7 @@ def test_side_is_that_of_the_input(root: Path) -> None:
     assert image.mean == pytest.approx(module(root).spec.inputs["image"].mean, rel=0.02)
 
 
-def test_files_are_parsed_once_and_again_when_one_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alphabet_is_parsed_again_only_if_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     background = tmp_path / "omniglot-py" / "images_background"
     write_omniglot(background, SIZES)
     parsed, real = [], omniglot_files.parse
@@ -127,16 +127,16 @@ def test_files_are_parsed_once_and_again_when_one_changes(tmp_path: Path, monkey
     assert parsed == ["Greek", "Latin", "Latin", "Greek", "Latin"]
 
 
-def test_other_numbers_of_drawings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusual_numbers_of_drawings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     background = tmp_path / "omniglot-py" / "images_background"
     write_omniglot(background, SIZES)
-    for place in (3, 9, 20):
-        (background / "Greek" / "character02" / f"0002_{place:02d}.png").unlink()
+    for drawer in (3, 9, 20):
+        (background / "Greek" / "character02" / f"0002_{drawer:02d}.png").unlink()
     (background / "Latin" / "character01" / "0004_01.png").unlink()
     with caplog.at_level(logging.WARNING):
         data = module(tmp_path)
     assert [record.getMessage() for record in caplog.records] == [
-        "2 characters have other than 20 drawings (Greek has 17 of one); split by the same shares"
+        "2 characters do not have 20 drawings (Greek has 17 of one); split in the same proportions"
     ]
     assert [data.tasks[split]["Greek"].targets["Greek"].bincount()[1] for split in data.tasks] == [9, 3, 5]
     assert [data.tasks[split]["Latin"].targets["Latin"].bincount()[0] for split in data.tasks] == [9, 4, 6]
@@ -144,20 +144,20 @@ def test_other_numbers_of_drawings(tmp_path: Path, caplog: pytest.LogCaptureFixt
         resplit("Greek", torch.tensor([0, 0, 0, 1, 1]), torch.Generator())
 
 
-def test_the_papers_alphabets() -> None:
+def test_default_alphabets_are_the_20_of_the_papers() -> None:
     assert len(set(ALPHABETS)) == 20
     data = OmniglotDataModule("data", batch_size=2)
     assert data.names == list(ALPHABETS)
 
 
 def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write both archives as their site has them and have their checksums expected."""
+    """Write both archives as on their site and make their checksums the expected ones."""
     sums = {"images_background": write_archive(folder, "images_background", {"Greek": 3, "Korean": 2})}
     sums["images_evaluation"] = write_archive(folder, "images_evaluation", {"Latin": 2, "Tibetan": 2}, first=1)
     monkeypatch.setattr(Omniglot, "zips_md5", sums)
 
 
-def test_what_is_missing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_alphabets_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(tmp_path / "server", monkeypatch)
     url = (tmp_path / "server").as_uri()
     folder = tmp_path / "data" / "omniglot-py"
@@ -165,7 +165,7 @@ def test_what_is_missing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [task.num_classes for task in data.spec.tasks] == [3, 2]
     assert sorted(path.name for path in folder.glob("[!.]*")) == ["images_background", "images_background.zip"]
     assert not list(folder.glob(".images*"))  # nothing half unpacked
-    module(tmp_path / "data", alphabets=["Korean"], download=True, base_url="http://127.0.0.1:9")  # it is there
+    module(tmp_path / "data", alphabets=["Korean"], download=True, base_url="http://127.0.0.1:9")  # exists
     shutil.rmtree(folder / "images_background" / "Korean")
     kept = (folder / "images_background" / "Greek" / "character01" / "0001_01.png").stat().st_mtime_ns
     with serving(tmp_path / "server") as address:
@@ -178,12 +178,12 @@ def test_what_is_missing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         module(tmp_path / "data", alphabets=["Greek", "Klingon"], download=True, base_url=url)
 
 
-def test_archives_put_there_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_downloaded_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(tmp_path / "server", monkeypatch)
     folder = tmp_path / "data" / "omniglot-py"
     folder.mkdir(parents=True)
     shutil.copy(tmp_path / "server" / "images_evaluation.zip", folder)
-    assert len(module(tmp_path / "data", alphabets=["Latin"]).tasks["train"]) == 1  # the other archive is not asked for
+    assert len(module(tmp_path / "data", alphabets=["Latin"]).tasks["train"]) == 1  # the other archive is not needed
     with pytest.raises(InputError, match=r"has no alphabet Greek and data\.download=false: .*images_background\.zip"):
         module(tmp_path / "data")
 
@@ -191,7 +191,7 @@ def test_archives_put_there_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_killed_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(tmp_path / "server", monkeypatch)
     folder = tmp_path / "data" / "omniglot-py"
-    shutil.copytree(  # what a killed process had renamed, and what it had not
+    shutil.copytree(  # a killed process had renamed Greek, but not Korean
         tmp_path / "server" / "unpacked" / "images_background" / "Greek", folder / "images_background" / "Greek"
     )
     beside = folder / ".images_background" / "images_background" / "Korean" / "character01"
@@ -221,7 +221,7 @@ def test_failed_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         module(tmp_path / "data", download=True, base_url=address)
 
 
-def test_missing_alphabets(root: Path, tmp_path: Path) -> None:
+def test_missing_alphabets_without_download(root: Path, tmp_path: Path) -> None:
     message = r"has no alphabet Tibetan, Klingon and data\.download=false: set it to true, or get http.*: Greek, Latin$"
     with pytest.raises(InputError, match=message):
         module(root, alphabets=["Greek", "Tibetan", "Klingon"])
@@ -229,11 +229,11 @@ def test_missing_alphabets(root: Path, tmp_path: Path) -> None:
         OmniglotDataModule(str(tmp_path), alphabets=["Greek"], batch_size=2).setup()
 
 
-def test_archive_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_with_other_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "omniglot-py"
     write_archive(folder, "images_evaluation", {"Latin": 2})
     (folder / "images_evaluation.zip").rename(folder / "images_background.zip")
-    with pytest.raises(InputError, match=r"images_background\.zip holds no folder images_background: delete it"):
+    with pytest.raises(InputError, match=r"images_background\.zip contains no folder images_background: delete it"):
         module(tmp_path)
     (folder / "images_background.zip").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"images_background\.zip is damaged"):
@@ -249,14 +249,14 @@ def test_damaged_drawing(tmp_path: Path, keep: int) -> None:
         module(tmp_path)
 
 
-def test_oddly_sized_drawing_and_empty_folders(tmp_path: Path) -> None:
+def test_wrong_size_too_few_characters_and_empty_folder(tmp_path: Path) -> None:
     background = tmp_path / "omniglot-py" / "images_background"
     write_omniglot(background, SIZES | {"Korean": 1})
     Pillow.fromarray(np.zeros((104, 105), np.uint8)).save(background / "Greek" / "character02" / "0002_05.png")
     message = r"0002_05\.png has 104 x 105 pixels, Omniglot's drawings have 105 x 105: delete .*Greek and start again"
     with pytest.raises(InputError, match=message):
         module(tmp_path)
-    with pytest.raises(InputError, match=r"Korean has 1 characters .*: it takes two"):
+    with pytest.raises(InputError, match=r"Korean has 1 characters .*: it needs at least 2"):
         module(tmp_path, alphabets=["Korean"])
     (background / "Latin" / "character03").mkdir()
     with pytest.raises(InputError, match=r"Latin has no drawings \(\*\.png\) in character03"):
@@ -266,7 +266,7 @@ def test_oddly_sized_drawing_and_empty_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alphabets": []}, r"data\.alphabets=\[\]: must be a list of folders, each once"),
+        ({"alphabets": []}, r"data\.alphabets=\[\]: must be a list of distinct alphabets"),
         ({"alphabets": ["Greek", "Greek"]}, r"data\.alphabets=\['Greek', 'Greek'\]: must be a list"),
         ({"alphabets": "Greek"}, r"data\.alphabets=Greek: must be a list"),
         ({"side": 0}, r"data\.side=0: must be a number of pixels from 1 to 105"),

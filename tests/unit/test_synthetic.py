@@ -1,4 +1,4 @@
-"""The simulated data sets: what the papers say of them, holds."""
+"""The simulated data sets have the properties that the papers state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_correlation_of_one_makes_equal_tasks() -> None:
 
 
 def test_targets_are_mixtures_of_four_experts() -> None:
-    """A convex mixture of four functions: 16 targets span at most four dimensions."""
+    """The 16 targets are mixtures of four functions, so they span at most four dimensions."""
     _, splits = moe().load()
     y = torch.stack(list(splits["train"].targets.values()), 1).double()
     values = torch.linalg.svdvals(y)

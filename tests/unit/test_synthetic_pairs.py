@@ -1,4 +1,4 @@
-"""Simulated pairs of tasks: what the papers say of them, holds."""
+"""The simulated pairs of tasks have the properties that the papers state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def labels_at_one_input(rho: float) -> Tensor:
     return torch.stack([response(x @ vector, 6) for vector in weight])
 
 
-def test_description() -> None:
+def test_spec_and_shapes() -> None:
     data = pairs(num_pairs=2, input_dim=16)
     assert data.spec.task_names == ["task_0_0", "task_0_1", "task_1_0", "task_1_1"]
     assert {task.kind for task in data.spec.tasks} == {"regression"}
@@ -45,7 +45,7 @@ def test_description() -> None:
     assert len(batch.targets) == 1
 
 
-def test_inputs_are_normal_and_of_each_task_and_split_alone() -> None:
+def test_inputs_are_normal_and_never_shared() -> None:
     data = pairs()
     x = torch.cat([rows.inputs["x"] for tasks in data.tasks.values() for rows in tasks.values()])
     assert len(x[:, :3].unique(dim=0)) == len(x) == 2 * 4300
@@ -63,22 +63,22 @@ def test_labels_by_hand() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.5])
-def test_labels_are_the_response_and_noise(noise: float) -> None:
+def test_labels_are_response_plus_noise(noise: float) -> None:
     data = pairs(noise=noise, rho=0.5)
-    for place, (task, rows) in enumerate(data.tasks["train"].items()):
-        left = rows.targets[task] - response(rows.inputs["x"] @ data.spec.extras["task_weight"][place], 6)
-        assert float(left.std()) == pytest.approx(noise, rel=0.05, abs=1e-5)
-        assert abs(float(left.mean())) < 0.03 * noise + 1e-5
+    for index, (task, rows) in enumerate(data.tasks["train"].items()):
+        residual = rows.targets[task] - response(rows.inputs["x"] @ data.spec.extras["task_weight"][index], 6)
+        assert float(residual.std()) == pytest.approx(noise, rel=0.05, abs=1e-5)
+        assert abs(float(residual.mean())) < 0.03 * noise + 1e-5
 
 
 @pytest.mark.parametrize("rho", [-1.0, 0.0, 0.3, 1.0])
-def test_weights_of_a_pair_have_the_product_rho_and_other_pairs_none(rho: float) -> None:
+def test_dot_product_of_weights_is_rho_in_a_pair_and_else_zero(rho: float) -> None:
     weight = draw_weights(3, 20, rho, torch.Generator().manual_seed(0))
     pair = torch.tensor([[1, rho], [rho, 1]])
     torch.testing.assert_close(weight @ weight.T, torch.block_diag(pair, pair, pair), atol=1e-6, rtol=0)
 
 
-def test_related_tasks_agree_and_unrelated_ones_do_not() -> None:
+def test_correlation_of_labels_grows_with_rho() -> None:
     def correlation(rho: float) -> float:
         return float(torch.corrcoef(labels_at_one_input(rho))[0, 1])
 
@@ -87,8 +87,8 @@ def test_related_tasks_agree_and_unrelated_ones_do_not() -> None:
     assert 0.1 < correlation(0.5) < correlation(0.9) < 0.99
 
 
-def test_directions_found_from_the_rows() -> None:
-    """For x ~ N(0, I), the mean of y x is w times a number: tasks of their own rows show their relation."""
+def test_directions_recovered_from_rows() -> None:
+    """For x ~ N(0, I), the mean of y x is proportional to w, so it reveals how the tasks of a pair are related."""
     data = pairs(num_pairs=2, rho=1.0, input_dim=8, rows=(40_000, 1, 1))
     found = torch.stack([rows.targets[task] @ rows.inputs["x"] for task, rows in data.tasks["train"].items()])
     unit = F.normalize(found)

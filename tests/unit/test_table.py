@@ -1,4 +1,4 @@
-"""A user's table: what is inferred, what comes from the training rows alone, and what is said of bad ones."""
+"""A user's table: inferred kinds, statistics from the training rows only, messages about bad tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLICK = {"column": "clicked", "kind": "binary"}
 
 
 def rows(n: int = 200) -> pl.DataFrame:
-    """Return a table with ids, text, whole and broken numbers, labels with gaps, and a column of splits."""
+    """Return a table with ids, text, integers and fractions, labels with gaps, and a split column."""
     return pl.DataFrame(
         {
             "user": [100 + i % 7 for i in range(n)],
@@ -81,7 +81,7 @@ def test_columns_are_inferred(tmp_path: Path, suffix: str) -> None:
     assert torch.allclose(train.inputs[NUMERIC][:, 0].double(), (age - age.mean()) / age.std(correction=0), atol=1e-6)
 
 
-def test_kinds_can_be_named(tmp_path: Path) -> None:
+def test_kinds_can_be_given(tmp_path: Path) -> None:
     path = write(rows(), tmp_path / "rows.csv")
     data = module(
         path, categorical=["stamp"], numeric=["user"], ignore=["city", "part", "stars"], split=[0.5, 0.3, 0.2]
@@ -90,7 +90,7 @@ def test_kinds_can_be_named(tmp_path: Path) -> None:
     assert [len(data.splits[name]) for name in ("train", "val", "test")] == [100, 60, 40]
 
 
-def test_training_rows_alone_are_learnt_from(tmp_path: Path) -> None:
+def test_statistics_come_from_the_training_rows_only(tmp_path: Path) -> None:
     train = pl.DataFrame({"city": ["Bern", "Ulm"] * 20, "size": [1.5, 3.5] * 20, "y": [0, 1] * 20})
     test = pl.DataFrame({"city": ["Rom", "Bern", None], "size": [1e6, None, 2.5], "y": [1, 0, None]})
     paths = {name: str(write(test, tmp_path / f"{name}.csv")) for name in ("val", "test")}
@@ -107,7 +107,10 @@ def test_training_rows_alone_are_learnt_from(tmp_path: Path) -> None:
 def test_empty_cells_of_training_rows(tmp_path: Path) -> None:
     frame = pl.DataFrame({"city": ["Bern", None] * 30, "size": [1.5, None, 3.5] * 20, "y": [0, 1] * 30})
     data = module(write(frame, tmp_path / "a.csv"), {"y": {"kind": "binary"}})
-    assert data.spec.inputs == {"city": Categorical(3), NUMERIC: Numeric(2)}  # an id for empty; a column that says so
+    assert data.spec.inputs == {
+        "city": Categorical(3),
+        NUMERIC: Numeric(2),
+    }  # empty: an id, or a marking column
     numeric = torch.cat([batch.inputs[NUMERIC] for batch in data.splits.values()])
     assert torch.equal(numeric[:, 1] == 1, numeric[:, 0] == 0)
 
@@ -142,7 +145,7 @@ def test_binary_labels(tmp_path: Path) -> None:
     }
     targets = module(path, tasks, split_column="part").splits["train"].targets
     assert torch.equal(targets["flag"], 1 - targets["no"])
-    assert set(targets["half"].tolist()) == {0.0, 1.0}  # 9 < 10, as numbers
+    assert set(targets["half"].tolist()) == {0.0, 1.0}  # compared as numbers: 9 < 10
 
 
 def bad(tmp_path: Path, text: str) -> Path:
@@ -155,25 +158,41 @@ def bad(tmp_path: Path, text: str) -> Path:
     ("text", "tasks", "message"),
     [
         ("", {"y": {"kind": "binary"}}, "bad.csv is empty"),
-        ("x,y\n", {"y": {"kind": "binary"}}, "bad.csv holds a header and no rows"),
+        ("x,y\n", {"y": {"kind": "binary"}}, "bad.csv has a header but no rows"),
         ("x,y\n1,2,3,4\n", {"y": {"kind": "binary"}}, "cannot read .*bad.csv: .*more fields"),
         (
             "x,y\n1,0\n2,1\n" * 9,
             {"z": {"kind": "binary"}},
-            r"data.tasks.z: .*bad.csv has no column 'z'; .*It has x, y$",
+            r"data.tasks.z: .*bad.csv has no column 'z'; it has x, y$",
         ),
-        ("rate,y\n1,0\n2,1\n", {"rates": {"kind": "binary"}}, "no column 'rates'; did you mean 'rate'"),
-        ("x,y\n" + "1,1\n" * 20 + "1,four\n", {"y": {"kind": "regression"}}, "column 'y', row 21: 'four' is no number"),
-        ("x,y\n" + "1,1\n" * 20 + "1,inf\n", {"y": {"kind": "regression"}}, "column 'y', row 21: 'inf' is no number"),
+        (
+            "rate,y\n1,0\n2,1\n",
+            {"rates": {"kind": "binary"}},
+            r"no column 'rates' \(did you mean 'rate'\?\); it has rate, y$",
+        ),
+        (
+            "x,y\n" + "1,1\n" * 20 + "1,four\n",
+            {"y": {"kind": "regression"}},
+            "'y', row 21: 'four' is not a number",
+        ),
+        (
+            "x,y\n" + "1,1\n" * 20 + "1,inf\n",
+            {"y": {"kind": "regression"}},
+            "'y', row 21: 'inf' is not a number",
+        ),
         ("x,y\n" + "1,yes\n" * 20, {"y": {"kind": "binary"}}, "column 'y': all 1[0-9] labels .* are 'yes'"),
         ("x,y\n" + "1,\n" * 20, {"y": {"kind": "binary"}}, "no training row has a label for task 'y'"),
-        ("x,y\n" + "1,a\n1,b\n1,c\n" * 20, {"y": {"kind": "binary"}}, "3 different labels, a, b, c; kind=multiclass"),
+        (
+            "x,y\n" + "1,a\n1,b\n1,c\n" * 20,
+            {"y": {"kind": "binary"}},
+            "3 different labels, a, b, c; use kind=mul",
+        ),
         (
             "x,y\n" + "1,0\n2,1\n" * 20 + "z,1\n",
             {"y": {"kind": "binary"}},
-            "column 'x', row 41: 'z' is no number, and most",
+            "column 'x', row 41: 'z' is not a number, but most",
         ),
-        ("x,y\n" + "1,0\n1,1\n" * 20, {"y": {"kind": "binary"}}, "no input column differs"),
+        ("x,y\n" + "1,0\n1,1\n" * 20, {"y": {"kind": "binary"}}, "every input column is constant"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str, tasks: dict[str, Any], message: str) -> None:
@@ -181,15 +200,15 @@ def test_bad_tables(tmp_path: Path, text: str, tasks: dict[str, Any], message: s
         module(bad(tmp_path, text), tasks, split=[0.9, 0.05, 0.05])
 
 
-def test_a_class_never_seen_in_training(tmp_path: Path) -> None:
+def test_class_missing_from_the_training_rows(tmp_path: Path) -> None:
     frame = rows().with_columns(genre=pl.when(pl.int_range(200) == 17).then(pl.lit("folk")).otherwise("genre"))
     with pytest.raises(InputError, match=r"row 18: 'folk' is a label of task 'genre' that does not occur"):
         module(write(frame, tmp_path / "a.csv"), {"genre": {"kind": "multiclass"}}, split_column="part")
 
 
-def test_text_in_the_middle_of_a_named_number(tmp_path: Path) -> None:
+def test_text_in_a_column_given_as_numeric(tmp_path: Path) -> None:
     path = write(rows(), tmp_path / "a.csv")
-    with pytest.raises(InputError, match=r"a.csv, column 'city', row \d+: '(Bern|Ulm|Rom)' is no number"):
+    with pytest.raises(InputError, match=r"a.csv, column 'city', row \d+: '(Bern|Ulm|Rom)' is not a number"):
         module(path, numeric=["city"])
 
 
@@ -197,20 +216,20 @@ def test_text_in_the_middle_of_a_named_number(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"path": None, "tasks": {"a": CLICK}}, "data.path is not given"),
-        ({"path": "nowhere.csv"}, "nowhere.csv: there is no such file"),
+        ({"path": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"tasks": {}}, "data.tasks is empty"),
-        ({"tasks": {"a": 3}}, "data.tasks.a=3: must name column and kind"),
-        ({"tasks": {"a": {"kind": "ranking"}}}, "kind=ranking is none of binary, multiclass, regression"),
-        ({"tasks": {"a": {"kind": "binary", "colum": "x"}}}, "no such option: colum"),
+        ({"tasks": {"a": 3}}, "data.tasks.a=3: must give column and kind"),
+        ({"tasks": {"a": {"kind": "ranking"}}}, "kind=ranking must be one of binary, multiclass, regression"),
+        ({"tasks": {"a": {"kind": "binary", "colum": "x"}}}, "unknown option: colum"),
         ({"tasks": {"a": {"kind": "binary", "weight": -1}}}, "weight=-1 must be"),
         ({"tasks": {"a": {"kind": "regression", "positive": 1}}}, "positive=1 is for kind=binary"),
         ({"tasks": {"click": CLICK | {"positive": "maybe"}}}, "positive=maybe; the labels of .* are no, yes"),
         ({"split": [0.5, 0.5]}, "data.split"),
         ({"split_column": "part", "test_path": "x.csv"}, "one or the other"),
         ({"split_column": "city"}, "column 'city', row 1: 'Bern'; accepted are train, val, test"),
-        ({"numeric": ["clicked"]}, "named as an input too"),
-        ({"categorical": ["user"], "ignore": ["user"]}, "user is named twice"),
-        ({"categorical": ["usr"]}, "data.categorical: .* has no column 'usr'; did you mean 'user'"),
+        ({"numeric": ["clicked"]}, "also named as an input"),
+        ({"categorical": ["user"], "ignore": ["user"]}, "user is named more than once"),
+        ({"categorical": ["usr"]}, r"data.categorical: .* has no column 'usr' \(did you mean 'user'"),
         ({"min_count": 0}, "data.min_count=0"),
         ({"separator": ""}, "data.separator"),
     ],
@@ -221,7 +240,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
         module(**{"path": path, "tasks": None} | options)
 
 
-def test_other_files(tmp_path: Path) -> None:
+def test_unsuitable_files(tmp_path: Path) -> None:
     path = write(rows(), tmp_path / "rows.csv")
     with pytest.raises(InputError, match=r"b.csv lacks columns of .*rows.csv: city, age"):
         module(path, test_path=str(write(rows().drop("city", "age"), tmp_path / "b.csv")))
@@ -231,23 +250,23 @@ def test_other_files(tmp_path: Path) -> None:
         module(damaged)
     sheet = tmp_path / "d.xlsx"
     sheet.write_bytes(b"x")
-    with pytest.raises(InputError, match=r"accepted are files in .csv, .csv.gz, .tsv, .parquet"):
+    with pytest.raises(InputError, match=r"accepted formats are .csv, .csv.gz, .tsv, .parquet"):
         module(sheet)
     dated = rows().with_columns(day=pl.lit(date(2020, 1, 1)))
     dated = dated.with_columns(day=pl.col("day") + pl.duration(days=pl.int_range(200)))
     with pytest.raises(
-        InputError, match=r"column 'day': neither categories nor numbers but Date; .*data.ignore=\[day\]"
+        InputError, match=r"column 'day': its type Date is neither text nor number; .*data.ignore=\[day\]"
     ):
         module(write(dated, tmp_path / "e.parquet"))
 
 
-def test_labels_of_odd_scale_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_labels_of_unusual_scale_give_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frame = rows().with_columns(price=pl.int_range(200) * 1000.0)
     module(write(frame, tmp_path / "a.csv"), {"price": {"kind": "regression"}})
     assert "divide the column" in caplog.text
 
 
-def test_an_example_where_no_table_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = TableDataModule(data_dir=str(tmp_path), batch_size=16)
     data.prepare_data()
     data.setup()

@@ -1,4 +1,4 @@
-"""Task by task: which rows each step is for, in which order, on how many processes."""
+"""Batches of one task: which rows each step takes, in which order, and how processes divide them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_round_robin_takes_every_task_once_in_each_round() -> None:
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     rows = {name: torch.cat([index for task, index in steps if task == name]).tolist() for name in SIZES}
     assert sorted(rows["a"]) == list(range(10))  # each row once
-    assert Counter(rows["b"]) == Counter(list(range(4)) * 3)  # and again, shuffled anew
+    assert Counter(rows["b"]) == Counter(list(range(4)) * 3)  # repeated, in a new order each time
     assert rows["b"][:4] != rows["b"][4:8] or rows["b"][:4] != rows["b"][8:]
 
 
@@ -33,8 +33,8 @@ def test_round_robin_takes_every_task_once_in_each_round() -> None:
     ("order", "options", "power"),
     [("proportional", {}, 1.0), ("temperature", {"temperature": 3.0}, 1 / 3), ("uniform", {}, 0.0)],
 )
-def test_random_orders_have_the_stated_chances(order: str, options: dict[str, Any], power: float) -> None:
-    """Within 5 standard errors of 4,000 draws: a right sampler fails below once in half a million."""
+def test_random_orders_have_the_stated_probabilities(order: str, options: dict[str, Any], power: float) -> None:
+    """Accept 5 standard errors of 4,000 draws: a correct sampler fails less than once in half a million runs."""
     sizes = {"a": 80, "b": 10, "c": 30}
     names = [task for e in range(40) for task, _ in TaskSampler(sizes, 1, 0, lambda e=e: (e, 0), order, **options)]
     count = len(names)
@@ -45,7 +45,7 @@ def test_random_orders_have_the_stated_chances(order: str, options: dict[str, An
 
 @pytest.mark.parametrize("order", ["round_robin", "proportional", "temperature", "uniform"])
 @pytest.mark.parametrize("tasks_per_step", [1, 2, 3])
-def test_goes_on_from_the_middle_of_an_epoch(order: str, tasks_per_step: int) -> None:
+def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> None:
     def same(one: Any, other: Any) -> bool:
         one, other = (x if isinstance(x, list) else [x] for x in (one, other))
         return [(t, i.tolist()) for t, i in one] == [(t, i.tolist()) for t, i in other]
@@ -61,18 +61,18 @@ def test_goes_on_from_the_middle_of_an_epoch(order: str, tasks_per_step: int) ->
         assert all(len({task for task, _ in step}) == len(step) for step in whole)
 
 
-def test_processes_share_the_task_and_split_its_rows() -> None:
+def test_processes_take_the_same_task_and_divide_its_rows() -> None:
     both = [list(TaskSampler(SIZES, 2, 5, lambda: (0, 0), rank=rank, world_size=2)) for rank in (0, 1)]
     alone = list(sampler())  # a batch of 4 is two of 2
     for (first, one), (second, two), (task, rows) in zip(*both, alone, strict=True):
         assert first == second == task
         assert torch.equal(torch.cat([one, two]), rows)
-    with pytest.raises(InputError, match="task b: 4 rows for training: fewer than the 5 processes"):
+    with pytest.raises(InputError, match="task b: 4 training rows are fewer than the 5 processes"):
         TaskSampler(SIZES, 2, 5, lambda: (0, 0), world_size=5)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_evaluation_sees_each_row_once(world_size: int) -> None:
+def test_evaluation_sees_every_row_once(world_size: int) -> None:
     parts = [list(TaskEvaluationSampler(SIZES, 4, rank, world_size)) for rank in range(world_size)]
     assert len({len(part) for part in parts}) == 1
     seen = Counter((task, row) for part in parts for task, rows in part for row in rows.tolist())
