@@ -197,6 +197,11 @@ def test_experts_that_do_not_fit_the_inputs(words: list[str], message: str, tmp_
         run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
 
 
+def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "permutation=sinkhorn", "permutation.tau=0.1", "permutation.rounds=7")
+    assert (cfg.callbacks.permutation_tau.start, cfg.callbacks.permutation_rounds.start) == (0.1, 7)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
