@@ -7,7 +7,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 
 from mtl.checkpoint import flatten, resolved
 
-CHOICES = ("seed", "label", "setting.", "gate.", "optimizer.", "permutation.", "data._target_", "network._target_")
+SECTIONS = ("setting.", "experts.", "gate.", "optimizer.", "permutation.")
+CHOICES = ("seed", "label", *SECTIONS, "data._target_", "network._target_")
 PARTS = ("test/expert_share/", "test/experts_per_sample/")  # of single experts and tasks
 
 

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ FREE_KEYS = {
         *("eval_batch_size", "pin_memory"),
     )
 }
+
+# The sections that a config group fills, where these are others than the section of its own name.
+SECTIONS = {"recipe": ("setting", "experts")}
+# Keys that had other names in checkpoints of earlier versions.
+RENAMED = {"setting.experts": "experts", "setting.find_unused_parameters": "task_batches"}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -113,10 +118,11 @@ def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str],
     """Return the configuration of a run that starts from the checkpoint at ``path``.
 
     It is the checkpoint's own configuration with the user's command line on top: ``cfg`` is what Hydra composed,
-    ``overrides`` the words given, ``groups`` the names of config groups. Raise InputError where the command line
-    asks for another network, gate or data than the checkpoint's.
+    ``overrides`` the words given, ``groups`` the names of config groups. A group's name replaces the section of that
+    name; ``recipe`` replaces the sections ``setting`` and ``experts``. Raise InputError where the command line asks for
+    another network, gate or data than the checkpoint's.
     """
-    saved = OmegaConf.create(read_checkpoint(path)["config"])
+    saved = OmegaConf.create(_with_new_names(read_checkpoint(path)["config"]))
     assert isinstance(saved, DictConfig)
     merged = saved.copy()
     given = [word.lstrip("+~").split("=")[0].split("@")[0] for word in overrides]
@@ -124,7 +130,8 @@ def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str],
         for key in [*given, "paths", "ckpt", "evaluate"]:
             value = OmegaConf.select(cfg, key)
             if key in groups and key != "experiment":
-                merged[key] = value
+                for section in SECTIONS.get(key, (key,)):
+                    merged[section] = OmegaConf.select(cfg, section)
             elif value is not None or key in ("ckpt", "evaluate"):
                 OmegaConf.update(merged, key, value, merge=False)
     wrong = _differences(saved, merged)
@@ -135,6 +142,29 @@ def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str],
     )
     OmegaConf.set_struct(merged, True)
     return merged
+
+
+def _with_new_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a checkpoint with the keys and references that ``RENAMED`` lists under new names."""
+    config = {**config, "setting": {"convolutions": [], **config.get("setting", {})}}
+    references = {}
+    for old, new in RENAMED.items():
+        name = old.removeprefix("setting.")
+        if name in config["setting"]:
+            config[new] = config["setting"].pop(name)
+            references[f"${{{old}}}"] = f"${{{new}}}"
+    renamed = _replace_strings(config, references)
+    assert isinstance(renamed, dict)
+    return renamed
+
+
+def _replace_strings(node: Any, new: Mapping[str, str]) -> Any:
+    """Return nested dicts and lists with every string that is a key of ``new`` replaced by its value."""
+    if isinstance(node, dict):
+        return {key: _replace_strings(child, new) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_replace_strings(child, new) for child in node]
+    return new.get(node, node) if isinstance(node, str) else node
 
 
 def _differences(saved: DictConfig, given: DictConfig) -> list[str]:

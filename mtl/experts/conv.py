@@ -35,7 +35,9 @@ class StackedConv(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        require(not isinstance(input_dim, int), "convolutional experts need images as input")
+        images = isinstance(input_dim, Sequence)  # (C, H, W)
+        require(images, "convolutional experts need images as input; experts=dense takes other inputs")
+        require(len(convolutions) >= 1, "setting.convolutions=[]: convolutional experts need at least one convolution")
         channels, height, width = input_dim
         self.num_experts = num_experts
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()

@@ -66,6 +66,8 @@ class StackedDense(nn.Module):
 
     def __init__(self, num_experts: int, input_dim: int, units: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
+        images = isinstance(input_dim, Sequence)  # (C, H, W)
+        require(not images, f"dense experts cannot take images {input_dim} as input; experts=conv does")
         require(0 <= dropout < 1, f"dropout={dropout}: must be at least 0 and less than 1")
         require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")
         widths = [input_dim, *units]

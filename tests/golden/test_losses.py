@@ -21,7 +21,9 @@ from tests.tiny_data import write_tiny_data
 
 STEPS = 12
 FILE = Path(__file__).parent / "losses.json"
-MOVIELENS = "data=movielens setting.embedding_dim=8 setting.expert_units=[12,8] setting.head_units=[8] data.batch_size=64"
+MOVIELENS = (
+    "data=movielens setting.embedding_dim=8 setting.expert_units=[12,8] setting.head_units=[8] data.batch_size=64"
+)
 GATES = ("softmax", "topk", "hash", "dselect_k", "comet", "softmax_selector", "gumbel_softmax", "task_top1", "fixed")
 CASES = [
     *(f"gate={gate} {MOVIELENS}" for gate in GATES),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
 from callbacks.execution_switch import ExecutionSwitch
 from callbacks.routing_monitor import RoutingMonitor
+from data_modules.tasks import TasksDataModule
 from mtl import build
 from mtl.hooks import NoProfiler, drop_empty_hooks, need_hook
 from mtl.module import MultiTaskModule
@@ -30,6 +33,12 @@ NEEDS = {  # what a file only makes sense with
     "network/gate_trunk=conv": ["data=multi_mnist"],
     "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", "data.side=28"],
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
+    "experts=conv": ["data=multi_mnist"],
+    "recipe=celeba": ["data=celeba"],
+    "recipe=digits": ["data=multi_mnist"],
+    "recipe=four_mnists": ["data=multi_mnist"],
+    "recipe=multi_mnist": ["data=digits"],
+    "recipe=omniglot": ["data=omniglot", "data.side=56"],
     "experiment=omniglot": ["+trainer.limit_val_batches=2", "+trainer.limit_test_batches=2"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
@@ -99,6 +108,14 @@ def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Pa
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
+def names(group: str) -> list[str]:
+    return [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+
+
+def plain(section: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(section, resolve=True)
+
+
 def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "gate=comet", "data=movielens")
     assert (cfg.network.num_experts, cfg.gate.k, cfg.network.bottom.embedding_dim) == (16, 2, 128)
@@ -106,6 +123,83 @@ def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> 
     assert (cfg.callbacks.early_stopping.patience, cfg.data.alpha) == (25, 0.9)
     assert compose_small(tmp_path, "data=movielens", "gate=topk", "gate.k=5").gate.k == 5
     assert compose_small(tmp_path, "data=movielens", "setting.num_experts=8").network.num_experts == 8
+
+
+def test_a_recipe_replaces_the_recipe_of_the_data(tmp_path: Path) -> None:
+    table, movielens = (compose_small(tmp_path, f"data={name}") for name in ("table", "movielens"))
+    cfg = compose_small(tmp_path, "data=table", "recipe=movielens")
+    assert cfg.setting == movielens.setting
+    assert (cfg.network.num_experts, cfg.callbacks.early_stopping.patience) == (16, 25)
+    assert plain(cfg.data) == {**plain(table.data), "batch_size": movielens.data.batch_size}
+
+
+@pytest.mark.parametrize("data", names("data"))
+def test_any_data_takes_any_recipe(data: str, tmp_path: Path) -> None:
+    dense, images = (compose_small(tmp_path, f"data={data}", f"recipe={name}") for name in ("jester", "digits"))
+    assert dense.setting == compose_small(tmp_path, "data=jester").setting
+    assert images.setting == compose_small(tmp_path, "data=digits").setting
+    assert "entropy_schedule" not in dense.callbacks
+    assert (dense.network.experts._target_, images.network.experts._target_) == (
+        "mtl.experts.dense.StackedDense",
+        "mtl.experts.conv.StackedConv",
+    )
+    assert "entropy_schedule" in compose_small(tmp_path, f"data={data}", "recipe=synthetic_moe").callbacks
+
+
+def test_what_comes_later_wins(tmp_path: Path) -> None:
+    """Defaults, recipe, experiment, command line."""
+    words = ["experiment=synthetic_128tasks", "recipe=jester"]
+    setting = compose_small(tmp_path, *words, "setting.max_epochs=7").setting
+    assert setting.gumbel_softmax.sparsity_weight == 1e-3  # train.yaml
+    assert (setting.embedding_dim, setting.comet.gamma) == (64, 0.03)  # the recipe
+    assert (setting.num_experts, setting.batch_size) == (32, 256)  # the experiment: 16 and 2048 in the recipe
+    assert setting.max_epochs == 7
+    cfg = compose_small(tmp_path, "experiment=synthetic_16tasks")
+    assert cfg.callbacks.entropy_schedule.epochs == 10  # 15 in the recipe
+
+
+@pytest.mark.parametrize("data", names("data"))
+def test_a_data_file_says_only_what_the_data_is(data: str, tmp_path: Path) -> None:
+    file = OmegaConf.load(ROOT / "conf" / "data" / f"{data}.yaml")
+    assert set(file) <= {"defaults", "data", "task_batches"}
+    for entry in file.defaults:
+        inherited = isinstance(entry, str) and (entry in names("data") or entry == "/open_tasks@_global_")
+        assert inherited or list(entry) == ["override /recipe"]
+    cfg = compose_small(tmp_path, f"data={data}", "trainer=ddp")
+    assert cfg.task_batches == issubclass(get_class(cfg.data._target_), TasksDataModule)
+    assert cfg.trainer.strategy.find_unused_parameters == cfg.task_batches
+
+
+def test_data_and_recipe_of_the_user(tmp_path: Path) -> None:
+    for group, content in {
+        "data": "defaults: [table, override /recipe: visits]\ndata: {path: visits.csv}",
+        "recipe": "defaults: [table]\nsetting: {num_experts: 3}",
+    }.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "visits.yaml").write_text(f"# @package _global_\n{content}\n")
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "data=visits"]
+    cfg = compose_small(tmp_path, *words)
+    assert (cfg.data.path, cfg.network.num_experts, cfg.setting.patience) == ("visits.csv", 3, 10)
+    assert compose_small(tmp_path, *words, "recipe=movielens").network.num_experts == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=multi_mnist", "experts=dense"], r"cannot take images \(1, 36, 36\) as input; experts=conv does"),
+        (["data=multi_mnist", "recipe=table"], r"cannot take images .* experts=conv does"),
+        (["data=multi_mnist", "recipe=table", "experts=conv"], r"setting.convolutions=\[\]: .* at least one"),
+        (["data=movielens", "experts=conv"], "need images as input; experts=dense takes other inputs"),
+    ],
+)
+def test_experts_that_do_not_fit_the_inputs(words: list[str], message: str, tmp_path: Path, tiny_data: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
+
+
+def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "permutation=sinkhorn", "permutation.tau=0.1", "permutation.rounds=7")
+    assert (cfg.callbacks.permutation_tau.start, cfg.callbacks.permutation_rounds.start) == (0.1, 7)
 
 
 @pytest.mark.parametrize(

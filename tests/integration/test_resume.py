@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,30 @@ def test_tasks_with_rows_of_their_own_stopped(step: int, tmp_path: Path, tiny_da
     rest = {key: value for key, value in losses(whole).items() if key[1] > step}
     assert rest
     assert rest == {key: value for key, value in losses(parts).items() if key[1] > step}
+
+
+@pytest.mark.parametrize(("name", "loss"), [("mixture", 55.5415), ("routed", 10.3913)])
+def test_a_checkpoint_of_an_earlier_version_goes_on(name: str, loss: float, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copy(ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt")
+    go_on(tmp_path, "trainer.max_epochs=4")
+    assert json.loads((tmp_path / "results.json").read_text())["test"]["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixture", "routed"])
+def test_configuration_of_an_earlier_version(name: str, tmp_path: Path) -> None:
+    path = str(ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt")
+    saved = read_checkpoint(path)["config"]
+    words = ["trainer=ddp_cpu"]
+    cfg = config_from_checkpoint(compose_small(tmp_path, *words), path, words, GROUPS)
+    assert not {"experts", "find_unused_parameters"} & cfg.setting.keys()
+    assert cfg.trainer.strategy.find_unused_parameters == saved["setting"]["find_unused_parameters"]
+    assert cfg.experts.units == cfg.setting.expert_units
+    with pytest.raises(InputError, match="is of another configuration"):
+        config_from_checkpoint(compose_small(tmp_path, "recipe=digits"), path, ["recipe=digits"], GROUPS)
+    if name == "mixture":
+        with pytest.raises(InputError, match=r"network.experts._target_ is .*StackedDense in the checkpoint"):
+            config_from_checkpoint(compose_small(tmp_path, "experts=conv"), path, ["experts=conv"], GROUPS)
 
 
 def go_on(folder: Path, *words: str) -> None:

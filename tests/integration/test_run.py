@@ -152,6 +152,8 @@ def test_checkpoints_load_with_weights_only(tmp_path: Path) -> None:
         (["gate=topk"], r"gate._target_ is mtl.gates.CometGate in the checkpoint, mtl.gates.TopKGate given"),
         (["gate.k=3"], r"gate.k is 2 in the checkpoint, 3 given"),
         (["network=shared_bottom"], r"network._target_"),
+        (["experts=conv"], r"network.experts._target_ is .*StackedDense in the checkpoint, .*StackedConv given"),
+        (["recipe=movielens"], r"network.experts.dropout is 0.0 in the checkpoint, 0.5 given"),
     ],
 )
 def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp_path: Path) -> None:
@@ -160,6 +162,15 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp
     cfg = compose_small(tmp_path / "new", *words)
     with pytest.raises(InputError, match=message):
         config_from_checkpoint(cfg, path, words, GROUPS)
+
+
+def test_going_on_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=3"))
+    path = str(tmp_path / "checkpoints" / "last.ckpt")
+    words = ["recipe=synthetic_moe", "setting.max_epochs=5"]
+    cfg = config_from_checkpoint(compose_small(tmp_path, *words), path, words, GROUPS)
+    assert "recipe" not in cfg
+    assert (cfg.setting.patience, cfg.callbacks.early_stopping.patience, cfg.setting.max_epochs) == (10, 10, 5)
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:
