@@ -1,11 +1,10 @@
-"""Train, test and report: ``python train.py gate=comet data=movielens``. All choices stand in ``conf/``.
+"""Train, test and report: ``python train.py gate=comet data=movielens``. All options are in ``conf/``.
 
-What takes seconds to import is imported where it is needed: ``--help`` and a mistyped choice are answered before.
+Slow imports are inside functions, so that ``--help`` and a mistyped option are answered at once.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -24,25 +23,25 @@ log = logging.getLogger("mtl")
 
 HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
-    ".*Checkpoint directory .* exists and is not empty.*",  # a run that goes on writes where it wrote
-    ".*The dirpath has changed.*",  # only evaluating writes to a folder of its own, and no checkpoint
+    ".*Checkpoint directory .* exists and is not empty.*",  # a resumed run writes to its own folder
+    ".*The dirpath has changed.*",  # a run that only evaluates has a folder of its own, and writes no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
-    ".*monitor=.val/loss.* could not find the monitored key.*",  # of a run that ends inside its first epoch: said below
+    ".*monitor=.val/loss.* could not find the monitored key.*",  # if a run ends within its first epoch, _run warns
     ".*Early stopping conditioned on metric .val/loss. .*",  # the same
-    ".*smaller than the logging interval.*",  # of small data the values of each epoch tell enough
-    ".*Grad strides do not match bucket view strides.*",  # of a dimension of size 1, whose stride means nothing
-    ".*recommended to use .self.log.*sync_dist.*",  # what we log is of all processes already
+    ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice
+    ".*Grad strides do not match bucket view strides.*",  # the stride of a dimension of size 1 means nothing
+    ".*recommended to use .self.log.*sync_dist.*",  # the logged values are already sums over all processes
 )
 
 
-# One process writes: the first. torchrun and SLURM say which this is, and Lightning when it starts more itself.
+# Only rank 0 writes files. torchrun, SLURM, or Lightning when it starts the other processes, set the rank.
 RANK = int(next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), 0))
 
 
 def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
-    """Return the folder of a run: that of the checkpoint it goes on from, else ``<stem>_<name>``, never one in use.
+    """Return the folder of a run: that of the checkpoint it resumes from, else a new ``<stem>_<name>``.
 
-    Processes other than the first write nothing that is kept.
+    Processes other than rank 0 get a temporary folder.
     """
     if RANK:
         return tempfile.mkdtemp(prefix="mtl-")
@@ -57,30 +56,30 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
 
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
 
-# The user names the tasks of a table: without this, Hydra would want a + before data.tasks.NAME={...}
+# The user names the tasks of a table. Without this, Hydra would require a + before data.tasks.NAME={...}
 OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
 ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS))
 
 
 def run(cfg: DictConfig) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best ``val/loss``."""
-    from mtl import compat, parallel  # before anything imports torchvision: mtl makes it importable
+    from mtl import distributed, memory  # before anything imports torchvision: mtl makes it importable
 
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        compat.keep_freed_memory()
+        memory.keep_freed_memory()
         try:
             return _run(cfg)
         finally:
-            parallel.part()
-            gc.unfreeze()  # a sweep goes on without this run's network
+            distributed.destroy_process_group()
 
 
 def _run(cfg: DictConfig) -> float | None:
     import pytorch_lightning as pl
 
-    from mtl import build, results
+    from mtl import fast
+    from mtl.run import build, results
     from mtl.types import InputError, require
 
     require(isinstance(cfg.seed, int), f"seed={cfg.seed}: must be a whole number")
@@ -88,11 +87,12 @@ def _run(cfg: DictConfig) -> float | None:
     folder = Path(cfg.paths.run_dir)
     require(cfg.tested in ("best", "last"), f"tested={cfg.tested}: accepted are best, last")
     build.check_options(cfg)
+    fast.enable(cfg.fast == "auto")
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     require(
         trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
-        f"-m with {trainer.world_size} processes: each would run the whole sweep again. A job of a sweep takes one "
-        "device (trainer=default); without -m, one run takes several",
+        f"-m with {trainer.world_size} processes: each would run the whole sweep again. Use one device per job "
+        "(trainer=default), or several devices without -m",
     )
     data.prepare_data()
     data.setup()
@@ -106,17 +106,16 @@ def _run(cfg: DictConfig) -> float | None:
     best: float | None = None
     checkpoint = cfg.evaluate
     if not checkpoint:
-        gc.freeze()  # what is here stays: collecting garbage should not look through all modules again and again
         trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
         if trainer.interrupted:
-            raise InputError(f"stopped by the user; go on with: python train.py ckpt={folder}/checkpoints/last.ckpt")
+            raise InputError(f"stopped by the user; resume with: python train.py ckpt={folder}/checkpoints/last.ckpt")
         saved = trainer.checkpoint_callback
         score = getattr(saved, "best_model_score", None)
         best = None if score is None else float(score)
         checkpoint = str(getattr(saved, "best_model_path", "")) or None
         if checkpoint is None:
             monitor = getattr(saved, "monitor", "val/loss")
-            log.warning("no %s, as in a run that ends inside its first epoch: the last weights are tested", monitor)
+            log.warning("no %s, since the run ended within its first epoch: testing the last weights", monitor)
         if cfg.tested == "last":
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
@@ -132,7 +131,7 @@ def _run(cfg: DictConfig) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    from mtl.checkpoint import config_from_checkpoint, whole_checkpoint
+    from mtl.run.checkpoint import config_from_checkpoint, whole_checkpoint
     from mtl.types import InputError, Stopped
 
     hydra_cfg = HydraConfig.get()
@@ -146,7 +145,7 @@ def main(cfg: DictConfig) -> float | None:
             cfg = config_from_checkpoint(cfg, start, hydra_cfg.overrides.task, list(hydra_cfg.runtime.choices))
         else:
             with open_dict(cfg):
-                cfg.label = str(cfg.label)  # it names Hydra's choices, which a resumed run does not have
+                cfg.label = str(cfg.label)  # resolve it: it refers to Hydra's choices, which a resumed run lacks
         return run(cfg)
     except Stopped as stop:
         log.warning("%s", stop)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders that take turns, medians, tables as Markdown and JSON."""
+"""Helpers of the benchmarks: interleaved timing, medians, and tables as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mtl import compat  # (first: mtl makes torchvision importable)
+from mtl import fast, memory  # (must come first: mtl makes torchvision importable)
 
 # isort: split
 import torch
@@ -25,28 +25,30 @@ Row = dict[str, Any]
 
 
 def options(description: str | None, rounds: int, **more: tuple[Callable[[str], Any], Any, str]) -> argparse.Namespace:
-    """Read ``--rounds``, ``--threads``, ``--device``, ``--out`` and ``more`` (type, default, help), and set them.
+    """Parse ``--rounds``, ``--threads``, ``--device``, ``--out`` and ``more`` (type, default, help).
 
-    New tensors are made on the device.
+    Also set the number of threads, the seed, and the default device for new tensors.
     """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds; each times all contenders in turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder of the tables")
+    parser.add_argument("--fast", default="auto", choices=("auto", "false"), help="false: plain torch everywhere")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder for the tables")
     for name, (kind, default, text) in more.items():
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    if given.device != "cpu":  # set, even the default slows every call down
+    if given.device != "cpu":  # setting a default device slows every call down, even cpu
         torch.set_default_device(given.device)
-    compat.keep_freed_memory()  # as train.py does; the baselines are as glad of it
+    memory.keep_freed_memory()  # as train.py does; the baselines benefit as well
+    fast.enable(given.fast == "auto")
     torch.manual_seed(0)
     return given
 
 
 def wait() -> None:
-    """Wait for the device to finish what it was given."""
+    """Wait for the device to finish all queued work."""
     if torch.get_default_device().type == "cuda":
         torch.cuda.synchronize()
 
@@ -54,12 +56,12 @@ def wait() -> None:
 def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> dict[str, list[float]]:
     """Return the seconds of each call, by contender.
 
-    A round is a block of ``calls`` of every contender in turn, so that a disturbance of the machine falls on all; the
-    first call of a block and the first round warm up and do not count.
+    In each round, every contender in turn is called ``calls`` times, so that a slow phase of the machine affects all of
+    them. The first call of each block and the first round are warm-up and not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     gc.collect()
-    gc.freeze()  # as train.py does: what is there is not searched for garbage in every call
+    gc.freeze()  # keep garbage collection from scanning existing objects in every call
     for number in range(rounds + 1):
         for name, call in contenders.items():
             for repetition in range(calls):
@@ -77,12 +79,12 @@ def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def undisturbed(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return what a tenth of the calls stay below, in milliseconds: those that others on the machine held up least."""
+    """Return the first decile of each contender, in milliseconds: other jobs on the machine disturb it least."""
     return {name: 1000 * statistics.quantiles(values, n=10)[0] for name, values in seconds.items()}
 
 
 def peak() -> float:
-    """Return the floating point operations per second of a large matrix product, the best of ten."""
+    """Return the FLOP/s of a large matrix product, the best of ten."""
     a, b = torch.randn(2, 2048, 2048)
     best = float("inf")
     for _ in range(10):
@@ -95,21 +97,35 @@ def peak() -> float:
 
 
 def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Print a table, and write it to ``<out>/<name>.md`` and ``.json``; numbers get three digits in the table."""
+    """Print a table, and write it to ``<out>/<name>.md`` (three significant digits) and ``<out>/<name>.json``."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
     where = f"{torch.get_num_threads()} threads"
     if given.device != "cpu":
         where = torch.cuda.get_device_name()
+    notes = [*notes, f"Fast functions in use: {', '.join(fast.used()) or 'none'}."]
     threads = f"torch {torch.__version__}, {where}, {given.rounds} rounds, medians"
-    text = "\n".join([f"## {title}", "", f"{threads}.", *notes, "", *lines, ""])
+    text = "\n".join([f"## {title}", "", f"{threads}. {processor()}.", *notes, "", *lines, ""])
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.md").write_text(text)
-    machine = {"torch": torch.__version__, "machine": platform.processor(), "device": where}
+    machine = {"torch": torch.__version__, "machine": processor(), "device": where}
     content = {"title": title, "notes": list(notes), "rounds": given.rounds, **machine, "rows": list(rows)}
     (given.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(text)
+
+
+def processor() -> str:
+    """Return the name of the processor and the vector instructions that torch uses on it."""
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:  # not Linux
+        return []
 
 
 def _cell(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Time forms of Multi-MNIST's 16 convolutional experts, as ratios to separate modules in the same process.
+"""Time implementations of Multi-MNIST's 16 convolutional experts, relative to separate modules.
 
-python benchmarks/conv.py [--rounds N]. Batches of 512, forward and backward.
+python benchmarks/conv.py [--rounds N]. Batches of 512, forward and backward, all in one process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.experts.conv import StackedConv
-from mtl.experts.conv_kernels import channels_last
 from mtl.experts.pairs import Pairs
+from mtl.fast.conv import channels_last
 
 EXPERTS, ROWS, SIDE = 16, 512, 36
 BASELINE = "separate modules"
@@ -37,7 +37,7 @@ def separate() -> nn.ModuleList:
 
 
 class Grouped(nn.Module):
-    """All experts of a layer in one convolution: one of 160 channels, then one of 16 groups."""
+    """All experts of a layer in one convolution: first 160 channels, then 16 groups."""
 
     def __init__(self, layout: torch.memory_format) -> None:
         super().__init__()
@@ -45,15 +45,15 @@ class Grouped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=self.layout)
-        for place, (weight, bias) in enumerate(zip(self.experts.weights, self.experts.biases, strict=True)):
-            x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), groups=EXPERTS if place else 1)
+        for layer, (weight, bias) in enumerate(zip(self.experts.weights, self.experts.biases, strict=True)):
+            x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), groups=EXPERTS if layer else 1)
             x = F.relu(F.max_pool2d(x, 2))
         outputs: Tensor = self.experts.dense(x.reshape(len(x), EXPERTS, FEATURES))
         return outputs
 
 
 class Loop(nn.Module):
-    """Stacked parameters, torch's convolution and pooling, one expert after the other, channels last."""
+    """Stacked parameters, with torch's convolution and pooling called for one expert after the other, channels last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Loop(nn.Module):
 
 
 def on_subsets(modules: nn.ModuleList, pairs: Pairs, x: Tensor) -> Tensor:
-    """Give every module the samples that want it."""
+    """Run each module on the samples routed to it."""
     samples = torch.split(pairs.sample, pairs.counts)
     return torch.cat([expert(x[rows]) for expert, rows in zip(modules, samples, strict=True)])
 
@@ -89,7 +89,7 @@ def main() -> None:
     for k in (4, 8, 10, 12):
         chosen = torch.rand(ROWS, 1, EXPERTS)
         weights = (chosen >= chosen.topk(k, -1).values[..., -1:]).float()
-        pairs = Pairs(weights, fill=True)
+        pairs = Pairs(weights)
         contenders[f"ours, sparse {k} of 16"] = partial(stacked.pairs_mixture, weights=weights, pairs=pairs)
         if k == 4:
             contenders["separate modules, 4 of 16"] = partial(on_subsets, modules, pairs)

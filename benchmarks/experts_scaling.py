@@ -1,8 +1,9 @@
-"""Time and memory of a mixture layer with 4 to 1024 experts, two per sample, all of them or those in use.
+"""Measure time and memory of a mixture layer with 4 to 1024 experts, two per sample, executed dense and sparse.
 
-python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, one task, a top-2 gate; in
-training dropout. "Separate": a list of modules, all of them called and mixed. It and the dense form are left out above
-256 experts. Memory: the largest sum of living tensors in a training step beyond the parameters, from torch's profiler.
+python benchmarks/experts_scaling.py [--rounds N]. Batches of 512, 256 inputs and outputs, one task, a top-2 gate, and
+dropout in training. "Separate" is a list of modules, which are all called and mixed. Above 256 experts, it and the
+dense execution are left out. Memory is the peak of the tensors allocated in a training step, without the parameters,
+according to torch's profiler.
 """
 
 from __future__ import annotations

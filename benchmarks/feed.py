@@ -1,7 +1,7 @@
-"""Time one epoch of feeding 1.6 million rows in batches of 512, without any training.
+"""Time one epoch of loading 1.6 million rows in batches of 512, without training.
 
-python benchmarks/feed.py [--rounds N]. Torch's default loader collates row by row; it is timed on 200 batches and
-scaled to the epoch.
+python benchmarks/feed.py [--rounds N]. Torch's default loader collates row by row, so it is timed on 200 batches and
+the time is scaled to the epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS, BATCH, SOME = 1_600_000, 512, 200
 
 
 class Rows(TensorDataModule):
-    """Ids and labels as MovieLens has them."""
+    """Random ids and labels in the format of MovieLens."""
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         spec = DataSpec({"user": Categorical(6040), "item": Categorical(3952)}, [TaskSpec("watch", "binary")])

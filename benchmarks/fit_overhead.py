@@ -1,14 +1,13 @@
-"""Time Trainer.fit against the bare loop on the same steps: the sparse MovieLens step, with all callbacks and metrics.
+"""Compare Trainer.fit, with all callbacks and metrics, to a bare loop over the same sparse MovieLens steps.
 
-python benchmarks/fit_overhead.py [--rounds N]. Every 20 steps of the fit, 20 steps of the bare loop are done inside of
-it, with a network of their own, so that whatever else happens to the machine happens to both. A step's time is from
-the start of one to the start of the next; the first three of each 20 do not count, nor the first 100. Each round is
-such a fit of 800 steps, logging included.
+python benchmarks/fit_overhead.py [--rounds N]. After every 20 steps of the fit, 20 steps of the bare loop run on a
+separate network, so that other load on the machine affects both. A step's time is from its start to the start of the
+next step. The first three of each 20 steps, and the first 100 steps, are not counted. Each round is a fit of 800 steps,
+including logging.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tempfile
 import time
@@ -23,21 +22,20 @@ from common import ROOT, options, write
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
-from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning import Callback
 from step import SPEC, decided, ids, ours
 
 from data_modules.base import TensorDataModule
-from mtl import build
 from mtl.gates import TopKGate
-from mtl.hooks import drop_empty_hooks
-from mtl.module import MultiTaskModule
+from mtl.run import build
+from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec
 
 STEPS, BATCH, BLOCK = 800, 512, 20
 
 
 class Rows(TensorDataModule):
-    """Random rows of MovieLens's form."""
+    """Random rows in the format of MovieLens."""
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         def rows(count: int) -> Batch:
@@ -47,7 +45,7 @@ class Rows(TensorDataModule):
 
 
 class Clock(Callback):
-    """Note how long the steps of the fit take, and those of a bare loop done between them."""
+    """Time the steps of the fit, and the steps of a bare loop that it runs in between."""
 
     def __init__(self, bare: Iterator[None]) -> None:
         self.bare, self.times, self.starts = bare, {"bare": [], "fit": []}, list[float]()
@@ -75,21 +73,18 @@ def network(name: str) -> torch.nn.Module:
 
 
 def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None:
-    """Train an epoch as train.py does."""
+    """Train for one epoch, as train.py does."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("train", ["gate=topk", "trainer.max_epochs=1", "trainer.accelerator=cpu"])
     with open_dict(cfg):
         cfg.label, cfg.paths.run_dir = "benchmark", str(folder)
     trainer = build.build_trainer(cfg)
-    drop_empty_hooks(module, LightningModule)  # as build_module does
-    drop_empty_hooks(clock, Callback)  # and build_trainer
     trainer.callbacks.append(clock)
-    gc.freeze()  # as train.py does
     trainer.fit(module, datamodule=data)
 
 
 def bare(module: MultiTaskModule, data: Rows) -> Iterator[None]:
-    """Train with nothing but the step, one for each ``next``."""
+    """Train in a plain loop, one step for each ``next``."""
     module.log = lambda *args, **kwargs: None
     module.train()
     optimizer = module.configure_optimizers()

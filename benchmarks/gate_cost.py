@@ -1,8 +1,9 @@
-"""Time each gate alone, forward and backward, for 1 to 128 tasks, against a softmax gate.
+"""Time each gate alone, forward and backward, for 1 to 128 tasks, relative to a softmax gate.
 
 python benchmarks/gate_cost.py [--rounds N]. Batches of 512, 256 features, 16 experts, K = 2; gradients of parameters
-and features. A softmax gate has 16 logits for each task, DSelect-k 10 and COMET 62: hence a softmax gate over 62
-experts, too. The last column: two tasks, as a share of a dense training step of the MovieLens network with this gate.
+and features. Per task, a softmax gate has 16 logits, DSelect-k 10 and COMET 62; therefore a softmax gate over 62
+experts is timed as well. The last column is the time for two tasks as a share of a dense training step of the MovieLens
+network with this gate.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WIDER = "softmax over 62 experts"
 
 
 def caller(gate: Gate) -> Callable[[], object]:
-    """Return a function that routes a batch and takes the gradients."""
+    """Return a function that routes a batch and computes the gradients."""
     x, inputs = torch.randn(ROWS, WIDTH, requires_grad=True), {"user": torch.randint(100, (ROWS,))}
     direction = torch.randn_like(gate(x, inputs).weights)
 

@@ -1,7 +1,7 @@
-"""Run benchmarks several times, each in a process of its own, and put medians and ranges into one file.
+"""Run benchmarks several times, each in its own process, and write medians and ranges into one file.
 
 python benchmarks/repeat.py [--times 3] [--out FOLDER] [NAME ...]. Names: step, fit_overhead, gate_cost,
-experts_scaling, conv, feed (all by default). Writes ``<out>/speed.md``, and the tables of each time next to it.
+experts_scaling, conv, feed (default: all). Writes ``<out>/speed.md``, and the tables of run N to ``<out>/N``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES = ("step", "fit_overhead", "gate_cost", "experts_scaling", "conv", "feed")
 
 
 def merged(values: list[Any]) -> str:
-    """Return the one text or number that ``values`` agree on, or their median with the lowest and the highest."""
+    """Return the common value of ``values`` if they agree, else ``median [lowest, highest]``."""
     if any(value is None for value in values):
         return "-"
     if all(value == values[0] for value in values):
@@ -60,7 +60,7 @@ def joined(folder: Path, names: list[str], times: int) -> str:
         lines += [
             "| " + " | ".join(merged([row.get(column) for row in group]) for column in columns) + " |" for group in rows
         ]
-        notes = [merged([table["notes"][place] for table in tables]) for place in range(len(tables[0]["notes"]))]
+        notes = [merged([table["notes"][index] for table in tables]) for index in range(len(tables[0]["notes"]))]
         texts.append("\n".join([f"## {tables[0]['title']} (`{name}.py`)", "", *notes, "", *lines, ""]))
     return "\n".join(texts)
 

@@ -1,10 +1,10 @@
-"""Time training and inference of the MovieLens network, as ratios to separate modules in the same process.
+"""Time training and inference of the MovieLens network, relative to separate modules in the same process.
 
-python benchmarks/step.py [--rounds N] [--device cuda] [--precision bf16]. Random ids, Adam, 2.5 million weights;
-LibMTL's networks take part where it is installed (pip install --no-deps LibMTL). "decided": a COMET gate whose trees
-have decided, two experts per sample and task. Roofline: the operations of the matrix products that a step cannot avoid
-(of all experts, or, where zeros are skipped, of those in use), at the speed of a large product by torch.mm, as a share
-of the step. "undisturbed": the same ratio of what a tenth of the calls stay below.
+python benchmarks/step.py [--rounds N] [--device cuda] [--precision bf16]. Random ids, Adam, 2.5 million weights.
+LibMTL's networks are included if it is installed (pip install --no-deps LibMTL). "decided": a COMET gate whose trees
+have converged to one leaf each, which gives two experts per sample and task. "roofline": the time of the unavoidable
+matrix products (of all experts, or of those in use if zeros are skipped) at the speed of one large torch.mm, as a share
+of the step's time. "undisturbed": the ratio of the first deciles instead of the medians.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from mtl.gates import (
     TaskTop1Gate,
     TopKGate,
 )
-from mtl.module import MultiTaskModule
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, NetworkOutput, TaskSpec
 
 USERS, ITEMS, EXPERTS, WIDTH = 6040, 3952, 16, 256
@@ -64,7 +64,7 @@ def dense_layer() -> nn.Sequential:
 
 
 class SeparateModules(nn.Module):
-    """The same network, written as anybody would: a list of experts, torch's dropout, softmax gates."""
+    """The same network in the usual style: a list of experts, torch's dropout, softmax gates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class SeparateModules(nn.Module):
 
 
 class Peer(nn.Module):
-    """A network of LibMTL, with the embeddings before it."""
+    """A network of LibMTL behind our embeddings."""
 
     def __init__(self, architecture: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class Peer(nn.Module):
 
 
 def peer_module() -> ModuleType | None:
-    """Return LibMTL's architectures, None where it is not installed."""
-    # Its residual networks, which nobody asks for here, want a module that torchvision no longer has
+    """Return LibMTL's module of architectures, or None if it is not installed."""
+    # LibMTL's residual networks, not used here, import a module that torchvision no longer has
     gone = SimpleNamespace(load_state_dict_from_url=torch.hub.load_state_dict_from_url)
     sys.modules.setdefault("torchvision.models.utils", cast(ModuleType, gone))
     try:
@@ -108,7 +108,7 @@ def peer_module() -> ModuleType | None:
 
 
 def peers() -> dict[str, nn.Module]:
-    """Return LibMTL's networks, none where it is not installed."""
+    """Return LibMTL's networks, or an empty dict if it is not installed."""
     theirs = peer_module()
     if theirs is None:
         return {}
@@ -116,7 +116,7 @@ def peers() -> dict[str, nn.Module]:
 
 
 def ours(gate: Callable[..., Gate], execution: str = "dense") -> MMoE:
-    """Return our network, its experts executed as said from the start."""
+    """Return our network, whose experts are executed as ``execution`` says from the first step on."""
     network = MMoE(
         SPEC,
         num_experts=EXPERTS,
@@ -126,15 +126,15 @@ def ours(gate: Callable[..., Gate], execution: str = "dense") -> MMoE:
         heads=partial(Heads, units=[WIDTH], dropout=0.5),
         execution=execution,
     )
-    network.dispatch.sparse = execution != "dense"
+    network.mixture.dispatch.sparse = execution != "dense"
     return network
 
 
 def decided(execution: str) -> MMoE:
-    """Return our network with a COMET gate as at the end of training."""
+    """Return our network with a COMET gate in its state at the end of training."""
     network = ours(GATES["comet"], execution)
     with torch.no_grad():
-        network.gate.split_weight.mul_(1e5)  # a path for every sample: K experts per task
+        network.mixture.gate.split_weight.mul_(1e5)  # every split saturates: K experts per task
     return network
 
 
@@ -161,7 +161,7 @@ def training(network: nn.Module, rows: int, fused: bool, half: bool = False) -> 
 
 
 def inference(network: nn.Module, rows: int, chunk: int | None) -> Callable[[], object]:
-    """Return a function that predicts a random batch; ``chunk``: so many rows at a time, by the caller."""
+    """Return a function that predicts a random batch; ``chunk``: the number of rows per call (None: all)."""
     network.eval()
 
     def predict() -> None:
@@ -175,11 +175,11 @@ def inference(network: nn.Module, rows: int, chunk: int | None) -> Callable[[], 
 
 @torch.no_grad()
 def needed(network: nn.Module, rows: int) -> float:
-    """Return the floating point operations of the matrix products of a training step that cannot be avoided."""
+    """Return the FLOPs of the unavoidable matrix products of a training step."""
     experts = float(EXPERTS)
-    if isinstance(network, MMoE) and network.dispatch.sparse:
+    if isinstance(network, MMoE) and network.mixture.dispatch.sparse:
         inputs = ids(4096)
-        weights = network.gate(network.bottom(inputs), inputs).weights
+        weights = network.mixture.gate(network.bottom(inputs), inputs).weights
         experts = float((weights != 0).any(-2).sum(-1).double().mean())
     tasks = len(SPEC.tasks)
     products = experts * WIDTH * WIDTH + tasks * (WIDTH * WIDTH + WIDTH)

@@ -1,11 +1,11 @@
-"""Time training on real MovieLens rows until the validation loss is as low as asked: COMET executed dense and auto, and
-LibMTL's DSelect_k trained by LibMTL's own trainer.
+"""Time training on real MovieLens rows until the validation loss reaches a target.
 
-python benchmarks/time_to_loss.py [--target LOSS] [--gates comet,dselect_k] [--epochs N]. Needs the files of
-data=movielens. All see the same batches in the same order, and are validated four times an epoch; the clock runs from
-the first step to the end of the validation that reaches the target, everything that a run writes included. Experts,
-embeddings, dropout, learning rate and task weights are those of data=movielens for all; LibMTL's network has the
-embeddings before it, and its loss the rows without a rating left out. Without LibMTL its row is left out.
+python benchmarks/time_to_loss.py [--target LOSS] [--gates comet,dselect_k] [--epochs N]. Compares our gates, executed
+dense and auto, with LibMTL's DSelect_k trained by LibMTL's own trainer. Needs the files of data=movielens. All see the
+same batches in the same order and are validated four times per epoch. The clock runs from the first step to the end of
+the validation that reaches the target, including everything that a run writes. Experts, embeddings, dropout, learning
+rate and task weights are those of data=movielens for all. We add the embeddings to LibMTL's network, and its loss skips
+rows without a rating. If LibMTL is not installed, its row is left out.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from step import dense_layer, peer_module
 from torch import Tensor, nn
 
 from data_modules.base import TensorDataModule, TrainingSampler
-from mtl import build
-from mtl.losses import labelled
 from mtl.networks.bottom import EMBEDDING_RANGE
+from mtl.run import build
+from mtl.training.losses import labelled
 from mtl.types import Batch, TaskSpec
 
-CHECKS = 4  # validations in an epoch
+CHECKS = 4  # validations per epoch
 
 
 class Reached(Exception):  # noqa: N818  (not an error)
-    """Say that the validation loss is low enough."""
+    """Signal that the validation loss has reached the target."""
 
 
 class Watch:
-    """Note the validation losses and when each was known."""
+    """Record validation losses with their times."""
 
     def __init__(self, target: float) -> None:
         self.target, self.start = target, time.perf_counter()
         self.course: list[tuple[float, float]] = []  # (seconds, loss)
 
     def note(self, loss: float) -> bool:
-        """Add a validation loss; return whether it is low enough."""
+        """Record a validation loss; return whether it has reached the target."""
         self.course.append((time.perf_counter() - self.start, loss))
         print(f"    {self.course[-1][0]:7.1f} s  {loss:.4f}", flush=True)
         return loss <= self.target
 
 
 class StopAtTarget(Callback):
-    """Run the clock of a ``Watch``, and end training when it says so."""
+    """Start the clock of a ``Watch``, and stop training when the target is reached."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -108,7 +108,7 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
     from LibMTL.weighting import EW
 
     class Loss(AbsLoss):
-        """The task's weighted mean over labelled rows; the average over batches counts these rows."""
+        """The weighted mean over labelled rows; batches are averaged by their number of labelled rows."""
 
         def __init__(self, task: TaskSpec) -> None:
             super().__init__()
@@ -134,7 +134,7 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
             return [0.0]
 
     class Batches:
-        """Give the batches of the training set in our order, a quarter of an epoch at a time, or a whole split."""
+        """Batches of the training set in our order, a quarter of an epoch per pass, or of a complete split."""
 
         def __init__(self, split: str, parts: int) -> None:
             self.rows, self.parts, self.epoch = data.splits[split], parts, 0
@@ -157,29 +157,29 @@ def train_peer(watch: Watch, epochs: int, data: TensorDataModule, learning_rate:
         def __next__(self) -> tuple[Tensor, Mapping[str, Tensor]]:
             return self.next()
 
-        def next(self) -> tuple[Tensor, Mapping[str, Tensor]]:  # what their trainer calls
+        def next(self) -> tuple[Tensor, Mapping[str, Tensor]]:  # LibMTL's trainer calls this
             batch: Batch = self.rows.select(next(self._order))
             return torch.stack([batch.inputs["user"], batch.inputs["item"]], 1), batch.targets
 
     class Network(DSelect_k):
-        """Theirs, with the embeddings before it."""
+        """LibMTL's network behind our embeddings."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             sizes = [data.spec.inputs[name].size for name in ("user", "item")]
             self.tables = nn.ModuleList(nn.Embedding(size, 128) for size in sizes)
             for table in self.tables:
-                nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)  # as ours
+                nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)  # as in our network
 
-        def init_param(self) -> None:  # of EW: nothing to draw
+        def init_param(self) -> None:  # called by EW, which has no parameters
             pass
 
         def forward(self, ids: Tensor, task_name: str | None = None) -> dict[str, Tensor]:
-            x = torch.cat([table(ids[:, place]) for place, table in enumerate(self.tables)], -1)
+            x = torch.cat([table(ids[:, index]) for index, table in enumerate(self.tables)], -1)
             return {name: value.squeeze(-1) for name, value in super().forward(x, task_name).items()}
 
     class OnCpu(TheirTrainer):
-        device = property(lambda self: torch.device("cpu"), lambda self, value: None)  # theirs is always cuda:0
+        device = property(lambda self: torch.device("cpu"), lambda self, value: None)  # LibMTL's is always cuda:0
 
         def test(self, *args: Any, **kwargs: Any) -> None:
             super().test(*args, **kwargs)
@@ -217,8 +217,8 @@ def main() -> None:
         __doc__,
         rounds=1,
         target=(float, 0.39, "validation loss to reach"),
-        epochs=(int, 6, "epochs to give up after"),
-        gates=(str, "comet", "ours to train, with commas between"),
+        epochs=(int, 6, "largest number of epochs"),
+        gates=(str, "comet", "our gates to train, separated by commas"),
     )
     cfg = configuration("comet", "auto", 1, "unused")
     data = build.build_data(cfg)

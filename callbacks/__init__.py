@@ -1,3 +1,3 @@
 """Lightning callbacks; they may import `mtl`, never `data_modules`."""
 
-import mtl  # noqa: F401  (first: it makes torchvision, and with it Lightning, importable)
+import mtl  # noqa: F401  (must come first: it makes torchvision, and so Lightning, importable)

@@ -1,4 +1,4 @@
-"""Refuse to train when the processes of a run do not agree."""
+"""Refuse to train when the processes of a run have different configurations or initial states."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from mtl.checkpoint import flatten, resolved
-from mtl.parallel import gather, world_size
+from mtl.distributed import gather, world_size
+from mtl.run.checkpoint import flatten, resolved
 from mtl.types import InputError
 
 
 class ProcessAgreement(Callback):
-    """Compare configuration and initial state of all processes before the first step; InputError where they differ.
+    """Compare the configuration and initial state of all processes before the first step; InputError if they differ.
 
-    It runs before DDP hands out the first process's weights, which would hide a difference.
+    The check runs before DDP broadcasts the weights of rank 0, which would hide a difference.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or world_size() == 1:
             return
         config = {key: repr(value) for key, value in flatten(resolved(pl_module.config)).items()}
-        folder = config["paths.run_dir"].strip("'")  # may differ: only the first process writes
+        folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
         config = {key: value.replace(folder, "<run>") for key, value in config.items()}
         digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
         everyone = gather((config, digests))
         for rank, (theirs, state) in enumerate(everyone[1:], start=1):
             first_config, first_state = everyone[0]
             keys = [k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k)]
-            keys.sort(key=lambda key: (key.count("."), key))  # first what the others follow from
+            keys.sort(key=lambda key: (key.count("."), key))  # top-level keys first: others may be derived from them
             if keys:
-                shown = "; ".join(f"{key} is {theirs.get(key)} there, {first_config.get(key)} here" for key in keys[:3])
-                raise InputError(f"process {rank} runs another configuration than process 0: {shown}. {_ADVICE}")
+                shown = "; ".join(f"{key} is {theirs.get(key)}, not {first_config.get(key)}" for key in keys[:3])
+                raise InputError(f"process {rank} has a different configuration from process 0: {shown}. {_ADVICE}")
             names = sorted(k for k in state.keys() | first_state.keys() if state.get(k) != first_state.get(k))
             if names:
                 raise InputError(
-                    f"process {rank} starts from other values than process 0 in {', '.join(names[:3])} "
-                    f"({len(names)} differ). {_ADVICE}"
+                    f"process {rank} has different initial values from process 0 in {', '.join(names[:3])} "
+                    f"({len(names)} tensors differ). {_ADVICE}"
                 )
 
 
-_ADVICE = "Start all processes with the same words and versions; a sweep (-m) takes one device per job."
+_ADVICE = "Start all processes with the same command line and library versions; a sweep (-m) takes one device per job."
 
 
 def digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Write one line per epoch, and measure how long an epoch takes."""
+"""Log one line per epoch, and measure how long an epoch takes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
-from mtl.module import MultiTaskModule
+from mtl.training.module import MultiTaskModule
 
 log = logging.getLogger(__name__)
 
 
 class EpochReport(Callback):
-    """Log losses and seconds of each epoch as a line, and ``seconds_per_epoch``, the median so far, as a scalar.
+    """Log the losses and duration of each epoch in one line, and the scalar ``seconds_per_epoch``, the median so far.
 
-    An epoch's seconds are wall time with its validation and without saving checkpoints.
+    The duration is wall time. It includes validation, but not the saving of checkpoints.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class EpochReport(Callback):
         self.seconds.append(time.perf_counter() - self._start)
         pl_module.log("seconds_per_epoch", statistics.median(self.seconds))
         values = trainer.callback_metrics
-        shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # the module logs it after callbacks ran
+        shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
         if "val/loss" in values:
             shown.append(f"val/loss {float(values['val/loss']):.4f}")
         if "val/experts_per_sample" in values:

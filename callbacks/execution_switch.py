@@ -1,4 +1,4 @@
-"""Execute experts sparse where this is cheaper."""
+"""Switch the execution of experts to sparse when that is cheaper."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from mtl.experts.dispatch import Dispatch
-from mtl.hooks import need_hook
+from mtl.networks.mixture import MixtureOfExperts
 
 
 class ExecutionSwitch(Callback):
     """Let the mixture layers with ``execution=auto`` adapt to the routing of every ``every_steps``-th training batch.
 
-    Counted in steps, never timed: the same run takes the same path.
+    The choice depends on the routing alone, never on measured time, so a repeated run makes the same choices.
     """
 
     def __init__(self, every_steps: int = 50) -> None:
         self.every_steps = every_steps
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        need_hook(trainer, self, "on_train_batch_end", any(layer.execution == "auto" for layer in _layers(pl_module)))
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        routing = outputs["routing"]
-        if routing is None or not routing.exact_zeros or (trainer.global_step - 1) % self.every_steps:
+        if (trainer.global_step - 1) % self.every_steps:
             return
-        for layer in _layers(pl_module):
-            layer.adapt(routing.weights.detach())
-
-
-def _layers(module: LightningModule) -> list[Dispatch]:
-    return [part for part in module.modules() if isinstance(part, Dispatch)]
+        network: Any = pl_module.network
+        for name, routing in outputs["routings"].items():
+            layer = network.get_submodule(name)
+            if isinstance(layer, MixtureOfExperts) and routing.exact_zeros:
+                layer.dispatch.adapt(routing.weights.detach())

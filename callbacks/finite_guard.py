@@ -1,4 +1,4 @@
-"""Stop a run whose numbers are no longer numbers."""
+"""Stop a run whose loss, gradients or weights are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from mtl.types import InputError
 
 
 class FiniteGuard(Callback):
-    """End the run with InputError when the loss, a gradient or a weight is NaN or infinite.
+    """Raise InputError when the loss, a gradient or a weight is NaN or infinite.
 
-    The message names the parameter, and of stacked ones the expert or task. On a CPU the loss is looked at before each
-    update, so that the weights stay what they were; elsewhere, and the gradients, every ``every_steps`` steps. Weights
-    are looked at before a checkpoint is written: a bad one never takes the place of the last good one.
+    The message names the parameter and, if it is stacked, the expert or task. On a CPU the loss is checked before every
+    update, so that a bad loss never changes the weights. On other devices the loss is checked every ``every_steps``
+    steps, as are the gradients on all devices. Weights are checked before a checkpoint is written, so that a bad
+    checkpoint never replaces the last good one.
     """
 
     def __init__(self, every_steps: int = 50) -> None:
@@ -25,7 +26,7 @@ class FiniteGuard(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if loss.device.type != "cpu" and trainer.global_step % self.every_steps:
-            return  # looking at it would make the processor wait for the device
+            return  # reading the loss would make the CPU wait for the device
         value = float(loss.detach())
         if not math.isfinite(value):
             _stop(trainer, f"the loss is {value}", _culprits(pl_module, lambda p: p))
@@ -43,23 +44,24 @@ class FiniteGuard(Callback):
 
 
 def _culprits(module: nn.Module, tensor_of: Any) -> list[str]:
-    """Return the parameters in which something is not finite, with the places along the first dimension."""
+    """Return the parameters that contain NaN or infinity, with the affected indices of their first dimension."""
     found = []
     for name, parameter in module.named_parameters():
         value = tensor_of(parameter)
-        if value is None or torch.isfinite(value.sum()):  # one number per parameter; a sum can only add doubt
+        # Quick test: a finite sum implies finite elements. The sum of finite elements can overflow, so look again below
+        if value is None or torch.isfinite(value.sum()):
             continue
         bad = ~torch.isfinite(value)
         if bad.any():
-            places = bad.flatten(1).any(1).nonzero().flatten().tolist() if value.dim() > 1 else []
+            indices = bad.flatten(1).any(1).nonzero().flatten().tolist() if value.dim() > 1 else []
             kind = "experts" if ".experts." in name else "tasks" if ".gate." in name or ".heads." in name else "rows"
-            found.append(f"{name} ({kind} {', '.join(map(str, places[:8]))})" if places else name)
+            found.append(f"{name} ({kind} {', '.join(map(str, indices[:8]))})" if indices else name)
     return found
 
 
 def _stop(trainer: Trainer, what: str, found: list[str]) -> None:
-    where = f" in {'; '.join(found[:4])}" if found else ", all weights are finite"
+    where = f" in {'; '.join(found[:4])}" if found else "; all weights are finite"
     raise InputError(
-        f"step {trainer.global_step}: {what}{where}. The last checkpoint is from before. A lower optimizer.lr or "
-        "trainer.gradient_clip_val=1 may help; so may a look at the data's ranges"
+        f"step {trainer.global_step}: {what}{where}. The last checkpoint was saved before that. Try a lower "
+        "optimizer.lr or trainer.gradient_clip_val=1, and check the data for extreme values"
     )

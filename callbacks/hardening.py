@@ -8,47 +8,50 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import Length
-from mtl.permutation import Permutation
+from mtl.gates.permuted import Permutation
 from mtl.types import require
 
 log = logging.getLogger(__name__)
 
 
 class PermutationHardening(Callback):
-    """Harden the module ``target`` before the first step after its soft phase of ``steps``, ``epochs`` or ``fraction``.
+    """Harden all learnt permutations before the first step after their soft phase.
 
-    The first process decides and the others take its matrix. The distance between the soft and the hard matrix is
-    logged as ``permutation/soft_to_hard``, and the optimiser forgets what it knew of the logits.
+    Give the length of the phase as one of ``steps``, ``epochs`` or ``fraction`` (of the run). Rank 0 computes the
+    assignment and broadcasts it. The mean distance between the soft and the hard matrices is logged as
+    ``permutation/soft_to_hard``. The optimiser's state of the permutation logits is dropped.
     """
 
-    def __init__(
-        self,
-        target: str = "network.permutation",
-        steps: int | None = None,
-        epochs: float | None = None,
-        fraction: float | None = None,
-    ) -> None:
-        self.target, self.length = target, Length("soft phase of the permutation", steps, epochs, fraction)
+    def __init__(self, steps: int | None = None, epochs: float | None = None, fraction: float | None = None) -> None:
+        self.length = Length("soft phase of the permutation", steps, epochs, fraction)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        modules = dict(pl_module.named_modules())
-        found = isinstance(modules.get(self.target), Permutation)
-        require(found, f"permutation=sinkhorn: {type(pl_module.network).__name__} has no gate whose experts to permute")
+        name = type(pl_module.network).__name__
+        found = bool(_permutations(pl_module))
+        require(found, f"permutation=sinkhorn: {name} has no gate to permute; use permutation=none")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        permutation = pl_module.get_submodule(self.target)
-        assert isinstance(permutation, Permutation)
-        if permutation.is_hard or trainer.global_step < self.length.in_steps(trainer):
+        soft = [permutation for permutation in _permutations(pl_module) if not permutation.is_hard]
+        if not soft or trainer.global_step < self.length.in_steps(trainer):
             return
-        distance = permutation.harden(trainer.strategy.broadcast(permutation.assignment()))
-        for optimizer in trainer.optimizers:
-            optimizer.state.pop(permutation.logits, None)
+        distances, moved, total = [], 0, 0
+        for permutation in soft:
+            distances.append(permutation.harden(trainer.strategy.broadcast(permutation.assignment())))
+            unmoved = torch.arange(permutation.order.shape[-1], device=permutation.order.device)
+            moved += int((permutation.order != unmoved).sum())
+            total += permutation.order.numel()
+            for optimizer in trainer.optimizers:
+                optimizer.state.pop(permutation.logits, None)
+        distance = sum(distances) / len(distances)
         pl_module.log("permutation/soft_to_hard", distance, on_step=True, on_epoch=False)
-        moved = int((permutation.order != torch.arange(permutation.order.shape[-1], device=pl_module.device)).sum())
         log.info(
-            "step %d: permutation hardened, %d of %d experts moved, distance of soft to hard matrix %.3g",
+            "step %d: permutation hardened, %d of %d experts moved, distance between soft and hard matrix %.3g",
             trainer.global_step,
             moved,
-            permutation.order.numel(),
+            total,
             distance,
         )
+
+
+def _permutations(module: LightningModule) -> list[Permutation]:
+    return [part for part in module.modules() if isinstance(part, Permutation)]

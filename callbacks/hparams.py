@@ -1,19 +1,19 @@
-"""Record a run's options with its results, once."""
+"""Record a run's options and final metrics in TensorBoard, once."""
 
 from __future__ import annotations
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from mtl.checkpoint import flatten, resolved
+from mtl.run.checkpoint import flatten, resolved
 
 SECTIONS = ("setting.", "experts.", "gate.", "optimizer.", "permutation.")
 CHOICES = ("seed", "label", *SECTIONS, "data._target_", "network._target_")
-PARTS = ("test/expert_share/", "test/experts_per_sample/")  # of single experts and tasks
+PARTS = ("test/expert_share/", "test/experts_per_sample/")  # metrics of single experts and tasks: left out
 
 
 class HParamsRecord(Callback):
-    """Write one line in TensorBoard's HParams page after the test: what was chosen, and the final metrics."""
+    """Write one row to TensorBoard's HParams page after the test: the chosen options and the final metrics."""
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = {

@@ -1,4 +1,4 @@
-"""Measure a phase of training in optimiser steps."""
+"""Convert the length of a training phase to optimiser steps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from mtl.types import require
 
 
 class Length:
-    """Hold how long ``what`` lasts: one of ``steps``, ``epochs`` (need not be whole), ``fraction`` of the run."""
+    """Length of the phase ``what``: one of ``steps``, ``epochs`` (may be fractional) or ``fraction`` of the run."""
 
     def __init__(
         self, what: str, steps: int | None = None, epochs: float | None = None, fraction: float | None = None
     ) -> None:
         given = [value for value in (steps, epochs, fraction) if value is not None]
-        require(len(given) == 1, f"{what}: give one of steps, epochs, fraction")
-        require(given[0] > 0, f"{what}: its length {given[0]} must be greater than 0")
-        require(fraction is None or fraction <= 1, f"{what}: fraction={fraction} of the run; accepted: up to 1")
+        require(len(given) == 1, f"{what}: give exactly one of steps, epochs, fraction")
+        require(given[0] > 0, f"{what}: the length {given[0]} must be greater than 0")
+        require(fraction is None or fraction <= 1, f"{what}: fraction={fraction} must be at most 1, the whole run")
         self.what, self.steps, self.epochs, self.fraction = what, steps, epochs, fraction
 
     def in_steps(self, trainer: Trainer) -> float:
-        """Return the length in optimiser steps of this trainer's run."""
+        """Return the length in optimiser steps for the run of ``trainer``."""
         if self.steps is not None:
             return self.steps
         per_epoch = trainer.num_training_batches

@@ -1,4 +1,4 @@
-"""Carry the random number streams of a run in its checkpoints."""
+"""Save the random number generators of a run in its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from mtl.hooks import need_hook
-from mtl.parallel import gather
+from mtl.distributed import gather
 
 
 class RandomState(Callback):
-    """Give every process streams of its own, save them, and put them back before the first step of a resumed run.
+    """Seed each process differently, save the state of its random number generators, and restore it on resuming.
 
-    torch, numpy, Python and CUDA. They are put back as late as possible: what a start draws from them does not count.
+    The generators are those of torch, numpy, Python and CUDA. They are restored as late as possible, right before the
+    first step, so that numbers drawn while the run starts have no effect.
     """
 
     def __init__(self) -> None:
         self._saved: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_rank:  # the first keeps its streams: they are those of a run on one process
+        if trainer.global_rank:  # rank 0 keeps its seed, and so draws the numbers of a run on one process
             seed = torch.initial_seed() + trainer.global_rank
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)
-        need_hook(trainer, self, "on_train_batch_start", True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        if len(self._saved) == trainer.world_size:  # on other processes than before there is nothing to put back
+        if len(self._saved) == trainer.world_size:  # else a new run, or another number of processes
             set_state(self._saved[trainer.global_rank])
         self._saved = []
-        need_hook(trainer, self, "on_train_batch_start", False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"streams": gather(get_state())}
@@ -44,7 +42,7 @@ class RandomState(Callback):
 
 
 def get_state() -> dict[str, Any]:
-    """Return the state of all streams of this process, as tensors and plain Python."""
+    """Return the states of this process's generators as tensors and plain Python values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     version, internal, gauss_next = random.getstate()
     return {
@@ -56,7 +54,7 @@ def get_state() -> dict[str, Any]:
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Put all streams of this process back to ``state``."""
+    """Set this process's generators to ``state``."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,4 +1,4 @@
-"""Compare the experts that a gate selects with what a simulation knows."""
+"""Compare the experts that a gate selects with the ground truth of simulated data."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from mtl.analysis.selection import heaviest_experts, jaccard_by_group, selected_experts
-from mtl.parallel import gather
+from mtl.distributed import gather
 from mtl.types import Routing
 
 
 class SelectionReport(Callback):
-    """Log at test what only simulated data can tell; does nothing on other data.
+    """Compare, at test, the selections of a network's only mixture layer with the ground truth of simulated data.
 
-    ``test/true_experts_found``: of N ``extras["true_experts"]``, how many are among the N experts of largest weight
-    (a weight of 0 does not count), mean over samples and tasks.
-    ``test/jaccard_related``, ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks of the same,
-    of different, ``extras["task_group"]``.
+    ``test/true_experts_found``: how many of the N experts in ``extras["true_experts"]`` are among the N with the
+    largest nonzero weights, mean over samples and tasks.
+    ``test/jaccard_related`` and ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks in the
+    same group and in different groups of ``extras["task_group"]``.
+    Real data has neither entry, so nothing is logged for it.
     """
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -34,10 +35,11 @@ class SelectionReport(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        routing: Routing | None = outputs["routing"]
+        routings: list[Routing] = list(outputs["routings"].values())
         spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
-        if routing is None or routing.tasks is not None or spec is None or not len(batch):
+        if len(routings) != 1 or routings[0].tasks is not None or spec is None or not len(batch):
             return
+        [routing] = routings
         chosen = selected_experts(routing)
         chosen = chosen if chosen.dim() == 3 else chosen[None]
         values: dict[str, Tensor] = {}

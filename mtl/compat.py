@@ -1,18 +1,119 @@
-"""Get along with what is installed: a torchvision that cannot load, an allocator that forgets too soon."""
+"""The register of private or undocumented names of other libraries that this program touches.
+
+Each entry says why the name is used and what happens without it. ``lookup`` checks a name the first time it is asked
+for, and returns None where the installed version lacks it or it behaves in another way: the caller then takes its
+fallback. After an upgrade, ``tests/unit/test_compat.py`` says which entries broke.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 
-# mallopt's numbers (malloc.h): free memory at the end of the heap above which it is returned to the system, how much
-# more than needed is asked for, and the size from which memory is mapped by itself
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_KEPT, _MAPPED = 2**31 - 1, 2**28  # bytes
-# Operators that torchvision's Python code refers to while it is imported. Where its compiled library does not
-# fit the installed torch (a CUDA build beside a CPU torch), nobody has declared them, and the import of
-# torchvision fails, and with it that of torchmetrics and Lightning.
+
+@dataclass(frozen=True)
+class PrivateName:
+    """A name, why it is used, what happens without it, how to find it, and a small call that must succeed."""
+
+    why: str
+    fallback: str
+    find: Callable[[], Any]
+    works: Callable[[Any], bool]
+
+
+@cache
+def lookup(name: str) -> Any:
+    """Return the object that ``name`` in ``REGISTER`` stands for, or None if it is missing or its check fails."""
+    entry = REGISTER[name]
+    try:
+        found = entry.find()
+        return found if entry.works(found) else None
+    except Exception:  # whatever an upgrade may have changed: the fallback is right in any case
+        return None
+
+
+def functorch_active() -> bool:
+    """Say whether this code runs inside a transform of ``torch.func`` (vmap, grad, jacrev, ...)."""
+    active = lookup("torch._C._are_functorch_transforms_active")
+    return bool(active()) if active else False
+
+
+def config_path(node: DictConfig) -> str:
+    """Return the dotted name of a node of the configuration, "" if it cannot be found out."""
+    full_key = lookup("omegaconf.DictConfig._get_full_key")
+    return str(full_key(node, None)) if full_key else ""
+
+
+def _linear_pointwise_works(operator: Any) -> bool:
+    x, weight, bias = torch.tensor([[2.0]]), torch.tensor([[-3.0], [3.0]]), torch.tensor([1.0, 1.0])
+    return bool((operator(x, weight, bias, "relu", [], "") == torch.tensor([[0.0, 7.0]])).all())
+
+
+def _channel_shuffle_works(shuffle: Any) -> bool:
+    x = torch.arange(6.0).view(1, 6, 1, 1)
+    return bool(torch.equal(shuffle(x, 2).flatten(), x.view(2, 3).t().flatten()))
+
+
+def _threshold_backward_works(operator: Any) -> bool:
+    grad, output = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 5.0])
+    return bool(torch.equal(operator(grad, output, 0), torch.tensor([0.0, 2.0])))
+
+
+def _bag_weights_backward_works(operator: Any) -> bool:
+    grad, table = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
+    index, zero = torch.tensor([1, 0]), torch.tensor([0])
+    return bool(torch.equal(operator(grad, table, index, zero, torch.tensor([0, 0]), 0), torch.tensor([17.0, 11.0])))
+
+
+REGISTER = {
+    "torch.ops.mkldnn._linear_pointwise": PrivateName(
+        why="oneDNN's matrix product uses all of an AVX-512 processor; torch.mm calls MKL, which uses half of it",
+        fallback="torch.mm",
+        find=lambda: torch.ops.mkldnn._linear_pointwise.default,
+        works=_linear_pointwise_works,
+    ),
+    "torch.native_channel_shuffle": PrivateName(
+        why="transposes a matrix several times as fast as Tensor.contiguous",
+        fallback="Tensor.contiguous",
+        find=lambda: torch.native_channel_shuffle,
+        works=_channel_shuffle_works,
+    ),
+    "torch.ops.aten.threshold_backward": PrivateName(
+        why="relu's gradient in one pass, without a mask in memory",
+        fallback="a mask, and a product with it",
+        find=lambda: torch.ops.aten.threshold_backward,
+        works=_threshold_backward_works,
+    ),
+    "torch.ops.aten._embedding_bag_per_sample_weights_backward": PrivateName(
+        why="row-wise dot products of two gathered tables, without copies of the rows",
+        fallback="two copies and a product",
+        find=lambda: torch.ops.aten._embedding_bag_per_sample_weights_backward,
+        works=_bag_weights_backward_works,
+    ),
+    "torch._C._are_functorch_transforms_active": PrivateName(
+        why="torch.func cannot differentiate the fast functions, so they must know when it is at work",
+        fallback="torch.func needs fast=false",
+        find=lambda: torch._C._are_functorch_transforms_active,
+        works=lambda active: isinstance(active(), bool),  # True where the first to ask is inside a transform
+    ),
+    "omegaconf.DictConfig._get_full_key": PrivateName(
+        why="error messages name the section of the configuration that an option is in",
+        fallback="messages without the section",
+        find=lambda: DictConfig._get_full_key,
+        works=lambda get: get(OmegaConf.create({"a": {"b": {}}}).a.b, None) == "a.b",
+    ),
+}
+
+# Operators that torchvision's Python code refers to while it is imported. If torchvision's compiled library does not
+# fit the installed torch (a CUDA build beside a CPU torch), nobody has declared them: the import of torchvision fails,
+# and with it that of torchmetrics and Lightning.
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -23,13 +124,10 @@ _library: torch.library.Library | None = None  # the declarations live as long a
 def register_missing_operators() -> None:
     """Declare the operators of torchvision that are missing; do nothing where it loads or is not installed.
 
-    Must run before the first import of torchvision; ``import mtl`` calls it. The declared operators can be
+    This has to run before the first import of torchvision; ``import mtl`` calls it. The declared operators can be
     traced but not called.
     """
     global _library
-    import importlib.util
-    import sys
-
     if _library is not None or "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
         return
     try:
@@ -41,18 +139,3 @@ def register_missing_operators() -> None:
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
                 _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch has no types for it
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep memory that it frees, for the next step to take; do nothing without glibc.
-
-    By default each tensor of a few megabytes is a new mapping, whose pages the system clears at first touch: a
-    fifth of a training step on a CPU. Tensors of 256 MiB and more are still returned; for the rest a process stays as
-    large as it was at its largest.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return
-    for option, value in ((_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, 2**24), (_MMAP_THRESHOLD, _MAPPED)):
-        mallopt(option, value)

@@ -1,4 +1,4 @@
-"""Define what crosses a border between data, network, engine and callbacks.
+"""Types that data, networks, training and callbacks exchange.
 
 Shape letters used throughout: B batch, T tasks, E experts, K selections, D features.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 
 TaskKind = Literal["binary", "multiclass", "regression"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")
-MISSING_CLASS = -100  # a class label that is not known; a missing float label is NaN
+MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
 
 
 class InputError(ValueError):
-    """Report something the user gave that cannot be used.
+    """Report invalid input from the user.
 
     The message says what was given, where, what is accepted and what to do; the program prints it alone,
     without a traceback, and exits with 1.
@@ -27,7 +27,7 @@ class InputError(ValueError):
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
-    """Say that a run was asked to stop by signal ``number`` and how to go on with it."""
+    """Report that signal ``number`` stopped the run; the message says how to resume it."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class Numeric:
 class Image:
     """One image per row; tensor ``[B, channels, height, width]``, uint8 or float.
 
-    ``mean`` and ``std`` are of values in [0, 1]; networks bring images to mean 0 and deviation 1 with them.
+    ``mean`` and ``std`` refer to values in [0, 1]; networks use them to standardise images.
     """
 
     channels: int
@@ -81,7 +81,7 @@ InputSpec = Categorical | Numeric | Image | Tokens
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Name one task, its kind, and its weight in the summed loss.
+    """One task: its name, its kind, and its weight in the summed loss.
 
     ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds.
     """
@@ -92,7 +92,7 @@ class TaskSpec:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} is none of {', '.join(KINDS)}")
+        require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} must be one of {', '.join(KINDS)}")
         require(self.weight >= 0, f"task {self.name!r}: weight={self.weight} is negative")
         many = self.kind == "multiclass"
         fits = self.num_classes >= 2 if many else self.num_classes == 1
@@ -101,10 +101,10 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Describe a data set to the network: inputs by name, tasks in order.
+    """Description of a data set: inputs by name, tasks in order.
 
-    ``extras`` carries tensors of a simulated truth (the true experts, the group of each task) that a
-    network or a callback made for that simulation reads by name; real data has none.
+    ``extras`` holds the ground truth of simulated data by name (the true experts, the group of each task), for networks
+    and callbacks made for that simulation. It is empty for real data.
     """
 
     inputs: Mapping[str, InputSpec]
@@ -118,9 +118,9 @@ class DataSpec:
 
 @dataclass  # not frozen: Lightning converts precision inside it
 class Batch:
-    """Hold ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``; only the tasks this batch is for.
+    """A batch: ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``, with only the tasks that this batch is for.
 
-    Float targets mark a missing label with NaN, class targets with ``MISSING_CLASS``.
+    A missing label is NaN in float targets and ``MISSING_CLASS`` in class targets.
     """
 
     inputs: dict[str, Tensor]
@@ -137,7 +137,7 @@ class Batch:
         )
 
     def is_on(self, device: torch.device) -> bool:
-        """Say whether all tensors are on ``device``."""
+        """Return whether all tensors are on ``device``."""
         return all(value.device == device for value in chain(self.inputs.values(), self.targets.values()))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
@@ -157,14 +157,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Routing:
-    """Hold what a gate decided.
+    """The output of a gate.
 
     ``weights``: ``[B, T, E]``, or ``[T, E]`` from a static gate; >= 0.
-    ``losses``: auxiliary terms by name, already times their weight, summed over tasks, averaged over the batch.
-    ``selectors``: ``[..., T, K, E]``, one distribution over the experts per selection, where the gate has them.
-    ``tasks``: the positions of the tasks that T stands for, where these are not all.
-    ``exact_zeros``: no gradient passes a weight that is exactly 0, so that its expert can be left out; False where the
-    gate learns from experts that it has switched off.
+    ``losses``: auxiliary terms by name, multiplied by their weight, summed over tasks, averaged over the batch.
+    ``selectors``: ``[..., T, K, E]``, one distribution over the experts per selection, if the gate has selectors.
+    ``tasks``: the indices of the T tasks, None if these are all tasks.
+    ``exact_zeros``: no gradient passes through a weight that is exactly 0, so its expert need not be computed. It is
+    False if the gate also learns from experts that it has switched off.
     """
 
     weights: Tensor
@@ -176,11 +176,21 @@ class Routing:
 
 @dataclass(frozen=True)
 class NetworkOutput:
-    """Hold ``predictions[task]``: ``[B]`` (logit or value) or ``[B, C]`` (class logits), and how they were routed.
+    """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value) or ``[B, C]`` (class logits).
 
-    ``routing`` is None for networks without a gate; ``losses`` are the auxiliary terms to add to the task losses.
+    ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
+    ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
     """
 
     predictions: dict[str, Tensor]
-    routing: Routing | None = None
+    routings: Mapping[str, Routing] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
+
+
+def sum_losses(routings: Mapping[str, Routing]) -> dict[str, Tensor]:
+    """Return the auxiliary losses of all routings by name; losses of the same name are added."""
+    losses: dict[str, Tensor] = {}
+    for routing in routings.values():
+        for name, value in routing.losses.items():
+            losses[name] = losses[name] + value if name in losses else value
+    return losses

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and so do the programs that they start
+    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+
 import torch
 
-import mtl  # noqa: F401  (makes torchvision importable before Lightning is)
+from mtl import fast  # mtl makes torchvision importable before Lightning is
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _fresh() -> None:
+    """Start each test from the same seed, with the fast versions on."""
     torch.manual_seed(0)
+    fast.enable(True)
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""Say what a trained network shares between tasks."""
+"""Analyse what a trained network shares between tasks."""

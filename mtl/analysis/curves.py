@@ -1,4 +1,4 @@
-"""Draw a metric over training, mean and band over runs: ``python -m mtl.analysis.curves outputs/multirun/<sweep>``."""
+"""Plot mean and confidence band of a metric over runs: ``python -m mtl.analysis.curves outputs/multirun/<sweep>``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import COLOURS, LINES
-from mtl.checkpoint import flatten
+from mtl.run.checkpoint import flatten
 from mtl.types import InputError, require
 
 Course = dict[int, float]  # training step -> value
@@ -26,7 +26,7 @@ Course = dict[int, float]  # training step -> value
 
 @dataclass(frozen=True)
 class Curve:
-    """The course of a metric over ``runs`` runs: the mean at ``steps``, and the confidence interval of the mean."""
+    """A metric over training: at each of ``steps`` the mean over ``runs`` runs, with its confidence interval."""
 
     label: str
     runs: int
@@ -37,18 +37,18 @@ class Curve:
 
 
 def read_course(folder: Path, metric: str) -> Course:
-    """Return the values that the run in ``folder`` logged of ``metric``, by step; InputError where there are none."""
+    """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none."""
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     known = sorted(events.Tags()["scalars"])
-    require(metric in known, f"{folder}: no metric {metric}; there are {', '.join(known) or 'none'}")
+    require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
     return {event.step: event.value for event in events.Scalars(metric)}
 
 
 def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what tells each run from the others, as ``gate.pattern=full data.rho=0``; seeds and folders do not.
+    """Return for each run the options that differ between runs, such as ``gate.pattern=full data.rho=0``.
 
-    Of options that always change together the one with the shortest name is shown.
+    Seeds and folders are ignored. Of options that always change together, only the one with the shortest name is shown.
     """
     flat = [flatten(dict(config)) for config in configs]
     columns: dict[tuple[str, ...], str] = {}
@@ -65,7 +65,7 @@ def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def average(label: str, courses: Sequence[Course], band: float) -> Curve:
-    """Return the mean over runs at the steps that all have, with its ``band`` confidence interval (Student's t)."""
+    """Return the mean over runs at their common steps, with its ``band`` confidence interval (Student's t)."""
     steps = sorted(set.intersection(*(set(course) for course in courses)))
     mean, low, high = [], [], []
     for step in steps:
@@ -83,10 +83,10 @@ def average(label: str, courses: Sequence[Course], band: float) -> Curve:
 def read_curves(folder: Path, metric: str, band: float) -> list[Curve]:
     """Return a curve for each setting among the runs in ``folder``, in the order of the runs.
 
-    Runs that have not logged the metric (yet) are left out, and said so.
+    Runs that have not logged the metric (yet) are left out, with a message on stderr.
     """
     runs = sorted((path.parent for path in folder.glob("**/config.yaml")), key=_natural)
-    require(bool(runs), f"{folder}: no run in it; a run is a folder with a config.yaml")
+    require(bool(runs), f"{folder} contains no run; a run is a folder with a config.yaml")
     configs: list[Any] = [OmegaConf.to_container(OmegaConf.load(run / "config.yaml")) for run in runs]
     groups: dict[str, list[Course]] = {}
     missing: list[InputError] = []
@@ -107,8 +107,8 @@ def draw(curves: Sequence[Curve], metric: str, band: float) -> Figure:
     """Draw curves with their bands in one panel."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for place, curve in enumerate(curves):
-        colour, style = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
+    for index, curve in enumerate(curves):
+        colour, style = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
         axes.plot(
             curve.steps, curve.mean, style, color=colour, linewidth=1.6, label=f"{curve.label} ({curve.runs} runs)"
         )
@@ -132,7 +132,7 @@ def write_csv(path: Path, curves: Sequence[Curve]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, write ``curves_<metric>.csv`` and ``.png`` into the folder."""
     parser = argparse.ArgumentParser(prog="python -m mtl.analysis.curves", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of a sweep, or any with runs in it")
+    parser.add_argument("folder", type=Path, help="folder of a sweep, or any folder that contains runs")
     parser.add_argument("--metric", default="val/loss")
     parser.add_argument("--band", type=float, default=0.9, help="level of the confidence interval")
     given = parser.parse_args(arguments)
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort ``10_x`` after ``9_x``."""
+    """Return a sort key that puts ``10_x`` after ``9_x``."""
     return [(int(part.split("_")[0]) if part.split("_")[0].isdigit() else -1, part) for part in path.parts]
 
 

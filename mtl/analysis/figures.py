@@ -1,4 +1,4 @@
-"""Draw routing; colours that colour-blind readers tell apart (viridis, and Okabe and Ito's eight)."""
+"""Draw routing, in colours that colour-blind readers can tell apart (viridis; Okabe and Ito's eight)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 LINES = ["-", "--", "-.", ":"]
-_MOST_TASKS = 16  # whose courses are drawn
+_MOST_TASKS = 16  # further tasks get no panel
 
 
 def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
@@ -34,14 +34,14 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
 
 
 def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str]) -> Figure:
-    """Draw the permutation matrices ``[P, E, E]``: the soft ones and what evaluation uses."""
+    """Draw the permutation matrices ``[P, E, E]``: the soft ones, and the hard ones that evaluation uses."""
     shown = min(len(hard), _MOST_TASKS)
     size = 2.2 + 0.14 * hard.shape[-1]
     figure = Figure(figsize=(2 * size + 1, 0.8 + size * shown), layout="constrained")
     grid = figure.subplots(shown, 2, squeeze=False)
     for row in range(shown):
         whose = f", task {tasks[row]}" if len(hard) > 1 else ""
-        titles = (f"soft (Sinkhorn){whose}", f"used{', for good' if is_hard else ' in evaluation'}{whose}")
+        titles = (f"soft (Sinkhorn){whose}", f"{'hardened' if is_hard else 'used in evaluation'}{whose}")
         for axes, matrix, title in zip(grid[row], (soft[row], hard[row]), titles, strict=True):
             image = axes.imshow(matrix.double().numpy(), cmap="viridis", vmin=0, vmax=1)
             axes.set(title=title, xlabel="expert", ylabel="output of the gate")
@@ -53,9 +53,10 @@ def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str])
 
 
 def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
-    """Draw ``shares [N, T, E]``, the experts' mean weights in the batches of ``steps``, a panel per task.
+    """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
-    As figures C.3 to C.5 of DSelect-k's supplement. The heaviest experts at the end have colours.
+    Like figures C.3 to C.5 of DSelect-k's supplement. The experts with the largest final weights are coloured, the
+    others are grey.
     """
     shown = min(shares.shape[1], _MOST_TASKS)
     columns = min(shown, 4)
@@ -71,9 +72,9 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
         for expert in range(values.shape[2]):
             if expert not in heaviest:
                 axes.plot(steps, values[:, index, expert], color="0.75", linewidth=0.8)
-        for place, expert in enumerate(heaviest):
-            style = LINES[place % len(LINES)]
-            line = axes.plot(steps, values[:, index, expert], style, color=COLOURS[place], linewidth=1.4)
+        for rank, expert in enumerate(heaviest):
+            style = LINES[rank % len(LINES)]
+            line = axes.plot(steps, values[:, index, expert], style, color=COLOURS[rank], linewidth=1.4)
             line[0].set_label(f"expert {expert}")
         if binary_since >= 0:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
@@ -94,13 +95,13 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
 
 
 def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
-    """Draw which components ``[T, C]`` of each layer the tasks use, a panel per layer, side by side."""
+    """Draw which components each task uses, ``[T, C]`` for each layer, in one panel per layer."""
     widths = [matrix.shape[1] for matrix in matrices]
     figure = Figure(figsize=(2.2 + 0.25 * sum(widths), 1.4 + 0.25 * len(tasks)), layout="constrained")
     grid = figure.subplots(1, len(matrices), squeeze=False, sharey=True, width_ratios=widths)[0]
-    for place, (axes, matrix) in enumerate(zip(grid, matrices, strict=True)):
+    for layer, (axes, matrix) in enumerate(zip(grid, matrices, strict=True)):
         axes.imshow(matrix.double().numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        axes.set(title=f"layer {place}", xlabel="component")
+        axes.set(title=f"layer {layer}", xlabel="component")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xticks([n - 0.5 for n in range(1, matrix.shape[1])], minor=True)
         axes.set_yticks([n - 0.5 for n in range(1, len(tasks))], minor=True)
@@ -112,7 +113,7 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
 
 
 def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
-    """Draw the courses of connection probabilities, ``[N, T, C]`` for each layer, a panel per task and layer."""
+    """Draw connection probabilities over training, ``[N, T, C]`` for each layer, in one panel per task and layer."""
     shown = min(len(tasks), _MOST_TASKS)
     columns = len(history)
     figure = Figure(figsize=(1.2 + 2.2 * columns, 1.0 + 1.5 * shown), layout="constrained")
@@ -129,10 +130,10 @@ def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequen
     for axes in grid[-1]:
         axes.set_xlabel("training step")
     more = "" if shown == len(tasks) else f"; first {shown} of {len(tasks)} tasks"
-    figure.suptitle(f"Connection probabilities in training, a line per component{more}", fontsize=11)
+    figure.suptitle(f"Connection probabilities in training, one line per component{more}", fontsize=11)
     return figure
 
 
 def _short(value: float) -> str:
-    """Return two digits of a weight, and nothing for none."""
+    """Format a weight with two decimals; 0 gives an empty string."""
     return "" if value == 0 else f"{value:.2f}".lstrip("0") if value < 0.995 else "1"

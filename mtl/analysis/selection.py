@@ -11,7 +11,7 @@ from mtl.types import Routing
 def selected_experts(routing: Routing) -> Tensor:
     """Return which experts each task selects, bool ``[..., T, E]``.
 
-    Where the gate has selectors, the expert that each of them points at; else those with a nonzero weight.
+    If the gate has selectors, these are the most probable expert of each selector, else the experts of nonzero weight.
     """
     if routing.selectors is None:
         return routing.weights > 0
@@ -20,7 +20,7 @@ def selected_experts(routing: Routing) -> Tensor:
 
 
 def heaviest_experts(weights: Tensor, count: int) -> Tensor:
-    """Return which experts have the ``count`` largest weights, ``[..., E]``; a weight of 0 is never among them."""
+    """Return which experts have the ``count`` largest weights, bool ``[..., E]``; experts of weight 0 never count."""
     mask = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, weights.topk(count, -1).indices, True)
     return mask & (weights > 0)
 
@@ -36,8 +36,8 @@ def jaccard(chosen: Tensor) -> Tensor:
 def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:
     """Return ``jaccard_related`` and, if there are several groups, ``jaccard_unrelated``.
 
-    The mean Jaccard index, over samples, of two tasks of the same ``group [T]`` and of different ones (DSelect-k,
-    supplement C.1). ``chosen``: bool ``[B, T, E]`` or ``[T, E]``.
+    These are the mean Jaccard indices, over samples, of two tasks in the same group and in different groups (DSelect-k,
+    supplement C.1). ``chosen``: bool ``[B, T, E]`` or ``[T, E]``; ``group [T]``: the group of each task.
     """
     group = group.to(chosen.device)
     related = (group[:, None] == group).fill_diagonal_(False)

@@ -8,22 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.conv_kernels import channels_last, shared_conv_pool_relu
+from mtl.dropout import Masks
+from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
-from mtl.functional import Key
+from mtl.fast import accelerated
+from mtl.fast import conv as fast
 from mtl.types import require
 
+OPTIONS = {"channels", "kernel", "pool", "padding"}  # of a convolution
+Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
 
-class StackedConv(nn.Module):
+
+class StackedConv(Experts):
     """Convolutions, each with max-pooling and relu, then dense layers, for each of E experts.
 
     ``input_dim`` (C, H, W); ``convolutions``: a list of ``{channels, kernel, pool, padding}`` (pool 1 and padding 0 by
-    default); ``units`` and ``dropout`` of the dense layers after flattening: see ``StackedDense``, whose three ways to
-    compute this class has too. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
-
-    On a CPU the first layer, whose input all experts share, is one product of patches for all experts; later layers
-    are convolved expert by expert, with the channels last in memory. benchmarks/conv.py compares other ways.
+    default); ``units`` and ``dropout`` of the dense layers after flattening: see ``StackedDense``. Weights
+    ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
     """
 
     def __init__(
@@ -34,24 +36,19 @@ class StackedConv(nn.Module):
         units: Sequence[int] = (),
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        images = isinstance(input_dim, Sequence)  # (C, H, W)
+        images = not isinstance(input_dim, int)  # (C, H, W)
         require(images, "convolutional experts need images as input; experts=dense takes other inputs")
         require(len(convolutions) >= 1, "setting.convolutions=[]: convolutional experts need at least one convolution")
         channels, height, width = input_dim
-        self.num_experts = num_experts
+        super().__init__(num_experts, 0, dropout)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.pools: list[int] = []
         self.paddings: list[int] = []
-        for place, layer in enumerate(convolutions):
-            unknown = set(layer) - {"channels", "kernel", "pool", "padding"}
-            require(not unknown, f"setting.convolutions[{place}]: no such option: {', '.join(sorted(unknown))}")
-            out, kernel, pool, padding = (
-                layer["channels"],
-                layer["kernel"],
-                layer.get("pool", 1),
-                layer.get("padding", 0),
-            )
+        for index, layer in enumerate(convolutions):
+            unknown = ", ".join(sorted(set(layer) - OPTIONS))
+            require(not unknown, f"setting.convolutions[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
+            out, kernel = layer["channels"], layer["kernel"]
+            pool, padding = layer.get("pool", 1), layer.get("padding", 0)
             bound = (6.0 / ((channels + out) * kernel * kernel)) ** 0.5
             weight = torch.empty(num_experts, out, channels, kernel, kernel).uniform_(-bound, bound)
             self.weights.append(nn.Parameter(weight))
@@ -62,69 +59,50 @@ class StackedConv(nn.Module):
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
             require(
                 height >= 1 and width >= 1,
-                f"setting.convolutions[{place}]: nothing is left of images of {tuple(input_dim)[1:]} pixels",
+                f"setting.convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
             )
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim
 
-    def draw_keys(self) -> list[Key]:
-        """Draw the keys of a step's dropout masks: see ``StackedDense``."""
-        return self.dense.draw_keys()
+    @accelerated(fast.outputs)
+    def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
+        """Map ``x [B, C, H, W]`` to ``[B, E, H]``."""
+        return self.dense.outputs(self.features(x, subset), subset, masks)
 
-    def forward(self, x: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None) -> Tensor:
-        """Map ``[B, C, H, W]`` to ``[B, E, H]``; E counts ``subset`` if given."""
-        outputs: Tensor = self.dense(self._features(x, subset), subset, keys)
-        return outputs
-
+    @accelerated(fast.mixture)
     def mixture(
-        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, keys: Sequence[Key] | None = None
+        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None
     ) -> Tensor:
-        """Return the mixtures ``[B, T, H]`` of the experts' outputs on ``x [B, C, H, W]``."""
-        return self.dense.mixture(self._features(x, subset), weights, subset, keys)
+        """See ``Experts``."""
+        return self.dense.mixture(self.features(x, subset), weights, subset, masks)
 
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: Sequence[Key] | None = None) -> Tensor:
-        """Return ``mixture`` by ``weights [B, T, E]`` from the outputs on their ``pairs`` alone."""
-        samples = torch.split(pairs.sample, pairs.counts)
-        x, kernels = x.permute(0, 2, 3, 1).contiguous(), self._kernels()  # channels last, also after indexing
-        # experts without samples are convolved too, on none: under DDP every parameter takes part
-        images = [x.index_select(0, rows).permute(0, 3, 1, 2) for rows in samples]
-        parts = [self._convolve(some, kernels[expert], 0) for expert, some in enumerate(images)]
-        return self.dense.gathered_mixture(torch.cat(parts), weights, pairs, keys)
+    @accelerated(fast.pairs_mixture)
+    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
+        """See ``Experts``."""
+        kernels = self.kernels()
+        # An expert without samples convolves 0 rows: with DDP every parameter must take part in every step
+        parts = [self.convolve(x.index_select(0, rows), kernels[e]) for e, rows in enumerate(pairs.samples())]
+        return self.dense.gathered_mixture(torch.cat(parts), weights, pairs, masks)
 
-    def _features(self, x: Tensor, subset: Sequence[int] | None) -> Tensor:
-        """Return what the convolutions make of ``x``, flattened, ``[B, E, F]``."""
-        chosen, kernels = list(range(self.num_experts) if subset is None else subset), self._kernels()
-        if not chosen:
+    def features(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
+        """Return the experts' convolutions of ``x [B, C, H, W]``, flattened to ``[B, E, F]``."""
+        chosen, kernels = range(self.num_experts) if subset is None else subset, self.kernels()
+        if not len(chosen):
             return x.new_zeros(len(x), 0, self.dense.input_dim)
-        if not self._first_is_shared(x):
-            x = channels_last(x)
-            return torch.stack([self._convolve(x, kernels[expert], 0) for expert in chosen]).transpose(0, 1)
-        weight, bias = (first if subset is None else first[chosen] for first in (self.weights[0], self.biases[0]))
-        x = F.pad(x, [self.paddings[0]] * 4) if self.paddings[0] else x
-        outputs = shared_conv_pool_relu(x, weight, bias, self.pools[0])
-        parts = [self._convolve(h, kernels[expert], 1) for expert, h in zip(chosen, outputs.unbind(0), strict=True)]
-        return torch.stack(parts).transpose(0, 1)
+        return torch.stack([self.convolve(x, kernels[expert]) for expert in chosen], 1)
 
-    def _first_is_shared(self, x: Tensor) -> bool:
-        """Say whether the first layer runs as one product for all experts: on a CPU, where no gradient passes.
-
-        Not while torch compiles or exports: it writes code of its own, and refuses views of memory as patches.
-        """
-        alike = x.dtype == self.weights[0].dtype and not torch.is_autocast_enabled(x.device.type)
-        return alike and x.device.type == "cpu" and not x.requires_grad and not torch.compiler.is_compiling()
-
-    def _kernels(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Return weight and bias of each layer, for each expert; unbound once, for one gradient per parameter."""
-        layers = [
-            list(zip(weight.unbind(0), bias.unbind(0), strict=True))
-            for weight, bias in zip(self.weights, self.biases, strict=True)
-        ]
-        return [[layer[expert] for layer in layers] for expert in range(self.num_experts)]
-
-    def _convolve(self, x: Tensor, kernels: Sequence[tuple[Tensor, Tensor]], begin: int) -> Tensor:
-        """Map ``[N, C, H, W]`` through one expert's convolutions, from layer ``begin`` on, to ``[N, F]``."""
-        for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[begin:]:
-            # Added after pooling the bias does the same, and its gradient is a sum of fewer numbers
-            x = F.conv2d(x, weight, padding=padding)
-            x = (F.max_pool2d(x, pool) if pool > 1 else x).add_(bias[:, None, None]).relu_()
+    def convolve(self, x: Tensor, kernels: Sequence[Kernel], first: int = 0) -> Tensor:
+        """Map ``x [N, C, H, W]`` through one expert's convolutions, from layer ``first`` on, to ``[N, F]``."""
+        for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[first:]:
+            x = F.conv2d(x.to(weight.dtype), weight, bias, padding=padding)
+            x = (F.max_pool2d(x, pool) if pool > 1 else x).relu()
         return x.flatten(1)
+
+    def kernels(self) -> list[list[Kernel]]:
+        """Return weight and bias of each layer, for each expert.
+
+        ``unbind`` gives a parameter one gradient; with an index per expert, autograd would add E full-size ones.
+        """
+        layers = zip(self.weights, self.biases, strict=True)
+        unbound = [list(zip(weight.unbind(), bias.unbind(), strict=True)) for weight, bias in layers]
+        return [[layer[expert] for layer in unbound] for expert in range(self.num_experts)]

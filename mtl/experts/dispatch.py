@@ -1,48 +1,35 @@
-"""Choose how the experts of a mixture layer are executed: all of them, or those that some weight asks for."""
+"""Choose how the experts of a mixture layer are executed: all of them, or only those of nonzero weight."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mtl import fast
+from mtl.dropout import Masks
+from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
-from mtl.functional import Key
-from mtl.products import onednn_multiplies
 from mtl.types import Routing, require
 
 log = logging.getLogger(__name__)
 
 EXECUTIONS = ("auto", "dense", "sparse")
-SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.75  # share of (sample, expert) pairs; sparse costs as much as dense at about 0.7
-CHUNK = 512  # rows at a time without gradient: what a larger batch writes has left the cache when it is read
-
-
-class Experts(Protocol):
-    """What ``Dispatch`` needs of stacked experts; ``StackedDense`` says more."""
-
-    num_experts: int
-    output_dim: int
-
-    def draw_keys(self) -> list[Key]: ...
-
-    def mixture(
-        self, x: Tensor, weights: Tensor, subset: list[int] | None = None, keys: list[Key] | None = None
-    ) -> Tensor: ...
-
-    def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, keys: list[Key] | None = None) -> Tensor: ...
+# Shares of (sample, expert) pairs in use. Sparse and dense cost the same at about 0.7; the gap prevents switching
+# back and forth
+SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.75
 
 
 class Dispatch(nn.Module):
     """Mix the experts' outputs: ``dispatch(experts, x, routing) -> [B, T, H]``.
 
     ``execution="dense"`` computes every expert on every sample, ``"sparse"`` each (sample, expert) pair of nonzero
-    weight once for all tasks; results and gradients are the same, also with dropout at the same seed. ``"auto"`` trains
-    in the way that ``adapt`` last found cheaper, dense at first, and evaluates batch by batch in the cheaper way. What
-    ``adapt`` found is part of the state, so that a resumed run takes the same path. A routing whose zeros still carry
-    a gradient is always executed dense.
+    weight once for all tasks; results and gradients are the same, also with dropout at the same seed. ``"auto"`` starts
+    dense and trains in the mode that ``adapt`` last chose; in evaluation it chooses the cheaper mode for each batch.
+    The choice of ``adapt`` is saved in checkpoints, so that a resumed run executes the same operations. A routing whose
+    zeros still carry a gradient is always executed dense.
     """
 
     def __init__(self, execution: str = "auto") -> None:
@@ -51,25 +38,27 @@ class Dispatch(nn.Module):
         self.execution, self.sparse = execution, False
 
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:
-        """Mix by ``routing.weights [B, T, E]`` or ``[T, E]`` what the experts make of ``x [B, D]``."""
-        sparse, keys, weights = self._is_sparse(routing), experts.draw_keys(), routing.weights
-        if torch.is_grad_enabled() or len(x) <= CHUNK:
-            return self._mix(experts, x, weights, sparse, keys)
-        static = weights.dim() == 2
-        chunks = [slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)]
-        return torch.cat(
-            [self._mix(experts, x[rows], weights if static else weights[rows], sparse, keys) for rows in chunks]
-        )
+        """Mix the experts' outputs on ``x [B, ...]`` by ``routing.weights [B, T, E]`` or ``[T, E]``."""
+        sparse, masks, weights = self._is_sparse(routing), experts.masks(), routing.weights
+        step = fast.chunk_rows(x)
+        if step is None or len(x) <= step:
+            return self._mix(experts, x, weights, sparse, masks)
+        parts = []
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            own = None if masks is None else masks.of_rows(torch.arange(len(x), device=x.device)[rows])
+            parts.append(self._mix(experts, x[rows], weights if weights.dim() == 2 else weights[rows], sparse, own))
+        return torch.cat(parts)
 
     def adapt(self, weights: Tensor) -> None:
-        """Choose how to train on from what share of pairs these weights use: sparse below 0.6, dense above 0.75."""
+        """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75."""
         if self.execution != "auto":
             return
         share = used_share(weights)
         sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
         if sparse != self.sparse:
             kind = "sparse" if sparse else "dense"
-            log.info("experts are executed %s: %.0f %% of their evaluations are needed", kind, 100 * share)
+            log.info("experts are executed %s: %.0f %% of the (sample, expert) pairs are in use", kind, 100 * share)
         self.sparse = sparse
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -78,14 +67,13 @@ class Dispatch(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sparse = bool(state["sparse"])
 
-    def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, keys: list[Key]) -> Tensor:
+    def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, masks: Masks | None) -> Tensor:
         if not sparse:
-            return experts.mixture(x, weights, None, keys)
+            return experts.mixture(x, weights, None, masks)
         if weights.dim() == 2:  # every sample uses the same experts
             used = (weights != 0).any(0).nonzero().flatten().tolist()
-            return experts.mixture(x, weights[:, used], used, keys)
-        pairs = Pairs(weights.detach(), fill=onednn_multiplies(x))
-        return experts.pairs_mixture(x, weights, pairs, keys)
+            return experts.mixture(x, weights[:, used], used, masks)
+        return experts.pairs_mixture(x, weights, Pairs(weights.detach()), masks)
 
     def _is_sparse(self, routing: Routing) -> bool:
         if self.execution == "dense" or not routing.exact_zeros:
@@ -96,5 +84,5 @@ class Dispatch(nn.Module):
 
 
 def used_share(weights: Tensor) -> float:
-    """Return the share of (sample, expert) pairs of ``weights [..., T, E]`` that at least one task weighs."""
+    """Return the share of (sample, expert) pairs for which some task's weight in ``weights [..., T, E]`` is not 0."""
     return float((weights != 0).any(-2).float().mean())

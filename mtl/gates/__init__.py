@@ -1,4 +1,4 @@
-"""Gates: one class a file, each holding the gates of all tasks."""
+"""Gates: one class per file, each holding the gates of all tasks."""
 
 from mtl.gates.base import Gate
 from mtl.gates.comet import CometGate
@@ -7,6 +7,7 @@ from mtl.gates.fixed import FixedGate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.gumbel_softmax import GumbelSoftmaxGate
 from mtl.gates.hash import HashGate
+from mtl.gates.permuted import Permutation, PermutedGate
 from mtl.gates.softmax import SoftmaxGate
 from mtl.gates.softmax_selector import SoftmaxSelectorGate
 from mtl.gates.task_top1 import TaskTop1Gate
@@ -20,6 +21,8 @@ __all__ = [
     "GumbelMatrixGate",
     "GumbelSoftmaxGate",
     "HashGate",
+    "Permutation",
+    "PermutedGate",
     "SoftmaxGate",
     "SoftmaxSelectorGate",
     "TaskTop1Gate",

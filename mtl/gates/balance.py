@@ -1,7 +1,7 @@
 """Auxiliary losses that spread the samples over the experts; each averages over the batch and sums over tasks.
 
-All take ``[B, T, E]``; a static gate is a batch of one. "Batch" is the batch of all processes together: the losses do
-not depend on how many there are.
+All take ``[B, T, E]``; a static gate is a batch of one. "Batch" means the batch of all processes together, so the
+losses do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mtl.parallel import batch_mean, batch_sum
+from mtl.distributed import batch_mean, batch_sum
 
 _CV_EPS = 1e-10
 _MIN_STDDEV = 1e-6  # softplus underflows to 0
@@ -31,6 +31,7 @@ def load_loss(clean: Tensor, noisy: Tensor, stddev: Tensor, k: int) -> Tensor:
     ``clean`` logits, ``noisy`` logits and the noise's ``stddev``, all ``[B, T, E]``; needs k < E. An expert is
     selected when its noisy logit exceeds the k-th largest of the others.
     """
+    # The k-th largest of the *other* logits: for an expert among the k largest, this is the (k+1)-th largest of all
     largest = noisy.topk(k + 1, dim=-1).values  # [B, T, K+1]
     kth, next_ = largest[..., k - 1 : k], largest[..., k : k + 1]
     threshold = torch.where(noisy >= kth, next_, kth)

@@ -9,13 +9,14 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.functional import at_least_float32, entropy, stacked_affine
-from mtl.parallel import batch_mean
+from mtl.distributed import batch_mean
+from mtl.fast import accelerated, matmul
+from mtl.functional import at_least_float32, entropy
 from mtl.types import InputSpec, Routing, require
 
-JOINED = 1024  # logits
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
 
 
@@ -24,8 +25,8 @@ class Gate(nn.Module):
 
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend
     on the example; ``inputs`` describes the raw inputs, for gates that read one; ``shared`` makes one gate serve
-    all tasks. A subclass implements ``route`` and draws its parameters with ``num_gates`` (1 when shared, else T)
-    as leading dimension. ``sums_to_one`` says whether the weights of a sample always do.
+    all tasks. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when shared, else T)
+    as leading dimension. ``sums_to_one`` says whether the weights of a sample always sum to one.
     """
 
     sums_to_one = True
@@ -49,13 +50,13 @@ class Gate(nn.Module):
     ) -> Routing:
         """Route a batch.
 
-        ``x``: ``[B, D]`` (None for a static gate); ``inputs``: the raw inputs of the batch; ``tasks``: which tasks
-        are wanted (default all). Returns weights ``[B, len(tasks), E]``, without ``B`` from a static gate.
+        ``x``: ``[B, D]`` (None for a static gate); ``inputs``: the raw inputs of the batch; ``tasks``: indices of
+        the wanted tasks (default all). Returns weights ``[B, len(tasks), E]``, without ``B`` from a static gate.
         The arithmetic is in float32 at least, whatever the trainer's precision.
         """
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         chosen = None if self.shared or tasks is None else list(tasks)
-        # What is off already need not be turned off: that takes as long as a small layer
+        # torch.export refuses a region that switches autocast off, so there is one only where autocast is on
         on = torch.is_autocast_enabled(device.type)
         with torch.autocast(device.type, enabled=False) if on else nullcontext():
             routing = self.route(None if x is None else at_least_float32(x), inputs, chosen)
@@ -76,31 +77,14 @@ class Gate(nn.Module):
 
     def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
         """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
-        weight, bias = self._affine_parameters(name, tasks)
-        return stacked_affine(x, weight, bias)
-
-    def affines(self, x: Tensor | None, names: Sequence[str], tasks: list[int] | None) -> list[Tensor]:
-        """Return ``affine`` of each name, samples last: ``[T, ..., B]``, of one sample where the gate is static.
-
-        One product computes them all, unless to join the parameters would take longer than it saves.
-        """
-        pairs = [self._affine_parameters(name, tasks) for name in names]
-        biases = [bias for _, bias in pairs]
-        if sum(bias.numel() for bias in biases) > JOINED:
-            return [stacked_affine(x, weight, bias, samples_last=True) for weight, bias in pairs]
-        weights = [weight.flatten(0, -2) for weight, _ in pairs if weight is not None]
-        weight = torch.cat(weights) if weights else None
-        together = stacked_affine(x, weight, torch.cat([bias.flatten() for bias in biases]), samples_last=True)
-        parts = torch.split(together, [bias.numel() for bias in biases])
-        return [part.view(*bias.shape, together.shape[1]) for part, bias in zip(parts, biases, strict=True)]
-
-    def _affine_parameters(self, name: str, tasks: list[int] | None) -> tuple[Tensor | None, Tensor]:
-        weight, bias = getattr(self, f"{name}weight", None), getattr(self, f"{name}bias")
-        return (weight, bias) if tasks is None else (None if weight is None else weight[tasks], bias[tasks])
-
-    def sample_mean(self, values: Tensor) -> Tensor:
-        """Return the sum over tasks, averaged over the batch, of ``values [T, B]`` (B = 1 of a static gate)."""
-        return batch_mean(values.sum() if self.input_dim is None else values.sum(0))
+        weight, bias = getattr(self, f"{name}weight", None), at_least_float32(getattr(self, f"{name}bias"))
+        bias = bias if tasks is None else bias[tasks]
+        if weight is None:
+            return bias
+        if x is None:
+            raise ValueError("a per-example gate needs an input x [B, D]; a gate built with input_dim=None is static")
+        weight = at_least_float32(weight)
+        return affine(x, weight if tasks is None else weight[tasks], bias)
 
     def add_affine(self, name: str, shape: Sequence[int], bound: float) -> None:
         """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound)."""
@@ -114,8 +98,17 @@ class Gate(nn.Module):
         self.register_buffer(name, torch.tensor(float(value)), persistent=persistent)
 
 
+@accelerated(matmul.affine)
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply all affine maps of a gate in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
+
+    Returns ``[B, ...]``.
+    """
+    return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
+
+
 def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
-    """Return weight * mean over the batch of the summed entropies; selectors ``[..., T, K, E]``."""
+    """Return weight * (mean over the batch of the summed entropies of ``selectors [..., T, K, E]``)."""
     per_example = entropy(selectors, dim=(-3, -2, -1))  # [B] or []
     return weight.to(per_example.dtype) * batch_mean(per_example)
 

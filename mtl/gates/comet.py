@@ -8,24 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.functional import samples_first
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
-from mtl.gates.kernels import comet_route
+from mtl.fast import accelerated
+from mtl.fast import gates as fast
+from mtl.functional import smooth_step
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
 from mtl.types import Routing
+
+LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 
 
 class CometGate(Gate):
-    """weights_i = sum_j exp(a_ij) v_ij / sum_ij exp(a_ij) v_ij over K trees (equations 3 to 5 of the paper).
+    """weights_i = sum_j exp(a_ij) v_ij / sum_ij exp(a_ij) v_ij over K trees (equation 3 of the paper).
 
-    A sample goes left at a split with probability h = S(w.x + b), S the smooth step of width ``gamma``; v_j(i) is
-    the product along the path to leaf i. Splits have heap ids: children 2q+1 (left) and 2q+2; ids from E-1 on are
-    leaves; expert i is the i-th leaf, left first. Parameters ``split_weight [T, E-1, K, D]``, ``split_bias
-    [T, E-1, K]`` by heap id; ``leaf_weight [T, E, K, D]``, ``leaf_bias [T, E, K]`` in expert order; a static gate
-    has the biases alone. ``entropy_weight`` times the entropy of v drives each tree to one leaf.
+    A sample goes left at a split with probability h = S(w.x + b), with S the smooth step of width ``gamma``; v_ij is
+    the product of the probabilities along the path to leaf i of tree j (equation 2). Splits have heap ids: the children
+    of q are 2q+1 (left) and 2q+2 (right), and nodes with ids from E-1 on are leaves; expert i is the i-th leaf from the
+    left. Parameters ``split_weight [T, E-1, K, D]``, ``split_bias [T, E-1, K]`` by heap id; ``leaf_weight [T, E, K,
+    D]``, ``leaf_bias [T, E, K]`` in expert order; a static gate has only the biases. ``entropy_weight`` times the
+    entropy of v drives each tree to one leaf.
     """
 
     entropy_weight: Tensor
-    leaf_order: Tensor
 
     def __init__(
         self,
@@ -45,18 +48,36 @@ class CometGate(Gate):
         self.add_schedulable("entropy_weight", entropy_weight)
         self.add_affine("split_", (self.num_gates, num_experts - 1, k), gamma / 100)
         self.add_affine("leaf_", (self.num_gates, num_experts, k), WEIGHT_RANGE)
-        # A heap's leaves stand on at most two levels. By id, those of the upper level come first; from left to
-        # right, those of the lower level do: rotating by the number of upper leaves gives the experts' order.
-        depth = (num_experts - 1).bit_length()
-        upper = 2**depth - num_experts
-        self.register_buffer("leaf_order", torch.arange(num_experts).roll(-upper), persistent=False)
-        self._turned = upper > 0
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        split, leaf = self.affines(x, ["split_", "leaf_"], tasks)
-        order = self.leaf_order if self._turned else None
-        weights, v, entropies = comet_route(split, leaf, self.gamma, order)
-        losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
-        if self.input_dim is None:
-            return Routing(weights[..., 0], losses, v[..., 0].transpose(1, 2))
-        return Routing(samples_first(weights), losses, v.permute(3, 0, 2, 1))
+        split = self.affine(x, "split_", tasks)  # [B, T, E-1, K]
+        leaf = self.affine(x, "leaf_", tasks)  # [B, T, E, K]
+        weights, v = comet_weights(split, leaf, self.gamma)
+        selectors = v.transpose(-1, -2)  # [B, T, K, E]
+        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
+
+
+@accelerated(fast.comet_weights)
+def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return the weights g ``[..., E]`` and each tree's probabilities v of its leaves, ``[..., E, K]``.
+
+    ``split [..., E-1, K]``: the logits w.x + b of the splits, by heap id; ``leaf [..., E, K]``: the logits a of the
+    leaves, by expert.
+    """
+    num_experts = leaf.shape[-2]
+    left, right = smooth_step(split, gamma), smooth_step(-split, gamma)  # h (go left) and 1 - h (go right)
+    levels = [split.new_ones(*split.shape[:-2], 1, split.shape[-1])]  # probability to reach each node; first: the root
+    first = 0  # heap id of the first node of the level
+    while first < num_experts - 1:
+        last = min(2 * first + 1, num_experts - 1)  # nodes with ids from E-1 on are leaves
+        reached = levels[-1][..., : last - first, :]
+        children = reached * left[..., first:last, :], reached * right[..., first:last, :]
+        levels.append(torch.stack(children, -2).flatten(-3, -2))  # in heap order: left, right, left, right, ...
+        first = 2 * first + 1
+    # The leaves lie on at most two levels. In heap order the leaves of the upper level come first; from left to right,
+    # those of the lower level do. Rolling by the number of upper leaves puts them into the order of the experts.
+    upper = 2 ** (num_experts - 1).bit_length() - num_experts
+    v = torch.cat(levels, -2)[..., num_experts - 1 :, :].roll(-upper, -2)  # v_ij (equation 2)
+    logits = torch.where(v > 0, leaf + torch.log(v + LOG_EPS), -torch.inf)
+    g = logits.flatten(-2).softmax(-1).view_as(v)  # one softmax over all leaves of all trees (equation 3)
+    return g.sum(-1), v

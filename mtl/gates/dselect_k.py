@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mtl.functional import samples_first
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number
-from mtl.gates.kernels import dselect_route
+from mtl.distributed import batch_mean
+from mtl.fast import accelerated
+from mtl.fast import gates as fast
+from mtl.functional import smooth_step
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
 from mtl.types import Routing
 
-_REACH_EPS = 1e-6
+REACH_EPS = 1e-6  # as in the reference implementation
 
 
 class DSelectKGate(Gate):
-    """weights_i = sum_j softmax(w)_j s_j(i), with s_j(i) = prod over the bits of i of S(z_j) or 1 - S(z_j).
+    """weights_i = sum_j softmax(w)_j s_ji, with s_ji = prod over the bits of i of S(z_j) or 1 - S(z_j).
 
-    Equations 5 to 8 of the paper, with bit 0 the most significant. ``gamma`` is the width of the smooth step S.
-    Parameters, with m = ceil(log2 E) bits: ``selector_weight [T, K, m, D]``, ``selector_bias [T, K, m]``,
-    ``mix_weight [T, K, D]``, ``mix_bias [T, K]``; a static gate has the biases alone.
+    s_j is the paper's single expert selector r(S(z_j)), the weights are its gate q(alpha, Z) with alpha = w (section 3;
+    supplement B.2 if E is not a power of two). Bit 0 is the most significant; ``gamma`` is the width
+    of the smooth step S. Parameters, with m = ceil(log2 E) bits: ``selector_weight [T, K, m, D]``, ``selector_bias
+    [T, K, m]``, ``mix_weight [T, K, D]``, ``mix_bias [T, K]``; a static gate has only the biases.
 
-    ``entropy_weight`` times the selectors' entropy drives them to binary values. When E is no power of two, codes
-    from E on select nothing, and ``reachability_weight`` times 1 / (sum of a selector) drives them out of use.
+    ``entropy_weight`` times the selectors' entropy drives them to binary values. If E is not a power of two,
+    codes >= E select no expert, and ``reachability_weight`` times 1 / (sum of a selector) penalises their use.
     """
 
-    sums_to_one = False  # where E is no power of two; the reference never normalises
+    sums_to_one = False  # if E is not a power of two; the reference never normalises
     entropy_weight: Tensor
 
     def __init__(
@@ -52,12 +56,27 @@ class DSelectKGate(Gate):
         self.add_affine("mix_", (self.num_gates, k), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        bits, mix = self.affines(x, ["selector_", "mix_"], tasks)
-        weights, selectors, entropies = dselect_route(bits, mix.softmax(1), self.gamma, self.num_experts)
-        losses = {"entropy": self.entropy_weight.to(entropies.dtype) * self.sample_mean(entropies)}
-        if 2**self.num_bits > self.num_experts:
-            unreached = 1 / (_REACH_EPS + selectors.sum(2))  # [T, K, B]
-            losses["reachability"] = self.reachability_weight * self.sample_mean(unreached.sum(1))
-        if self.input_dim is None:
-            return Routing(weights[..., 0], losses, selectors[..., 0])
-        return Routing(samples_first(weights), losses, selectors.permute(3, 0, 1, 2))
+        bits = self.affine(x, "selector_", tasks)  # [B, T, K, m]
+        mix = self.affine(x, "mix_", tasks)  # [B, T, K]
+        weights, selectors = dselect_weights(bits, mix, self.gamma, self.num_experts)
+        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
+        if 2**self.num_bits > self.num_experts:  # sum over selectors of 1 / (probability of a code < E)
+            unreached = (1 / (REACH_EPS + selectors.sum(-1))).sum((-2, -1))  # [B] or []
+            losses["reachability"] = self.reachability_weight * batch_mean(unreached)
+        return Routing(weights, losses, selectors)
+
+
+@accelerated(fast.dselect_weights)
+def dselect_weights(bits: Tensor, mix: Tensor, gamma: float, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the weights ``[..., E]`` and the selectors s ``[..., K, E]``.
+
+    ``bits [..., K, m]``: the logits z of the binary codes, the first bit the most significant; ``mix [..., K]``: the
+    logits w of the selectors' shares.
+    """
+    one, zero = smooth_step(bits, gamma), smooth_step(-bits, gamma)  # S(z) and 1 - S(z)
+    s = bits.new_ones(*bits.shape[:-1], 1)  # the empty code
+    for j in range(bits.shape[-1]):  # each bit doubles the number of codes: ...0, ...1
+        codes = s * zero[..., j, None], s * one[..., j, None]
+        s = torch.stack(codes, -1).flatten(-2)  # [..., K, 2^(j+1)]
+    s = s[..., :num_experts]  # codes >= E select no expert
+    return (mix.softmax(-1)[..., None] * s).sum(-2), s  # sum_j softmax(w)_j s_j

@@ -18,9 +18,10 @@ LONG_NAMES = {"full_sharing": "full", "no_sharing": "none"}
 class FixedGate(Gate):
     """Use weights ``[T, E]`` that never change.
 
-    ``pattern``: ``full`` (or ``full_sharing``) all experts for all tasks; ``none`` (or ``no_sharing``) an equal block
-    of experts for each task; ``shared_bottom`` the first expert for all tasks; ``random`` ``k`` experts drawn for each
-    task from ``seed``. The experts of a task weigh the same. Or give ``weights``, T rows of E numbers that sum to 1.
+    ``pattern``: ``full`` (or ``full_sharing``), all experts for all tasks; ``none`` (or ``no_sharing``), a separate
+    block of experts for each task; ``shared_bottom``, the first expert for all tasks; ``random``, ``k`` experts drawn
+    with ``seed`` for each task. All experts of a task have equal weights. Alternatively, ``weights`` gives T rows of E
+    numbers that sum to 1.
     """
 
     weights: Tensor
@@ -50,6 +51,13 @@ class FixedGate(Gate):
         else:
             table = self._pattern(pattern, k, seed)
         self.register_buffer("weights", table / table.sum(-1, keepdim=True))
+
+    @classmethod
+    def of(cls, weights: Tensor) -> FixedGate:
+        """Return a gate with exactly these ``weights [T, E]``, which need not sum to 1."""
+        gate = cls(*weights.shape)
+        gate.weights = weights
+        return gate
 
     def _check_weights(self, table: Tensor) -> None:
         wanted = (self.num_gates, self.num_experts)

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.distributed import broadcast
 from mtl.functional import at_least_float32, logistic_noise
 from mtl.gates.base import Gate, check_number
-from mtl.parallel import from_first
 from mtl.types import Routing, require
 
 
 class GumbelMatrixGate(Gate):
-    """Connect task t with component c with probability p_tc; what is connected is averaged.
+    """Connect task t with component c with probability p_tc, and average the connected components.
 
     Parameter ``logits [T, C]``: log p - log(1 - p), the difference of the two complementary logits of a binary
     Gumbel-softmax; p starts at ``initial_probability``. In training a matrix is drawn for each batch, the same in all
-    processes, with a straight-through gradient: the binary value forward, that of sigmoid((logit + logistic noise) /
-    ``temperature``) backward, so that connections that are off learn too. Evaluation takes the most likely matrix (a
-    connection of probability 1/2 is on), or draws one if ``sample_in_evaluation``. Weights ``[T, C]`` are the row
-    divided by its sum; a row without a connection gives zeros. ``budget_weight`` times max(0, mean p - ``budget``)
-    limits the expected share of connections. The gate does not look at the example.
+    processes. Its gradient is straight-through: the forward pass uses the binary value, the backward pass the gradient
+    of sigmoid((logit + logistic noise) / ``temperature``), so that connections that are off learn too. Evaluation takes
+    the most likely matrix (a connection of probability 1/2 is on), or draws one if ``sample_in_evaluation``. Weights
+    ``[T, C]`` are each row divided by its sum; a row without connections gives zeros. ``budget_weight`` times
+    max(0, mean p - ``budget``) limits the expected share of connections. The gate does not depend on the example.
     """
 
     sums_to_one = False  # a row may be empty
@@ -73,7 +73,7 @@ class GumbelMatrixGate(Gate):
         return Routing(weights, losses, exact_zeros=not self.training)
 
     def _draw(self, logits: Tensor) -> Tensor:
-        noisy = logits + from_first(logistic_noise(logits.detach()))
+        noisy = logits + broadcast(logistic_noise(logits.detach()))
         relaxed = torch.sigmoid(noisy / self.temperature)
         hard = (noisy > 0).to(relaxed.dtype)
         return hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1

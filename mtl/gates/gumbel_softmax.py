@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtl.distributed import batch_mean
 from mtl.functional import logistic_noise
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
-from mtl.parallel import batch_mean
 from mtl.types import Routing, require
 
 
 class GumbelSoftmaxGate(Gate):
     """weights = softmax(alpha) * U, with U_i a binary variable that is on with probability psi_i.
 
-    In training U is drawn, with a straight-through gradient: the binary value forward, that of its relaxation
-    sigmoid((logit psi + logistic noise) / ``temperature``) backward. Evaluation takes the most likely U. Weights
+    In training U is drawn, with a straight-through gradient: the forward pass uses the binary value, the backward pass
+    the gradient of sigmoid((logit psi + logistic noise) / ``temperature``). Evaluation takes the most likely U. Weights
     are not renormalised, so they sum to at most 1. ``sparsity_weight`` times sum_i log psi_i turns experts off.
-    Parameters ``weight [T, E, D]``, ``bias [T, E]`` give alpha; ``switch_weight``, ``switch_bias`` of the same
-    shapes give logit psi, which starts at ``initial_probability``; a static gate has the biases alone.
+    Parameters ``weight [T, E, D]``, ``bias [T, E]`` give alpha; ``switch_weight``, ``switch_bias`` of the same shapes
+    give logit psi; psi starts at ``initial_probability``. A static gate has only the biases.
     """
 
     sums_to_one = False

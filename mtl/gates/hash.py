@@ -16,8 +16,8 @@ class HashGate(Gate):
     """Send every id of one categorical input to one expert, by a seeded table ``[T, ids]``; nothing is learnt.
 
     ``input_name`` names the input (default: the first categorical one); its number of ids comes from ``inputs``,
-    the description of the data, or from ``table_size``. Each task has a table of its own, unless ``shared``. Every
-    expert gets the same number of ids, give or take one.
+    the description of the data, or from ``table_size``. Each task has its own table, unless ``shared``. The numbers of
+    ids per expert differ by at most one.
     """
 
     table: Tensor

@@ -12,7 +12,7 @@ from mtl.types import Routing
 
 
 class SoftmaxGate(Gate):
-    """weights = softmax(W x + b). Parameters ``weight [T, E, D]``, ``bias [T, E]``; static: the bias alone."""
+    """weights = softmax(W x + b). Parameters ``weight [T, E, D]``, ``bias [T, E]``; static: only the bias."""
 
     def __init__(self, num_tasks: int, num_experts: int, input_dim: int | None = None, **common: Any) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

@@ -14,9 +14,9 @@ from mtl.types import Routing
 class SoftmaxSelectorGate(Gate):
     """weights = sum_j softmax(w)_j softmax(beta_j / temperature): k selectors over all experts.
 
-    Sparse when the selectors are pressed to one expert each, by ``entropy_weight`` or by a ``temperature`` that a
-    schedule lowers. Parameters ``selector_weight [T, K, E, D]``, ``selector_bias [T, K, E]``, ``mix_weight
-    [T, K, D]``, ``mix_bias [T, K]``; a static gate has the biases alone.
+    The weights become sparse when ``entropy_weight``, or a schedule that lowers ``temperature``, drives each selector
+    to one expert. Parameters ``selector_weight [T, K, E, D]``, ``selector_bias [T, K, E]``, ``mix_weight [T, K, D]``,
+    ``mix_bias [T, K]``; a static gate has only the biases.
     """
 
     entropy_weight: Tensor

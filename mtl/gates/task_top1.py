@@ -16,9 +16,9 @@ from mtl.types import Routing
 class TaskTop1Gate(Gate):
     """Send a sample to the most probable expert of softmax(W_t x + b_t), weighted by that probability.
 
-    The probability is not renormalised: it is what gives the gate its gradient. ``shared=True`` is the Switch gate
+    The probability is not renormalised, since the gate gets its gradient through it. ``shared=True`` is the Switch gate
     without task awareness (MT-Switch). ``balance_weight`` adds the Switch Transformer's balance loss. Parameters
-    ``weight [T, E, D]``, ``bias [T, E]``; a static gate has the bias alone.
+    ``weight [T, E, D]``, ``bias [T, E]``; a static gate has only the bias.
     """
 
     sums_to_one = False

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class TopKGate(Gate):
     """Keep the ``k`` largest of the logits W x + b and drop the other experts.
 
-    ``normalize="after"``: softmax over the kept logits; ``"before"``: softmax over all, then keep, so that weights
-    sum to less than 1 but have a gradient at k = 1. ``noisy`` adds N(0, 1) softplus(W_n x + b_n) in training.
+    ``normalize="after"``: softmax over the kept logits; ``"before"``: softmax over all, then keep, so that the weights
+    sum to less than 1 but have a gradient even at k = 1. ``noisy`` adds N(0, 1) softplus(W_n x + b_n) in training.
     Parameters ``weight [T, E, D]``, ``bias [T, E]``, and ``noise_weight``, ``noise_bias`` of the same shapes.
     """
 
@@ -51,7 +51,8 @@ class TopKGate(Gate):
         for name, value in self.loss_weights.items():
             check_number(f"{name}_weight", value)
         require(
-            load_weight == 0 or noisy, "gate.load_weight is the expected load under the noise: it needs gate.noisy=true"
+            load_weight == 0 or noisy,
+            f"gate.load_weight={load_weight}: the load loss needs noise; set gate.noisy=true, or gate.load_weight=0",
         )
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
@@ -68,7 +69,7 @@ class TopKGate(Gate):
         if self.noisy and self.training:
             stddev = F.softplus(self.affine(x, "noise_", tasks))
             logits = clean + torch.randn_like(clean) * stddev
-        highest, index = logits.topk(self.k, dim=-1)  # exactly k, also where logits tie
+        highest, index = logits.topk(self.k, dim=-1)  # exactly k, even if logits tie
         chosen = highest.softmax(-1) if self.normalize == "after" else logits.softmax(-1).gather(-1, index)
         weights = torch.zeros_like(logits).scatter_(-1, index, chosen)
         return Routing(weights, self._losses(clean, logits, stddev, weights, index))
@@ -81,7 +82,7 @@ class TopKGate(Gate):
         weights, index = weights.view(shape), index.view(-1, *index.shape[-2:])
         terms = {
             "importance": lambda: importance_loss(weights),
-            # nothing to balance without noise, outside training, nor where every expert gets every sample
+            # 0 in evaluation, which has no noise, and if k = E, where every expert gets every sample
             "load": lambda: load_loss(clean, logits, stddev, self.k) if self._has_load() else clean.new_zeros(()),
             "balance": lambda: balance_loss(logits.softmax(-1), torch.zeros_like(logits).scatter(-1, index, 1.0)),
             "z": lambda: z_loss(logits),

@@ -1,4 +1,4 @@
-"""Networks without a gate: everything shared, nothing shared."""
+"""Networks without a gate: one shares everything, one shares nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SharedBottom(nn.Module):
 
 
 class SingleTask(nn.Module):
-    """A network of its own for each task: nothing is shared, one training run serves as T baselines."""
+    """A separate network for each task: nothing is shared, so one run trains T single-task baselines."""
 
     def __init__(self, spec: DataSpec, **parts: Any) -> None:
         super().__init__()

@@ -14,14 +14,14 @@ EMBEDDING_RANGE = 0.05
 
 
 def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> TabularBottom | ImageBottom:
-    """Return the bottom that fits the inputs: an image alone, or categorical and numeric ones."""
+    """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
     return TabularBottom(inputs, embedding_dim)
 
 
 class ImageBottom(nn.Module):
-    """Bring one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
+    """Standardise one image per row to mean 0 and deviation 1; ``output_dim`` is its (channels, height, width)."""
 
     unit: Tensor
 
@@ -30,24 +30,24 @@ class ImageBottom(nn.Module):
         [(self.name, spec), *others] = inputs.items()
         require(
             isinstance(spec, Image) and not others,
-            f"inputs {', '.join(inputs)}: this bottom takes one image and nothing beside it",
+            f"inputs {', '.join(inputs)}: this bottom takes one image and no other input",
         )
         assert isinstance(spec, Image)
         self.mean, self.std = spec.mean, spec.std
-        self.register_buffer("unit", torch.ones(()), persistent=False)  # has the precision of the network
+        self.register_buffer("unit", torch.ones(()), persistent=False)  # carries the network's precision
         self.output_dim = (spec.channels, spec.height, spec.width)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Map ``inputs[name]: [B, C, H, W]``, uint8 or values in [0, 1], to floats."""
+        """Map ``inputs[name]: [B, C, H, W]``, uint8 or values in [0, 1], to floats of the same shape."""
         image = inputs[self.name]
         if image.dtype == torch.uint8:
             wide = image.to(at_least_float32(self.unit).dtype)
             return wide.mul_(1 / (255 * self.std)).sub_(self.mean / self.std).to(self.unit.dtype)
-        return (at_least_float32(image) - self.mean) / self.std
+        return ((at_least_float32(image) - self.mean) / self.std).to(self.unit.dtype)
 
 
 class TabularBottom(nn.Module):
-    """Concatenate an embedding per categorical input and the numeric inputs as they are.
+    """Concatenate an embedding of each categorical input with the unchanged numeric inputs.
 
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). ``output_dim`` D is known after construction.
     """
@@ -55,7 +55,7 @@ class TabularBottom(nn.Module):
     def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> None:
         super().__init__()
         require(embedding_dim >= 1, f"network.bottom.embedding_dim={embedding_dim}: must be at least 1")
-        self.embeddings = nn.ModuleList()  # not by name: a module cannot be called "type" or "a.b"
+        self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
         self.categorical: list[str] = []
         self.numeric = [name for name, spec in inputs.items() if isinstance(spec, Numeric)]
         self.output_dim = 0

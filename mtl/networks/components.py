@@ -1,4 +1,4 @@
-"""What a routed layer chooses among: modules that are built for the shape of their input."""
+"""Components of routed layers: modules that are built for the shape of their input."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Shape = int | tuple[int, int, int]  # features, or channels, height, width
 
 
 class Component(nn.Module):
-    """Base: maps ``[B, *input_dim]`` to ``[B, *output_dim]``."""
+    """Base of all components: maps ``[B, *input_dim]`` to ``[B, *output_dim]``."""
 
     output_dim: Shape
     kind: str  # a short name, for reports
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        """Map ``x [B, *input_dim]`` to the outputs ``[B, n, *output_dim]`` of n components that are built alike."""
+        """Map ``x [B, *input_dim]`` to the outputs ``[B, n, *output_dim]`` of n identically built components."""
         return torch.stack([component(x) for component in copies], 1)
 
 
 class Convolutions(Component):
     """Convolutions of ``channels`` filters, each followed by GroupNorm (if ``groups``) and relu.
 
-    ``kernels``: one per convolution, a number or (height, width). The last has ``stride``; ``same`` pads to keep
-    height and width.
+    ``kernels``: one size per convolution, a number or (height, width). Only the last convolution has ``stride``;
+    ``same`` pads so that height and width stay the same.
     """
 
     def __init__(
@@ -44,34 +44,35 @@ class Convolutions(Component):
         groups: int | None = None,
     ) -> None:
         super().__init__()
-        width, height, breadth = image(input_dim, "Convolutions")
+        in_channels, height, width = image(input_dim, "Convolutions")
         parts: list[nn.Module] = []
-        for place, kernel in enumerate(kernels):
+        for index, kernel in enumerate(kernels):
             size = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
-            step = stride if place == len(kernels) - 1 else 1
+            step = stride if index == len(kernels) - 1 else 1
             pad = (size[0] // 2, size[1] // 2) if same else (0, 0)
-            parts.append(nn.Conv2d(width, channels, size, step, pad))
+            parts.append(nn.Conv2d(in_channels, channels, size, step, pad))
             parts += [nn.GroupNorm(groups, channels)] if groups else []
             parts.append(nn.ReLU())
-            height, breadth = (
-                (s + 2 * p - k) // step + 1 for s, p, k in zip((height, breadth), pad, size, strict=True)
-            )
-            width = channels
+            height, width = ((s + 2 * p - k) // step + 1 for s, p, k in zip((height, width), pad, size, strict=True))
+            in_channels = channels
         require(
-            height >= 1 and breadth >= 1, f"Convolutions: nothing is left of images of {tuple(image(input_dim, ''))}"
+            height >= 1 and width >= 1,
+            f"Convolutions: input {input_dim} (channels, height, width) is too small for kernels {list(kernels)} with "
+            f"stride {stride}; use smaller ones or same=true",
         )
         self.body = nn.Sequential(*parts)
-        self.output_dim = (channels, height, breadth)
+        self.output_dim = (channels, height, width)
         sizes = [(k, k) if isinstance(k, int) else tuple(k) for k in kernels]
         self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        if len(copies[0].body) != 2:  # a second convolution sees another input in each copy
+        if len(copies[0].body) != 2:  # more than one convolution and a relu
             return Component.side_by_side(copies, x)
         first = copies[0].body[0]
         weight, bias = (torch.cat([getattr(copy.body[0], name) for copy in copies]) for name in ("weight", "bias"))
-        y = F.conv2d(x, weight, bias, first.stride, first.padding).relu()  # small ones cost a call each, not arithmetic
+        # One convolution for all copies: a call costs more than the arithmetic of a few channels
+        y = F.conv2d(x, weight, bias, first.stride, first.padding).relu()
         return y.view(len(y), len(copies), y.shape[1] // len(copies), *y.shape[2:])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class Convolutions(Component):
 
 
 class Pooling(Component):
-    """Maximum or average (``kind``) of ``kernel`` x ``kernel`` windows, ``stride`` apart; ``same`` pads around."""
+    """Max or average pooling (``kind``) over ``kernel`` x ``kernel`` windows; ``same`` pads by half a kernel."""
 
     def __init__(self, input_dim: Shape, kind: str, kernel: int, stride: int = 1, same: bool = False) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class Pooling(Component):
 
 
 class Identity(Component):
-    """Pass on; with ``stride`` above 1 a strided 1 x 1 convolution."""
+    """Identity; with ``stride`` above 1, a strided 1 x 1 convolution."""
 
     def __init__(self, input_dim: Shape, stride: int = 1) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class NormRelu(Component):
 
 
 class DenseLayers(Component):
-    """Dense layers of ``units``, a relu after each; then, if given, a linear one with so many ``outputs``."""
+    """Dense layers of ``units``, each with a relu; then, if given, a linear layer with ``outputs`` units."""
 
     def __init__(self, input_dim: Shape, units: Sequence[int], outputs: int | None = None) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class DenseLayers(Component):
 
 
 def image(shape: Shape, what: str) -> tuple[int, int, int]:
-    """Return ``shape`` if it is that of an image; raise InputError otherwise."""
+    """Return ``shape`` if it is the shape of an image, else raise InputError."""
     require(not isinstance(shape, int), f"{what}: needs images as input")
     assert isinstance(shape, tuple)
     return shape

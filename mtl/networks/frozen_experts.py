@@ -1,27 +1,64 @@
-"""Static mixture of known experts: can a gate find the true ones? (DSelect-k, supplement C.2.2)."""
+"""Static mixture of known experts, to test whether a gate finds the true ones (DSelect-k, supplement C.2.2)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.experts.kernels import mix
+from mtl.dropout import Masks
+from mtl.experts.base import Experts
 from mtl.gates.base import Gate
+from mtl.gates.permuted import Permutation, permuted
 from mtl.networks.heads import wanted_tasks
-from mtl.permutation import Permutation
-from mtl.types import DataSpec, NetworkOutput, require
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.types import DataSpec, NetworkOutput, require, sum_losses
+
+
+class FrozenExperts(Experts):
+    """Experts that do not train: expert e is a sum of U ReLU units, f_e(x) = sum_u relu(w_eu . x).
+
+    ``weight [E, U, D]``.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(len(weight), 1)
+        self.register_buffer("weight", weight.clone())
+
+    def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
+        """Map ``x [B, D]`` to ``[B, E, 1]``."""
+        weight = self.weight if subset is None else self.weight[list(subset)]
+        units = F.linear(x, weight.flatten(0, 1)).view(len(x), *weight.shape[:2])  # [B, E, U]
+        return units.relu().sum(-1, keepdim=True)
+
+
+class LogisticUnits(nn.Module):
+    """Map one number x per task to a logit: ``scale [T]`` * x + ``bias [T]``."""
+
+    def __init__(self, scale: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(scale), nn.Parameter(bias)
+
+    def forward(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
+        """Map ``x [B, len(wanted)]`` to logits of the same shape."""
+        return x * self.scale[wanted] + self.bias[wanted]
+
+    @torch.no_grad()
+    def only(self, task: int) -> LogisticUnits:
+        """Return a copy of the unit of one task."""
+        return LogisticUnits(self.scale[[task]].clone(), self.bias[[task]].clone())
 
 
 class FrozenExpertsMoE(nn.Module):
-    """Mix frozen experts, given by the simulated data, with a static gate; then one logistic unit per task.
+    """Mix the frozen experts of simulated data with a static gate, then apply one logistic unit per task.
 
-    An expert is a sum of U ReLU units: f_e(x) = sum_u relu(w_eu . x), ``spec.extras["expert_weight"] [E, U, D]``.
-    Only the gate and the logistic units (``scale [T]``, ``bias [T]``) train.
+    ``spec.extras["expert_weight"]``: see ``FrozenExperts``. Only the gate and the logistic units train.
+    ``permutation(num_experts=, num_tasks=)`` adds local search around the gate.
     """
-
-    expert_weight: Tensor
 
     def __init__(
         self,
@@ -32,25 +69,20 @@ class FrozenExpertsMoE(nn.Module):
     ) -> None:
         super().__init__()
         known = "expert_weight" in spec.extras
-        require(known, "network=frozen_experts needs data that gives its experts, as data=synthetic_recovery does")
+        require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
         self.tasks, self.input_name = list(spec.tasks), input_name
-        self.register_buffer("expert_weight", spec.extras["expert_weight"].clone())
-        num_experts = len(self.expert_weight)
-        self.gate = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=None, inputs=spec.inputs)
-        self.permutation = permutation and permutation(num_experts=num_experts, num_tasks=len(self.tasks))
-        self.head_scale = nn.Parameter(self.expert_weight.new_ones(len(self.tasks)))
-        self.head_bias = nn.Parameter(self.expert_weight.new_zeros(len(self.tasks)))
+        experts = FrozenExperts(spec.extras["expert_weight"])
+        gates = gate(num_tasks=len(self.tasks), num_experts=experts.num_experts, input_dim=None, inputs=spec.inputs)
+        self.mixture = MixtureOfExperts(experts, permuted(gates, permutation), execution="dense")
+        ones = experts.weight.new_ones(len(self.tasks))
+        self.head = LogisticUnits(ones, torch.zeros_like(ones))
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = inputs[self.input_name]
-        units = F.linear(x, self.expert_weight.flatten(0, 1)).view(len(x), *self.expert_weight.shape[:2])  # [B, E, U]
-        outputs = units.relu().sum(-1, keepdim=True)  # [B, E, 1]
-        routing = self.gate(None, inputs, wanted)
-        if self.permutation is not None:
-            routing = self.permutation(routing, wanted, self.gate.sums_to_one)
-        mixed = mix(outputs, routing.weights).squeeze(-1)  # [B, T]
-        logits = mixed * self.head_scale[wanted] + self.head_bias[wanted]
+        mixed, routing = self.mixture(inputs[self.input_name], inputs, wanted)  # [B, T, 1]
+        logits = self.head(mixed.squeeze(-1), wanted)
         names = [self.tasks[index].name for index in wanted]
-        return NetworkOutput(dict(zip(names, logits.unbind(-1), strict=True)), routing, routing.losses)
+        predictions = dict(zip(names, logits.unbind(-1), strict=True))
+        routings = {"mixture": routing}
+        return NetworkOutput(predictions, routings, sum_losses(routings))

@@ -15,7 +15,7 @@ from mtl.types import TaskSpec
 class Heads(nn.Module):
     """One head per task, stacked: ``units`` dense layers with dropout, then an output layer.
 
-    Tasks with equally many outputs share one batched product; a multiclass task has C outputs, the others one.
+    Tasks with the same number of outputs share one batched product. A multiclass task has C outputs, others have 1.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Heads(nn.Module):
         self.tasks = list(tasks)
         self.input_dim, self.units, self.dropout = input_dim, list(units), dropout
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)
-        self.members: dict[int, list[int]] = {}  # number of outputs -> the tasks that have it
+        self.members: dict[int, list[int]] = {}  # number of outputs -> indices of the tasks with that number
         for index, task in enumerate(self.tasks):
             self.members.setdefault(task.num_classes, []).append(index)
         self.output = nn.ModuleDict(
@@ -41,36 +41,34 @@ class Heads(nn.Module):
         hidden = self.hidden(x, None if everything else wanted)
         predictions: dict[str, Tensor] = {}
         for width, rows in self.members.items():
-            places = [place for place, task in enumerate(wanted) if task in rows]
-            if not places:
+            columns = [column for column, task in enumerate(wanted) if task in rows]
+            if not columns:
                 continue
-            subset = None if len(places) == len(rows) else [rows.index(wanted[place]) for place in places]
-            taken = hidden if len(places) == len(wanted) else hidden[:, places]
-            outputs = self.output[str(width)](taken, subset)  # [B, places, width]
-            for place, value in zip(places, outputs.unbind(1), strict=True):
-                task = self.tasks[wanted[place]]
+            subset = None if len(columns) == len(rows) else [rows.index(wanted[column]) for column in columns]
+            taken = hidden if len(columns) == len(wanted) else hidden[:, columns]
+            outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
+            for column, value in zip(columns, outputs.unbind(1), strict=True):
+                task = self.tasks[wanted[column]]
                 predictions[task.name] = value if task.kind == "multiclass" else value.squeeze(-1)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
     @torch.no_grad()
-    def only(self, place: int) -> Heads:
+    def only(self, task: int) -> Heads:
         """Return the head of one task, with copies of its parameters."""
-        task = self.tasks[place]
-        head = Heads([task], self.input_dim, self.units, self.dropout)
-        row = self.members[task.num_classes].index(place)
-        pairs = list(zip(head.hidden.parameters(), self.hidden.parameters(), strict=True))
-        for new, old in pairs:
-            new.copy_(old[[place]])
-        for new, old in zip(head.output.parameters(), self.output[str(task.num_classes)].parameters(), strict=True):
+        spec = self.tasks[task]
+        head = Heads([spec], self.input_dim, self.units, self.dropout)
+        row = self.members[spec.num_classes].index(task)
+        for new, old in zip(head.hidden.parameters(), self.hidden.parameters(), strict=True):
+            new.copy_(old[[task]])
+        for new, old in zip(head.output.parameters(), self.output[str(spec.num_classes)].parameters(), strict=True):
             new.copy_(old[[row]])
         return head.train(self.training)
 
 
 class SeparateHeads(nn.Module):
-    """One ``Heads`` per task, for batches of one task: a step moves no other task's head.
+    """One ``Heads`` per task, for batches of one task: a step changes only the head of that task.
 
-    Parameters that share a tensor share their optimizer's memory too: with momentum or weight decay the other tasks'
-    rows would move without a gradient.
+    With stacked parameters, momentum and weight decay would also change the rows of tasks that get no gradient.
     """
 
     def __init__(
@@ -82,19 +80,19 @@ class SeparateHeads(nn.Module):
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
         """Map ``x [B, len(wanted), H]`` to predictions by task name, ``[B]`` or ``[B, C]``."""
         predictions: dict[str, Tensor] = {}
-        for place, task in enumerate(wanted):
-            predictions |= self.heads[task](x[:, [place]] if x.shape[1] > 1 else x, [0])
+        for column, task in enumerate(wanted):
+            predictions |= self.heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
         return predictions
 
-    def only(self, place: int) -> Heads:
+    def only(self, task: int) -> Heads:
         """Return a copy of the head of one task."""
-        head = copy.deepcopy(self.heads[place])
+        head = copy.deepcopy(self.heads[task])
         assert isinstance(head, Heads)
         return head
 
 
 def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
-    """Return the positions of the named tasks in the order of the data's description; None means all."""
+    """Return the indices of the named tasks, in the order of ``tasks``; None means all."""
     if names is None:
         return list(range(len(tasks)))
     unknown = set(names) - {task.name for task in tasks}

@@ -1,4 +1,4 @@
-"""Routed networks: layers of parallel components, and who uses which of them (Maziarz et al. 2019)."""
+"""Routed networks: in each layer of parallel components, each task uses some (Maziarz et al. 2019)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
+from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
-from mtl.types import DataSpec, NetworkOutput, Routing, require
+from mtl.types import DataSpec, NetworkOutput, Routing, require, sum_losses
 
 Factory = Callable[..., Component]
+OPTIONS = {"components", "after", "stride", "copies"}  # of a layer
 
 
 class RoutedLayer(nn.Module):
-    """Mix the outputs of C components, for each task with the weights of a static gate; then ``after``.
+    """Mix the outputs of C components for each task, with weights from a static gate, then apply ``after``.
 
-    ``components`` and ``after`` are lists of factories ``(input_dim=)``; all components give outputs of one shape, and
-    are built with ``stride`` where one is given, ``copies`` of each, next to each other.
+    ``components`` and ``after`` are lists of factories ``(input_dim=)``. Each component is built ``copies`` times, side
+    by side, with ``stride`` if it is given. All components must have the same output shape.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class RoutedLayer(nn.Module):
         self.after, self.output_dim = chain(after, mixed)
 
     def forward(self, x: Tensor, wanted: Sequence[int] | None) -> tuple[Tensor, Routing]:
-        """Map ``x [B, ...]``, the same for all, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``wanted`` tasks."""
+        """Map ``x [B, ...]``, shared by all tasks, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``wanted`` tasks."""
         routing: Routing = self.gate(None, None, wanted)
         weights = routing.weights  # [t, C]
         shared = x.dim() == 1 + self.input_rank
         if len(weights) == 1 and not shared:
             x, shared = x[0], True
+        # used[t][c]: whether component c has to run for task t
         used = (weights != 0).tolist() if routing.exact_zeros else [[True] * weights.shape[1]] * len(weights)
         groups = [range(start, start + self.copies) for start in range(0, len(self.components), self.copies)]
         parts = [
@@ -63,43 +66,73 @@ class RoutedLayer(nn.Module):
         ]
         if parts:
             mixed = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
-        else:  # no task has a connection: zeros, as for one that has none
+        else:  # no task has any connection, so all outputs are 0
             mixed = x.new_zeros(len(weights), x.shape[0 if shared else 1], *self.sizes)
         return self.after(mixed.flatten(0, 1)).unflatten(0, (len(weights), -1)), routing
 
     def _on_one(self, x: Tensor, weights: Tensor, used: list[list[bool]], group: range) -> Iterator[Tensor]:
-        """Yield what the components of ``group`` add for all tasks, ``[t, B, ...]``, on one input for all."""
-        places = [place for place in group if any(row[place] for row in used)]
-        if not places:
+        """Yield the contribution of ``group`` to all tasks, ``[t, B, ...]``, if all tasks share the input."""
+        columns = [index for index in group if any(row[index] for row in used)]
+        if not columns:
             return
-        copies: list[Any] = [self.components[place] for place in places]
+        copies: list[Any] = [self.components[index] for index in columns]
         outputs = copies[0].side_by_side(copies, x)  # [B, n, ...]
-        chosen = weights if len(places) == weights.shape[1] else weights[:, places]
+        chosen = weights if len(columns) == weights.shape[1] else weights[:, columns]
         mixed = torch.matmul(chosen.to(outputs.dtype), outputs.flatten(2))  # [B, t, ...]
         yield mixed.transpose(0, 1).reshape(len(weights), len(x), *self.sizes)
 
     def _on_many(self, x: Tensor, weights: Tensor, used: list[list[bool]], group: range) -> Iterator[Tensor]:
-        """Yield what each component of ``group`` adds, ``[t, B, ...]``, where each task has its input."""
-        for place in group:
-            rows = [task for task, row in enumerate(used) if row[place]]
+        """Yield the contribution of each component in ``group``, ``[t, B, ...]``, if each task has its own input."""
+        for index in group:
+            rows = [task for task, row in enumerate(used) if row[index]]
             if not rows:
                 continue
             everyone = len(rows) == len(used)
-            y = self.components[place]((x if everyone else x[rows]).flatten(0, 1)).unflatten(0, (len(rows), -1))
-            w = weights[:, place] if everyone else weights[rows, place]
+            y = self.components[index]((x if everyone else x[rows]).flatten(0, 1)).unflatten(0, (len(rows), -1))
+            w = weights[:, index] if everyone else weights[rows, index]
             part = w.view(-1, *[1] * (y.dim() - 1)).to(y.dtype) * y
             if not everyone:
-                index = torch.tensor(rows, device=part.device)
-                part = part.new_zeros(len(used), *part.shape[1:]).index_copy(0, index, part)
+                targets = torch.tensor(rows, device=part.device)
+                part = part.new_zeros(len(used), *part.shape[1:]).index_copy(0, targets, part)
             yield part
+
+    @torch.no_grad()
+    def only(self, task: int) -> PrunedLayer:
+        """Return the part that one task uses."""
+        weights = self.gate(None, None, [task]).weights[0]
+        used = weights.nonzero().flatten().tolist()
+        components = [self.components[index] for index in used]
+        return PrunedLayer(components, weights[used], self.after, self.sizes, self.input_rank)
+
+
+class PrunedLayer(nn.Module):
+    """Mix components for one task with constant ``weights [C]``, then apply ``after``."""
+
+    weights: Tensor
+
+    def __init__(
+        self, components: Sequence[nn.Module], weights: Tensor, after: nn.Module, sizes: Sequence[int], input_rank: int
+    ) -> None:
+        super().__init__()
+        self.components, self.after = nn.ModuleList(components), after
+        self.sizes, self.input_rank = tuple(sizes), input_rank
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: Tensor, wanted: Sequence[int] | None = None) -> tuple[Tensor, Routing]:
+        """Map ``x [B, ...]`` or ``[1, B, ...]`` to ``[1, B, ...]``; ``wanted`` is ignored."""
+        x = x if x.dim() == 1 + self.input_rank else x[0]
+        mixed = x.new_zeros(len(x), *self.sizes)
+        for weight, component in zip(self.weights, self.components, strict=True):
+            mixed = mixed + weight * component(x)
+        return self.after(mixed)[None], Routing(self.weights[None])
 
 
 class RoutedNetwork(nn.Module):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
-    ``layers``: a list of ``{components, after, stride}`` (see ``RoutedLayer``), each with ``copies`` of every one of
-    its components. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` makes the gate of a layer. ``dropout``
-    of the features before the heads. ``heads=None``: the last layer's outputs, one number, are the predictions.
+    ``layers``: a list of ``{components, after, stride, copies}`` (see ``RoutedLayer``). ``gate(num_tasks=,
+    num_experts=, input_dim=None, inputs=)`` builds the gate of a layer. ``dropout`` applies to the features before the
+    heads. With ``heads=None`` the output of the last layer, one number per task, is the prediction.
     """
 
     def __init__(
@@ -111,6 +144,7 @@ class RoutedNetwork(nn.Module):
         heads: Callable[..., Heads | SeparateHeads] | None,
         stem: Sequence[Factory] = (),
         dropout: float = 0.0,
+        permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__()
         self.tasks = list(spec.tasks)
@@ -119,13 +153,14 @@ class RoutedNetwork(nn.Module):
         self.stem, shape = chain(stem, shape)
 
         def gate_of_layer(num_experts: int) -> Gate:
-            return gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=None, inputs=spec.inputs)
+            built = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=None, inputs=spec.inputs)
+            return permuted(built, permutation)
 
         self.layers = nn.ModuleList()
-        for place, layer in enumerate(layers):
-            unknown = set(layer) - {"components", "after", "stride", "copies"}
-            require(not unknown, f"network.layers[{place}]: no such option: {', '.join(sorted(unknown))}")
-            require("components" in layer, f"network.layers[{place}]: components are missing")
+        for index, layer in enumerate(layers):
+            unknown = ", ".join(sorted(set(layer) - OPTIONS))
+            require(not unknown, f"network.layers[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
+            require("components" in layer, f"network.layers[{index}]: components are missing")
             built = RoutedLayer(shape, gate=gate_of_layer, **layer)
             self.layers.append(built)
             shape = built.output_dim
@@ -138,24 +173,26 @@ class RoutedNetwork(nn.Module):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         subset = None if len(wanted) == len(self.tasks) else wanted
-        x, losses = self.stem(self.bottom(inputs)), dict[str, Tensor]()
-        for layer in self.layers:
-            x, routing = layer(x, subset)
-            for name, value in routing.losses.items():
-                losses[name] = losses[name] + value if name in losses else value
+        x = self.stem(self.bottom(inputs))
+        routings: dict[str, Routing] = {}
+        for index, layer in enumerate(self.layers):
+            x, routings[f"layers.{index}"] = layer(x, subset)
         features = self.dropout(x.flatten(2).transpose(0, 1))  # [B, t, F]
         if self.heads is not None:
-            return NetworkOutput(self.heads(features, wanted), None, losses)
-        predictions = {self.tasks[task].name: features[:, place, 0] for place, task in enumerate(wanted)}
-        return NetworkOutput(predictions, None, losses)
+            predictions = self.heads(features, wanted)
+        else:
+            predictions = {self.tasks[task].name: features[:, index, 0] for index, task in enumerate(wanted)}
+        return NetworkOutput(predictions, routings, sum_losses(routings))
 
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
-        """Return how some parameters are optimized: gates faster, since a step trains one task's row of T.
+        """Return optimiser options of some parameters: the gates' learning rate is multiplied by T.
 
-        Weight decay is for weights: neither for logits, which it would pull to a probability of 1/2, nor for biases.
+        The reason is that a step trains only one of a gate's T rows. Biases and gates have no weight decay, which would
+        pull the gates' logits towards a probability of 1/2.
         """
         options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
         gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]
+        gates = [gate.gate if isinstance(gate, PermutedGate) else gate for gate in gates]
         faster = {"lr_factor": float(len(self.tasks)), "weight_decay": 0.0}
         return options | {parameter: faster for gate in gates for parameter in gate.parameters()}
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from mtl import build
+from mtl import fast
+from mtl.run import build
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from tests.tiny_data import write_tiny_data
@@ -79,10 +81,12 @@ def double(batch: Batch | list[Batch]) -> Batch | list[Batch]:
     return Batch(*({k: v.double() if v.is_floating_point() else v for k, v in part.items()} for part in parts))
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize("words", CASES)
-def test_losses_are_what_they_were(words: str, tmp_path: Path, tiny_data: Path) -> None:
+def test_losses_are_what_they_were(words: str, fast_path: bool, tmp_path: Path, tiny_data: Path) -> None:
     expected = json.loads(FILE.read_text())[words]
-    assert train(words, tmp_path, tiny_data) == pytest.approx(expected, rel=1e-9)
+    with nullcontext() if fast_path else fast.disabled():
+        assert train(words, tmp_path, tiny_data) == pytest.approx(expected, rel=1e-9)
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ SMALL = [
     "callbacks.progress=null",
     "callbacks.routing.pictures_every=null",  # a picture takes longer than a small run
     "callbacks.examples.count=0",
-    "callbacks.connections.pictures=false",
 ]
 
 

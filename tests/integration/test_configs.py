@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,9 @@ import pytest
 import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 
-from callbacks.execution_switch import ExecutionSwitch
-from callbacks.routing_monitor import RoutingMonitor
-from data_modules.tasks import TasksDataModule
-from mtl import build
-from mtl.hooks import NoProfiler, drop_empty_hooks, need_hook
-from mtl.module import MultiTaskModule
+from data_modules.task_batches import TasksDataModule
+from mtl.run import build
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
@@ -208,7 +200,7 @@ def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> Non
         (["gate=comet", "gate.gamma=0"], "gate.gamma=0"),
         (["gate=dselect_k", "gate.gamma=-1"], "gate.gamma=-1"),
         (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
-        (["gate=comet", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
+        (["gate=comet", "gate.k=0"], "gate.k=0: must be an integer of at least 1"),
         (["gate=comet", "gate.k=two"], "gate.k='two'"),
         (["gate=softmax_selector", "gate.temperature=0"], "gate.temperature=0"),
         (["gate=topk", "gate.normalize=later"], "before, after"),
@@ -257,74 +249,3 @@ def test_compiling_takes_one_way_of_execution(tmp_path: Path) -> None:
         build.check_options(cfg)
     cfg.network.execution = "dense"
     build.check_options(cfg)
-
-
-def test_callbacks_keep_only_the_hooks_of_a_step_that_they_use(tmp_path: Path) -> None:
-    trainer = build.build_trainer(compose_small(tmp_path))
-    monitor = next(callback for callback in trainer.callbacks if isinstance(callback, RoutingMonitor))
-    assert callable(monitor.on_train_batch_end)
-    assert not callable(monitor.on_before_zero_grad)
-    assert callable(monitor.on_fit_start)  # not of a step
-    best = next(callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint))
-    assert not callable(best.on_train_batch_end)
-
-
-@pytest.mark.parametrize("often", ["every_n_train_steps: 2", "train_time_interval: {_target_: datetime.timedelta}"])
-def test_checkpoints_within_an_epoch_keep_their_hook(tmp_path: Path, often: str) -> None:
-    best = "{_target_: pytorch_lightning.callbacks.ModelCheckpoint, " + often + "}"
-    trainer = build.build_trainer(compose_small(tmp_path, f"+callbacks.often={best}"))
-    assert sum(callable(callback.on_train_batch_end) for callback in trainer.checkpoint_callbacks) == 2  # and the last
-
-
-def test_a_module_keeps_only_the_hooks_of_a_step_that_it_uses(tmp_path: Path) -> None:
-    class Mine(LightningModule):
-        def on_after_backward(self) -> None:
-            pass
-
-    module = Mine()
-    drop_empty_hooks(module, LightningModule)
-    assert callable(module.on_after_backward)
-    assert not callable(module.on_train_batch_end)
-    assert callable(module.training_step)
-
-
-def test_a_trainer_passes_over_a_hook_while_it_is_not_needed() -> None:
-    callback, trainer = ExecutionSwitch(), Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    need_hook(trainer, callback, "on_train_batch_end", False)
-    assert not callable(callback.on_train_batch_end)
-    need_hook(trainer, callback, "on_train_batch_end", True)
-    assert callable(callback.on_train_batch_end)
-
-
-def test_a_callback_without_work_is_passed_over(tmp_path: Path) -> None:
-    def step_hooks(*words: str) -> set[str]:
-        cfg = compose_small(tmp_path / "-".join(words), "gate=topk", "trainer.max_epochs=1", *words)
-        data, trainer = build.build_data(cfg), build.build_trainer(cfg)
-        data.prepare_data()
-        data.setup()
-        trainer.fit(build.build_module(cfg, build.build_network(cfg, data.spec), data.spec), datamodule=data)
-        return {
-            type(callback).__name__
-            for callback in trainer.callbacks
-            if callable(callback.on_train_batch_start) or callable(callback.on_train_batch_end)
-        }
-
-    always = {"LastCheckpoint", "RoutingMonitor"}
-    assert step_hooks("network.execution=dense") == always
-    assert step_hooks("network.execution=auto") == always | {"ExecutionSwitch"}
-    assert step_hooks("network.execution=dense", "gate=softmax_selector", "schedule=temperature") == always | {
-        "ScheduledBuffer"
-    }
-
-
-def test_profiling_nothing_lets_errors_through() -> None:
-    profiler = NoProfiler()
-    with profiler.profile("outside"), profiler.profile("inside"):
-        pass
-    with pytest.raises(KeyError), profiler.profile("failing"):
-        raise KeyError
-
-
-def test_a_step_need_not_be_inspected_each_time() -> None:
-    assert inspect.getfullargspec(MultiTaskModule.training_step).args == ["self", "batch", "batch_index"]
-    assert is_param_in_hook_signature(MultiTaskModule.training_step, "batch_idx", min_args=2)

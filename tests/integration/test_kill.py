@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checkpoint import read_checkpoint
+from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 
 # 3 epochs of 79 steps, the permutation is soft for 1.3 of them and hardens at 103; 3 epochs of 19 rounds of 4 tasks

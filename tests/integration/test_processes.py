@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checkpoint import read_checkpoint
+from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 
 BASE = [
@@ -79,7 +79,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for name, value in weights(one).items():
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
-    assert bool(theirs["network.permutation.hardened"])
+    assert bool(theirs["network.mixture.gate.permutation.hardened"])
     assert result(two) == pytest.approx(result(one), abs=1e-9)
 
     best = one / "checkpoints" / "best.ckpt"  # the same weights evaluated by one and by two: the same numbers
@@ -134,7 +134,7 @@ def test_tasks_with_rows_of_their_own(words: list[str], tmp_path: Path, tiny_dat
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"), [("seed=2", "seed is 2 there, 1 here"), ("gate.gamma=0.5", "gate.gamma is 0.5 there, 1.0 here")]
+    ("word", "reason"), [("seed=2", "seed is 2, not 1"), ("gate.gamma=0.5", "gate.gamma is 0.5, not 1.0")]
 )
 def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -145,7 +145,7 @@ def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Pa
     output = finish(first, code=1, timeout=60)
     finish(second, code=1, timeout=60)
     assert time.monotonic() - began < 60
-    assert f"process 1 runs another configuration than process 0: {reason}" in output.replace("\n", " ")
+    assert f"process 1 has a different configuration from process 0: {reason}" in output.replace("\n", " ")
 
 
 def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pyt
 def test_what_cannot_be_pruned_is_said_and_nothing_written(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "gate=softmax", "network.static_gate=false", "trainer.max_epochs=1"))
     checkpoint = str(tmp_path / "checkpoints" / "best.ckpt")
-    with pytest.raises(SystemExit, match=r"error: a gate that looks at the example cannot be pruned"):
+    with pytest.raises(SystemExit, match=r"error: a gate that depends on the example cannot be pruned"):
         main([checkpoint])
-    with pytest.raises(SystemExit, match=r"error: no task 'z'; there are task_000"):
+    with pytest.raises(SystemExit, match=r"error: no task 'z'; the tasks are task_000"):
         main([checkpoint, "--task", "z"])
     with pytest.raises(SystemExit, match=r"error: checkpoint nowhere.ckpt: no such file"):
         main(["nowhere.ckpt"])

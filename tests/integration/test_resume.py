@@ -19,7 +19,7 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.checkpoint import config_from_checkpoint, previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.run.checkpoint import config_from_checkpoint, previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.types import InputError, Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
@@ -93,7 +93,7 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     cfg = compose_small(tmp_path, *WORDS)
     with open_dict(cfg):
         cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step \d+, saved; go on with: python train.py ckpt="):
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step \d+, saved; resume with: python train.py ckpt="):
         run(cfg)
     saved = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert saved["global_step"] == step + 1
@@ -153,7 +153,7 @@ def test_configuration_of_an_earlier_version(name: str, tmp_path: Path) -> None:
     assert not {"experts", "find_unused_parameters"} & cfg.setting.keys()
     assert cfg.trainer.strategy.find_unused_parameters == saved["setting"]["find_unused_parameters"]
     assert cfg.experts.units == cfg.setting.expert_units
-    with pytest.raises(InputError, match="is of another configuration"):
+    with pytest.raises(InputError, match="has a different configuration"):
         config_from_checkpoint(compose_small(tmp_path, "recipe=digits"), path, ["recipe=digits"], GROUPS)
     if name == "mixture":
         with pytest.raises(InputError, match=r"network.experts._target_ is .*StackedDense in the checkpoint"):
@@ -177,7 +177,7 @@ def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCa
     last.write_bytes(last.read_bytes()[:2000])
     assert whole_checkpoint(last) == previous_checkpoint(last)
     assert "damaged or truncated" in caplog.text
-    assert "going on with the one before" in caplog.text
+    assert "resuming from the previous checkpoint" in caplog.text
     previous_checkpoint(last).write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"last.previous.ckpt .* is damaged"):
         whole_checkpoint(last)
@@ -194,7 +194,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
         real(content, file, *args, **kwargs)
 
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(InputError, match=r"cannot be written: no space left .* is the one of before, whole"):
+    with pytest.raises(InputError, match=r"cannot be written: no space left .*; the previous .* is intact"):
         run(compose_small(tmp_path, "trainer.max_epochs=4"))
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
@@ -235,7 +235,7 @@ class Poison(Callback):
                 pl_module.get_parameter(self.what)[1].fill_(float("inf"))
 
 
-@pytest.mark.parametrize("what", ["network.experts.layers.0.weight", "network.gate.split_bias"])
+@pytest.mark.parametrize("what", ["network.mixture.experts.layers.0.weight", "network.mixture.gate.split_bias"])
 def test_numbers_that_are_none_stop_the_run(what: str, tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=3")
     with open_dict(cfg):

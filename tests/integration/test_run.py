@@ -13,8 +13,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from mtl.checkpoint import config_from_checkpoint, read_checkpoint
-from mtl.schedules import SHAPES
+from mtl.run.checkpoint import config_from_checkpoint, read_checkpoint
+from mtl.training.schedules import SHAPES
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
@@ -59,7 +59,7 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
     record = json.loads((folder / "results.json").read_text())
     assert record["checkpoint"] == "last weights"
     assert record["best_val_loss"] is None
-    assert "no val/loss, as in a run that ends inside its first epoch" in caplog.text
+    assert "no val/loss, since the run ended within its first epoch" in caplog.text
 
 
 def test_what_is_written_belongs_to_its_step(tmp_path: Path) -> None:

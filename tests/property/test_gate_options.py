@@ -1,8 +1,6 @@
-"""Gates over random numbers of selections and tasks, and the dropout mask: what holds whatever the options."""
+"""Gates over random numbers of selections and tasks: what holds whatever the options."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, Gate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
-from tests.dropout import relu_dropout
 from tests.gate_cases import CASES, GateCase, harden, route
 
 modest = settings(derandomize=True, deadline=None, max_examples=30)
@@ -84,7 +81,7 @@ def test_task_top1_keeps_the_most_probable_unscaled(num_experts: int, shared: bo
 @modest
 @given(st.sampled_from([c for c in CASES if c.learns]), experts, st.permutations(range(4)), seeds)
 def test_permuted_tasks_permute_the_weights(case: GateCase, num_experts: int, order: list[int], seed: int) -> None:
-    """No task may leak into another's gate, and none has a privileged place."""
+    """No task may leak into another's gate, and none has a privileged index."""
     torch.manual_seed(seed)
     gate = case.build(4, num_experts, 3).eval()
     x = torch.randn(5, 3)
@@ -93,7 +90,7 @@ def test_permuted_tasks_permute_the_weights(case: GateCase, num_experts: int, or
         for parameter in gate.parameters():
             if len(parameter) == 4:  # a shared gate has nothing to permute
                 parameter.copy_(parameter[order])
-    torch.testing.assert_close(route(gate, x, 5).weights, before[:, order])
+    torch.testing.assert_close(route(gate, x, 5).weights, before[..., order, :])
 
 
 @modest
@@ -104,31 +101,3 @@ def test_smooth_step_slope(gamma: float, share: float, right: bool) -> None:
     smooth_step(t, gamma).backward()
     s = 0.5 + t.item() / gamma
     assert t.grad.item() == pytest.approx(6 * s * (1 - s) / gamma, rel=1e-6, abs=1e-9)
-
-
-DROPS: list[tuple[float, int]] = [(0.5, 256), (0.25, 256), (1 / 256, 256), (0.1, 65536), (0.3, 65536), (0.77, 65536)]
-
-
-@pytest.mark.parametrize(("p", "levels"), DROPS)
-@pytest.mark.parametrize("make", [torch.ones, lambda *s: torch.ones(*s[::-1]).t()], ids=["contiguous", "transposed"])
-def test_dropout_scale_and_gradient_are_exact(p: float, levels: int, make: Callable[..., torch.Tensor]) -> None:
-    """The mean is kept only if the scale is the inverse of the probability that the random bits really give."""
-    x = make(37, 501).requires_grad_()  # no multiple of the elements that one random word decides
-    y = relu_dropout(x, p, training=True)
-    kept, scale = y.detach() > 0, levels / (levels - round(p * levels))
-    torch.testing.assert_close(y.detach(), kept * torch.tensor(scale), rtol=1e-7, atol=0)
-    y.backward(torch.full_like(y, 3.0))
-    torch.testing.assert_close(x.grad, kept * torch.tensor(3.0 * scale), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(("p", "levels"), DROPS)
-def test_dropout_keeps_the_right_share_everywhere(p: float, levels: int) -> None:
-    """Neighbours share a random word; each position in it must be fair, and no two may go together."""
-    rows = 20_000
-    kept = (relu_dropout(torch.ones(rows, 8), p, training=True) > 0).double()
-    share = 1 - round(p * levels) / levels
-    margin = 5 * (share * (1 - share) / rows) ** 0.5
-    torch.testing.assert_close(kept.mean(0), torch.full((8,), share, dtype=torch.float64), rtol=0, atol=margin)
-    apart = kept - share
-    covariance = apart.T @ apart / rows
-    assert (covariance - covariance.diag().diag()).abs().max() < 5 * share * (1 - share) / rows**0.5

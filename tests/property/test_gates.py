@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, TopKGate
-from tests.dropout import relu_dropout
 from tests.gate_cases import CASES, harden, route
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40)
@@ -124,25 +122,3 @@ def test_smooth_step(gamma: float, points: list[float]) -> None:
     y.sum().backward()
     assert (t.grad[~inside] == 0).all()
     assert (t.grad >= 0).all()
-
-
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("shape", [(64, 1000), (3, 7, 11)])
-def test_relu_dropout(p: float, shape: tuple[int, ...]) -> None:
-    x = torch.rand(shape) + 0.1
-    x.view(-1)[::3] *= -1
-    x.requires_grad_()
-    y = relu_dropout(x, p, training=True)
-    (y * 2).sum().backward()
-    kept = y > 0
-    assert not kept[x < 0].any()
-    scale = 1 / (1 - p)
-    torch.testing.assert_close(y[kept], x[kept] * scale, rtol=1e-4, atol=0)
-    torch.testing.assert_close(x.grad, torch.where(kept, 2 * scale, 0.0), rtol=1e-4, atol=0)
-    if x.numel() > 10_000:
-        assert float(kept[x > 0].float().mean()) == pytest.approx(1 - p, abs=0.01)
-    torch.manual_seed(5)
-    first = relu_dropout(x, p, training=True)
-    torch.manual_seed(5)
-    assert torch.equal(first, relu_dropout(x, p, training=True))
-    assert torch.equal(relu_dropout(x, p, training=False), x.relu())

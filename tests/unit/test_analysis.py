@@ -12,14 +12,22 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from callbacks.connection_report import ConnectionReport
-from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, describe, routed_layers
+from callbacks.routing_monitor import RoutingMonitor
+from mtl.analysis.patterns import (
+    active_by_kind,
+    compare_groups,
+    component_names,
+    connections,
+    describe,
+    layers_with_gates,
+)
+from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, Identity, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
-from mtl.types import DataSpec, Image, TaskSpec
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 TASKS = [TaskSpec(name, "regression") for name in "abc"]
 KINDS = [
@@ -45,9 +53,11 @@ def test_numbers_by_hand() -> None:
     assert values["distinct_patterns"] == 2
     assert values["idle_tasks"] == pytest.approx(1 / 6)
     assert values["pattern_jaccard"] == pytest.approx((1 + 1 / 4 + 1 / 4) / 3)
-    layers = routed_layers(network(FixedGate))
-    assert component_names(layers[0]) == ["3x3-3x3", "1x7-7x1", "max", "identity"]
-    by_kind = active_by_kind(layers, [first, second])
+    layers = layers_with_gates(network(FixedGate))
+    assert list(layers) == ["layers.0", "layers.1"]
+    kinds = [component_names(layer) for layer in layers.values()]
+    assert kinds[0] == ["3x3-3x3", "1x7-7x1", "max", "identity"]
+    by_kind = active_by_kind(kinds, [first, second])
     assert by_kind == pytest.approx(
         {"3x3-3x3": 2 / 3, "1x7-7x1": 2 / 3, "max": (0 + 1) / 2, "identity": (0 + 1 / 3) / 2}
     )
@@ -68,34 +78,44 @@ def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:
 
 
 def test_connections_are_those_of_evaluation() -> None:
-    layer = routed_layers(network(GumbelMatrixGate))[0].train()
+    gate = network(GumbelMatrixGate).layers[0].gate.train()
     with torch.no_grad():
-        layer.gate.logits.copy_(torch.tensor([[1.0, -1, 1, -1], [-1, -1, -1, -1], [1, 1, 1, 1]]))
-    assert connections(layer).int().tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
-    assert layer.gate.training
+        gate.logits.copy_(torch.tensor([[1.0, -1, 1, -1], [-1, -1, -1, -1], [1, 1, 1, 1]]))
+    assert connections(gate, 3).int().tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+    assert gate.training
 
 
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
+    inputs = {"image": torch.rand(6, 1, 8, 8)}
+    batch = Batch(inputs, {name: torch.zeros(6) for name in "abc"})
     logged: dict[str, float] = {}
-    module = SimpleNamespace(modules=net.modules, tasks=dict.fromkeys("abc"), log_dict=logged.update)
-    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], log_every_n_steps=5)
-    report = ConnectionReport(str(tmp_path))
-    report.on_train_start(trainer, module)
+    module = SimpleNamespace(network=net, modules=net.modules, tasks=dict.fromkeys("abc"), log_dict=logged.update)
+    trainer = SimpleNamespace(
+        global_step=0, current_epoch=0, is_global_zero=True, loggers=[], log_every_n_steps=5, datamodule=None
+    )
+    monitor = RoutingMonitor(str(tmp_path))
+    monitor.on_train_start(trainer, module)
     for step in range(1, 13):
         trainer.global_step = step
         with torch.no_grad():
-            routed_layers(net)[0].gate.logits[0, 0] = step
-        report.on_train_batch_end(trainer, module, None, None, 0)
-    report.on_validation_epoch_end(trainer, module)
-    report.on_train_end(trainer, module)
-    assert report.steps == [0, 5, 10, 12]
-    again = ConnectionReport(str(tmp_path))
-    again.load_state_dict(report.state_dict())
+            net.layers[0].gate.logits[0, 0] = step
+        monitor.on_train_batch_end(trainer, module, {"routings": net.train()(inputs).routings}, batch, 0)
+    outputs = {"routings": net.eval()(inputs).routings}
+    monitor.on_validation_epoch_start(trainer, module)
+    monitor.on_validation_batch_end(trainer, module, outputs, batch, 0)
+    monitor.on_validation_epoch_end(trainer, module)
+    monitor.on_train_end(trainer, module)
+    assert monitor.probabilities.steps == [0, 5, 10, 12]
+    again = RoutingMonitor(str(tmp_path))
+    again.load_state_dict(monitor.state_dict())
+    again.on_test_epoch_start(trainer, module)
+    again.on_test_batch_end(trainer, module, outputs, batch, 0)
     again.on_test_epoch_end(trainer, module)
     assert logged["val/active_connections"] == logged["test/active_connections"] == 1.0
     assert logged["test/distinct_patterns"] == 1.0
     assert logged["test/active_connections_identity"] == 1.0
+    assert logged["test/flops_dense"] >= logged["test/flops_selected"] > 0
     with (tmp_path / "connections.csv").open() as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["layer", "component", "kind", "a", "b", "c"]
@@ -112,20 +132,25 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
         assert np.unique(imread(tmp_path / f"{name}.png")).size > 20
 
 
-def test_other_networks_are_left_alone(tmp_path: Path) -> None:
-    module = SimpleNamespace(modules=torch.nn.Linear(2, 2).modules, log_dict=None)
-    report = ConnectionReport(str(tmp_path / "none"))
-    report.on_validation_epoch_end(None, module)
-    report.on_test_epoch_end(None, module)
+def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(2, 2)
+    logged: dict[str, float] = {}
+    module = SimpleNamespace(network=linear, modules=linear.modules, tasks={}, log_dict=logged.update)
+    trainer = SimpleNamespace(global_step=0, current_epoch=0, is_global_zero=True, loggers=[], datamodule=None)
+    monitor = RoutingMonitor(str(tmp_path / "none"))
+    monitor.on_train_start(trainer, module)
+    monitor.on_validation_epoch_end(trainer, module)
+    monitor.on_test_epoch_start(trainer, module)
+    monitor.on_test_epoch_end(trainer, module)
+    assert not logged
     assert not (tmp_path / "none").exists()
-    report.on_train_start(SimpleNamespace(global_step=0), module)
+    assert not monitor.probabilities.steps
 
 
-def test_of_many_looks_every_second_is_kept(tmp_path: Path) -> None:
-    net = network(GumbelMatrixGate)
-    report = ConnectionReport(str(tmp_path))
-    for step in range(201):
-        report.on_train_end(SimpleNamespace(global_step=step), net)
-    assert report.steps == list(range(0, 201, 2))
-    report.on_train_end(SimpleNamespace(global_step=200), net)  # a run that goes on looks at no step twice
-    assert len(report.steps) == len(report.probabilities) == 101
+def test_of_many_probabilities_every_second_is_kept() -> None:
+    gates, kept = {"layers.0": GumbelMatrixGate(2, 3)}, Probabilities()
+    for step in range(MOST_PROBABILITIES + 1):
+        kept.add(step, gates)
+    assert kept.steps == list(range(0, MOST_PROBABILITIES + 1, 2))
+    kept.add(MOST_PROBABILITIES, gates)  # a resumed run adds no step twice
+    assert len(kept.steps) == len(kept.values["layers.0"]) == MOST_PROBABILITIES // 2 + 1

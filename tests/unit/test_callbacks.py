@@ -14,12 +14,13 @@ import torch
 from matplotlib.image import imread
 
 from callbacks.example_images import ExampleImages, captions
-from callbacks.routing_monitor import History, RoutingMonitor, Tally
+from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport
+from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
+from mtl.analysis.tally import History, Tally
 from mtl.experts.dense import StackedDense
-from mtl.flops import expert_flops, forward_flops
 from mtl.gates import SoftmaxSelectorGate, TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
@@ -35,6 +36,7 @@ class Recorder(torch.nn.Module):
         self.tasks = tasks
         self.logged: dict[str, float] = {}
         self.gate = SoftmaxSelectorGate(1, 4)
+        self.network = torch.nn.Module()
 
     def log_dict(self, values: dict[str, float]) -> None:
         self.logged |= values
@@ -47,8 +49,9 @@ def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict
     callback, module = RoutingMonitor("unused"), Recorder(tasks)
     callback.on_validation_epoch_start(None, module)
     for routing, rows in batches:
-        callback.on_validation_batch_end(None, module, {"routing": routing}, range(rows), 0)
-    callback.on_validation_epoch_end(SimpleNamespace(is_global_zero=False), module)
+        outputs = {"routings": {} if routing is None else {"mixture": routing}}
+        callback.on_validation_batch_end(None, module, outputs, range(rows), 0)
+    callback.on_validation_epoch_end(SimpleNamespace(is_global_zero=False, current_epoch=0), module)
     return module.logged
 
 
@@ -103,9 +106,9 @@ def test_flops_by_hand() -> None:
         spec, 3, partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]), TopKGate, partial(Heads)
     )
     inputs = {"id": torch.arange(7)}
-    assert expert_flops(net.eval(), inputs) == 2 * 4 * 5
+    assert expert_flops(net.eval(), inputs) == {"mixture": 2 * 4 * 5}
     assert forward_flops(net, inputs) == 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
-    assert net.dispatch.execution == "auto"
+    assert net.mixture.dispatch.execution == "auto"
 
 
 def scheduled(**options: Any) -> ScheduledBuffer:
@@ -193,7 +196,7 @@ def test_selection_report_against_the_simulated_truth() -> None:
     weights = torch.tensor([[0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]])  # tasks x experts
     callback, module = SelectionReport(), Recorder(["a", "b", "c"])
     callback.on_test_epoch_start(run, module)
-    callback.on_test_batch_end(run, module, {"routing": Routing(weights)}, range(5), 0)
+    callback.on_test_batch_end(run, module, {"routings": {"mixture": Routing(weights)}}, range(5), 0)
     callback.on_test_epoch_end(run, module)
     assert module.logged["test/true_experts_found"] == pytest.approx(1)
     assert module.logged["test/jaccard_related"] == pytest.approx(0.5)

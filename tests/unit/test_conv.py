@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtl.experts import conv_kernels
 from mtl.experts.conv import StackedConv
 from mtl.experts.dispatch import Dispatch
+from mtl.fast import conv as fast
 from mtl.gates import CometGate, TopKGate
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import ImageBottom, TabularBottom, bottom_for
@@ -74,8 +74,8 @@ def test_equals_separate_modules(name: str, execution: str) -> None:
     weights_of = [*layer.weights, *[dense.weight for dense in layer.dense.layers]]
     biases_of = [*layer.biases, *[dense.bias for dense in layer.dense.layers]]
     for expert, grads in enumerate(theirs):
-        for place, (weight, bias) in enumerate(zip(weights_of, biases_of, strict=True)):
-            for mine, other in ((weight.grad[expert], grads[2 * place]), (bias.grad[expert], grads[2 * place + 1])):
+        for index, (weight, bias) in enumerate(zip(weights_of, biases_of, strict=True)):
+            for mine, other in ((weight.grad[expert], grads[2 * index]), (bias.grad[expert], grads[2 * index + 1])):
                 other = torch.zeros_like(mine) if other is None else other
                 assert torch.allclose(mine, other, atol=1e-5 * max(1.0, float(other.abs().max())))
 
@@ -120,8 +120,8 @@ def test_networks_on_images() -> None:
         assert {name: value.shape for name, value in predictions.items()} == {"a": (5, 10), "b": (5, 10)}
         sum(value.square().mean() for value in predictions.values()).backward()
         assert all(p.grad is not None for p in network.parameters())
-    assert [network.gate.input_dim for network in networks[:3]] == [144, 144, 7]
-    with pytest.raises(InputError, match=r"static_gate=true looks at no example"):
+    assert [network.mixture.gate.input_dim for network in networks[:3]] == [144, 144, 7]
+    with pytest.raises(InputError, match=r"static_gate=true: a static gate has no input"):
         MMoE(SPEC, 4, gate=CometGate, gate_trunk=trunk, static_gate=True, **parts)
 
 
@@ -132,15 +132,15 @@ def test_bottom_of_images() -> None:
     assert torch.allclose(bottom({"image": image}), expected, atol=1e-6)
     assert torch.allclose(bottom({"image": image.float() / 255}), expected, atol=1e-6)
     assert isinstance(bottom_for({"id": Categorical(3)}), TabularBottom)
-    with pytest.raises(InputError, match="one image and nothing beside it"):
+    with pytest.raises(InputError, match="one image and no other input"):
         bottom_for({"image": Image(1, 2, 2), "id": Categorical(3)})
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([{"channels": 2, "kernel": 13}], r"convolutions\[0\]: nothing is left of images of \(12, 12\) pixels"),
-        ([{"channels": 2, "kernel": 3, "strides": 2}], "no such option: strides"),
+        ([{"channels": 2, "kernel": 13}], r"convolutions\[0\]: images of \(12, 12\) pixels are too small"),
+        ([{"channels": 2, "kernel": 3, "strides": 2}], "unknown option: strides"),
     ],
 )
 def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
@@ -156,7 +156,7 @@ def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
 def test_shared_first_layer_equals_convolutions(
     channels: int, kernel: int, pool: int, padding: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv_kernels, "CHUNK", 5000)  # several chunks
+    monkeypatch.setattr(fast, "CHUNK", 5000)  # several chunks
     options = {"channels": 4, "kernel": kernel, "pool": pool, "padding": padding}
     layer = StackedConv(3, (channels, 11, 14), [options]).double()
     with torch.no_grad():

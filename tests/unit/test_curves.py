@@ -78,10 +78,10 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no metric val/auc; there are val/loss"):
+    with pytest.raises(InputError, match=r"no metric val/auc; it has val/loss"):
         curves.read_curves(sweep, "val/auc", 0.9)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=r"error: .*empty: no run in it; a run is a folder with a config.yaml"):
+    with pytest.raises(SystemExit, match=r"error: .*empty contains no run; a run is a folder with a config.yaml"):
         curves.main([str(tmp_path / "empty")])
     with pytest.raises(SystemExit, match=r"error: --band=1.5: must lie between 0 and 1"):
         curves.main([str(sweep), "--band", "1.5"])

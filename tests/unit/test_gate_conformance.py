@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
-from mtl.gates import Gate
+from mtl.gates import Gate, SoftmaxSelectorGate, TopKGate
+from mtl.types import Routing
 from tests.gate_cases import CASES, GateCase, harden, route
 
 T, D = 3, 6
 EXPERTS = (1, 2, 3, 5, 6, 8, 16)
+every_size = pytest.mark.parametrize("num_experts", EXPERTS)
+sizes_with_a_choice = pytest.mark.parametrize("num_experts", [e for e in EXPERTS if e > 2])
 every_gate = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 learning_gates = pytest.mark.parametrize("case", [c for c in CASES if c.learns], ids=lambda case: case.name)
-static_gates = pytest.mark.parametrize("case", [c for c in CASES if c.static], ids=lambda case: case.name)
 
 
 def check_weights(case: GateCase, gate: Gate, weights: Tensor) -> None:
+    """Check that weights are on the simplex, or below it where the gate says so."""
     assert torch.isfinite(weights).all()
     assert (weights >= 0).all()
     total = weights.sum(-1)
@@ -26,97 +31,127 @@ def check_weights(case: GateCase, gate: Gate, weights: Tensor) -> None:
         assert (total <= 1 + 1e-5).all()
 
 
+def check_finite(gate: Gate, total: Tensor) -> None:
+    """Check that ``total`` is finite, and so is the gradient that it gives each parameter."""
+    assert torch.isfinite(total)
+    gate.zero_grad()
+    total.backward()
+    for name, parameter in gate.named_parameters():
+        if parameter.numel() == 0:  # a single expert leaves nothing to split or select
+            continue
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def objective(routing: Routing) -> Tensor:
+    return routing.weights.square().sum() + sum(routing.losses.values(), torch.zeros(()))
+
+
 @every_gate
-@pytest.mark.parametrize("num_experts", EXPERTS)
-@pytest.mark.parametrize("rows", [1, 7])
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_weights_are_on_the_simplex(case: GateCase, num_experts: int, rows: int, training: bool) -> None:
-    gate = case.build(T, num_experts, D).train(training)
-    routing = route(gate, torch.randn(rows, D), rows)
-    weights = routing.weights.expand(rows, T, num_experts)
-    check_weights(case, gate, weights)
-    assert all(loss.dim() == 0 and torch.isfinite(loss) for loss in routing.losses.values())
-    if routing.selectors is not None:
-        assert routing.selectors.shape[-3:] == (T, min(case.k or 0, num_experts), num_experts)
+@every_size
+def test_weights(case: GateCase, num_experts: int) -> None:
+    """Exact shapes: a missing or extra dimension would broadcast silently in the mixture."""
+    for training in (True, False):
+        gate = case.build(T, num_experts, D).train(training)
+        for rows in (0, 1, 7):
+            routing = route(gate, torch.randn(rows, D), rows)
+            assert routing.weights.shape == ((rows, T, num_experts) if case.looks else (T, num_experts))
+            check_weights(case, gate, routing.weights)
+            assert all(loss.dim() == 0 for loss in routing.losses.values())
+            assert rows == 0 or all(torch.isfinite(loss) for loss in routing.losses.values())
+            if routing.selectors is not None:
+                assert routing.selectors.shape[-3:] == (T, min(case.k or 0, num_experts), num_experts)
+        if case.static:
+            gate = case.build(T, num_experts, None).train(training)
+            routing = gate(None)
+            assert routing.weights.shape == (T, num_experts)
+            check_weights(case, gate, routing.weights)
+            assert all(loss.dim() == 0 and torch.isfinite(loss) for loss in routing.losses.values())
 
 
-@static_gates
-@pytest.mark.parametrize("num_experts", EXPERTS)
-def test_static_gates(case: GateCase, num_experts: int) -> None:
-    gate = case.build(T, num_experts, None)
-    routing = gate(None)
-    assert routing.weights.shape == (T, num_experts)
-    check_weights(case, gate, routing.weights)
-    assert torch.isfinite(sum(routing.losses.values(), torch.zeros(())))
+@every_gate
+@every_size
+def test_evaluation_is_repeatable_and_part_of_the_state(case: GateCase, num_experts: int) -> None:
+    """The same weights again, from a state dict in a gate of another seed, and for some of the tasks alone."""
+    for width in (D, None) if case.static else (D,):
+        gate, x = case.build(T, num_experts, width).eval(), None if width is None else torch.randn(7, D)
+        whole = route(gate, x).weights
+        assert torch.equal(route(gate, x).weights, whole)
+        torch.manual_seed(99)
+        twin = case.build(T, num_experts, width).eval()
+        twin.load_state_dict(gate.state_dict())
+        assert torch.equal(route(twin, x).weights, whole)
+        for tasks in ([1], [2, 0]):
+            torch.testing.assert_close(route(gate, x, tasks=tasks).weights, whole[..., tasks, :])
+        if width is None:  # the example plays no part
+            assert torch.equal(route(gate, torch.randn(7, D)).weights, whole)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.k is not None], ids=lambda case: case.name)
-@pytest.mark.parametrize("num_experts", EXPERTS)
+@every_size
 def test_at_most_k_experts_once_binary(case: GateCase, num_experts: int) -> None:
-    gate = case.build(T, num_experts, D)
-    harden(gate)
-    weights = route(gate, torch.randn(7, D)).weights
-    assert case.k is not None
-    assert ((weights > 0).sum(-1) <= case.k).all()
+    for width in (D, None) if case.static else (D,):
+        gate = case.build(T, num_experts, width)
+        harden(gate)
+        weights = route(gate, None if width is None else torch.randn(7, D)).weights
+        assert ((weights > 0).sum(-1) <= min(case.k or 0, num_experts)).all()
 
 
 @learning_gates
-@pytest.mark.parametrize("num_experts", EXPERTS)
-@pytest.mark.parametrize("size", [1.0, 1e4])
+@every_size
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
-def test_extreme_logits_stay_finite(case: GateCase, num_experts: int, size: float, autocast: bool) -> None:
-    gate = case.build(T, num_experts, D)
-    with torch.no_grad():
-        for parameter in gate.parameters():  # logits of about +-size
-            parameter.copy_(torch.randn_like(parameter).sign() * size / D)
-    x = torch.ones(7, D, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        routing = route(gate, x)
-        assert routing.weights.dtype == torch.float32
-        check_weights(case, gate, routing.weights)
-        (routing.weights.square().sum() + sum(routing.losses.values())).backward()
-    assert not case.looks or torch.isfinite(x.grad).all()
-    for name, parameter in gate.named_parameters():
-        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+def test_extreme_logits_stay_finite(case: GateCase, num_experts: int, autocast: bool) -> None:
+    """Huge inputs, unlike huge parameters, scale every logit of a row alike, down to COMET's single splits."""
+    for size, width, huge in ((1.0, D, 1.0), (1e4, D, 1.0), (1e4, None, 1.0), (0.0, D, 1e6)):
+        if width is None and not case.static:
+            continue
+        gate = case.build(T, num_experts, width)
+        with torch.no_grad():
+            for parameter in gate.parameters() if size else ():  # logits of about +-size
+                parameter.copy_(torch.randn_like(parameter).sign() * size / (D if width else 1))
+        x = None if width is None else (huge * (torch.ones(7, D) if size else torch.randn(7, D))).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            routing = route(gate, x)
+            assert routing.weights.dtype == torch.float32
+            check_weights(case, gate, routing.weights)
+            check_finite(gate, objective(routing))
+        assert x is None or not case.looks or torch.isfinite(x.grad).all()
 
 
 @learning_gates
-@pytest.mark.parametrize("num_experts", [e for e in EXPERTS if e > 2])
+@sizes_with_a_choice
 def test_every_parameter_learns_from_the_start(case: GateCase, num_experts: int) -> None:
-    gate = case.build(T, num_experts, D)
+    for width in (D, None) if case.static else (D,):
+        gate = case.build(
+            T if width else 8, num_experts, width
+        )  # of eight tasks at least one draws a switch that is on
+        weights = route(gate, None if width is None else torch.randn(32, D), 32).weights
+        (weights * torch.randn_like(weights)).sum().backward()
+        for name, parameter in gate.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+
+
+@learning_gates
+def test_two_experts_suffice_to_learn(case: GateCase) -> None:
+    """With all experts kept there is no choice, but their shares must still learn."""
+    gate = case.build(T, 2, D)
     weights = route(gate, torch.randn(32, D), 32).weights
     (weights * torch.randn_like(weights)).sum().backward()
+    assert max(float(p.grad.abs().max()) for p in gate.parameters() if p.grad is not None) > 0
+
+
+@learning_gates
+@pytest.mark.parametrize("num_experts", [1, 5, 16])  # no split at all, uneven tree, full tree
+def test_a_batch_without_rows_has_gradients_of_zero(case: GateCase, num_experts: int) -> None:
+    """As a process gets it that runs short of rows."""
+    gate = case.build(T, num_experts, D)
+    weights = route(gate, torch.randn(0, D), 0).weights
+    if not case.looks or not weights.requires_grad:  # a single expert
+        return
+    weights.sum().backward()
     for name, parameter in gate.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name
-
-
-@every_gate
-@pytest.mark.parametrize("num_experts", [3, 8])
-def test_state_dict_round_trip(case: GateCase, num_experts: int) -> None:
-    torch.manual_seed(1)
-    first = case.build(T, num_experts, D).eval()
-    torch.manual_seed(2)
-    second = case.build(T, num_experts, D).eval()
-    second.load_state_dict(first.state_dict())
-    x = torch.randn(7, D)
-    assert torch.equal(route(first, x).weights, route(second, x).weights)
-
-
-@every_gate
-def test_some_tasks_are_the_slice_of_all(case: GateCase) -> None:
-    gate = case.build(T, 5, D).eval()
-    x = torch.randn(7, D)
-    whole = route(gate, x).weights
-    part = route(gate, x, tasks=[2, 0]).weights
-    torch.testing.assert_close(part, whole[..., [2, 0], :])
-
-
-@every_gate
-def test_evaluation_has_no_noise(case: GateCase) -> None:
-    gate = case.build(T, 8, D).eval()
-    x = torch.randn(7, D)
-    assert torch.equal(route(gate, x).weights, route(gate, x).weights)
+        assert parameter.grad is None or not parameter.grad.any(), name
 
 
 @every_gate
@@ -141,3 +176,23 @@ def test_a_shared_gate_is_one_gate(case: GateCase) -> None:
 def test_a_per_example_gate_needs_examples() -> None:
     with pytest.raises(ValueError, match="input_dim=None"):
         CASES[0].build(T, 4, D)(None)
+
+
+@every_size
+@pytest.mark.parametrize("width", [D, None], ids=["per_example", "static"])
+def test_a_tiny_temperature_makes_selectors_binary(num_experts: int, width: int | None) -> None:
+    gate = SoftmaxSelectorGate(T, num_experts, width, k=2, temperature=1e-7)
+    routing = gate(None if width is None else torch.randn(7, D))
+    assert ((routing.weights > 0).sum(-1) <= 2).all()
+    assert ((routing.selectors == 0) | (routing.selectors == 1)).all()
+
+
+@sizes_with_a_choice
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_load_loss_reaches_all_parameters(num_experts: int, rows: int) -> None:
+    case = GateCase("topk_load", partial(TopKGate, noisy=True, load_weight=0.1, importance_weight=0.1), k=2)
+    gate = case.build(T, num_experts, D)
+    routing = route(gate, torch.randn(rows, D), rows)
+    assert set(routing.losses) == {"load", "importance"}
+    check_finite(gate, routing.losses["load"])
+    assert all(parameter.grad.abs().max() > 0 for parameter in gate.parameters())

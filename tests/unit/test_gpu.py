@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from mtl.experts.dense import StackedDense
+from mtl import fast
+from mtl.experts.dense import StackedDense, grouped_linear
 from mtl.gates import CometGate, Gate, SoftmaxGate, TopKGate
-from mtl.module import MultiTaskModule
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.products import choose_variant, grouped_outer, grouped_product
+from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -73,14 +73,20 @@ def test_sparse_equals_dense() -> None:
         assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_grouped_mm_in_half_precision() -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_grouped_linear_in_half_precision(autocast: bool) -> None:
     counts = [0, 40, 8, 100]
-    a = torch.randn(sum(counts), 64, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(4, 32, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    c = torch.randn(sum(counts), 32, device="cuda", dtype=torch.bfloat16)
-    assert choose_variant(a, 32, counts) == "grouped_mm"
-    for one, other in (
-        (grouped_product(a, b, counts), grouped_product(a, b, counts, variant="segments")),
-        (grouped_outer(a, c, counts), grouped_outer(a, c, counts, variant="segments")),
-    ):
+    dtype = torch.float32 if autocast else torch.bfloat16
+    x = torch.randn(sum(counts), 64, device="cuda", dtype=dtype)
+    weight, bias = (torch.randn(4, 32, *more, device="cuda", dtype=dtype) for more in ([64], []))
+    values = []
+    for on in (True, False):
+        arguments = [value.clone().requires_grad_() for value in (x, weight, bias)]
+        fast.enable(on)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            y = grouped_linear(*arguments, counts)
+        assert ("grouped_linear" in fast.used()) == on
+        values.append([y.float(), *torch.autograd.grad(y.float().square().mean(), arguments)])
+    fast.enable(True)
+    for one, other in zip(*values, strict=True):
         assert torch.allclose(one.float(), other.float(), atol=0.1, rtol=0.05)

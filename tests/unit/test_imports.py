@@ -1,10 +1,11 @@
-"""Hold the house to its plan: imports lean one way only."""
+"""The structure of the program: which module may import which, what may stand where, what is named how."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"compat", "console", "hooks", "types"},
-    {"functional", "parallel", "products", "schedules"},
-    {"permutation", "gates", "experts", "losses"},
-    {"metrics", "networks"},
-    {"analysis", "module", "results", "checkpoint", "flops", "sweep"},
-    {"build"},
-    {"prune"},  # a command
+    {"types", "compat", "memory"},
+    {"functional", "dropout", "distributed"},
+    {"fast"},
+    {"gates", "experts"},
+    {"networks"},
+    {"analysis", "training"},
+    {"run"},
+    {"prune", "analysis.curves"},  # commands
 ]
 # Inside data_modules, files read and fetch, tables builds on them, and the data sets build on both.
 ROOMS = {"files": {"files"}, "tables": {"files", "tables"}}
@@ -28,9 +30,9 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 
 
 def imported(path: Path) -> set[str]:
-    """Return the project's modules that a file imports, as dotted names."""
+    """Return the project's modules that a file imports when it runs, as dotted names."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in running(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -39,8 +41,22 @@ def imported(path: Path) -> set[str]:
     return {name for name in names if name.split(".")[0] in PACKAGES}
 
 
-def layer(module: str) -> int:
-    return next(level for level, names in enumerate(LAYERS) if module in names)
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below ``tree``, but for those under ``if TYPE_CHECKING``, which never runs."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for other in node.orelse:
+                yield other
+                yield from running(other)
+        else:
+            yield from running(node)
+
+
+def layer(module: list[str]) -> int:
+    """Return the layer of ``["room", "module", ...]``; a module that no layer names belongs to its room's."""
+    names = (".".join(module[:2]), module[0])
+    return next(level for name in names for level, layer in enumerate(LAYERS) if name in layer)
 
 
 def wrong_arrows(path: Path) -> list[str]:
@@ -64,7 +80,7 @@ def wrong_arrows(path: Path) -> list[str]:
         if package == "callbacks" and target[0] not in ("callbacks", "mtl"):
             wrong.append(f"callbacks imports {name}")
         inside = package == "mtl" and len(target) > 1 and len(parts) > 1 and parts[1] != "__init__"
-        if inside and layer(target[1]) > layer(parts[1].removesuffix(".py")):
+        if inside and layer(target[1:]) > layer(list(parts[1:])):
             wrong.append(f"{parts[1]} imports {name}, which stands above it")
     return wrong
 
@@ -74,10 +90,17 @@ def test_imports_lean_one_way(path: Path) -> None:
     assert wrong_arrows(path) == []
 
 
-def test_an_arrow_that_runs_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_imports_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / "mtl" / "gates" / "base.py"
     monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.networks.mmoe import MMoE\nimport callbacks\n")
     assert len(wrong_arrows(path)) >= 2
+    monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.experts.dense import StackedDense\n")
+    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") != []
+    block = "if TYPE_CHECKING:\n    from mtl.experts.dense import StackedDense\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: block)
+    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") == []
+    monkeypatch.setattr(Path, "read_text", lambda self: f"{block}else:\n    import mtl.experts\n")
+    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") != []
     monkeypatch.setattr(Path, "read_text", lambda self: "from data_modules.base import RowsLoader\n")
     assert wrong_arrows(ROOT / "data_modules" / "files" / "cache.py") != []
     assert wrong_arrows(ROOT / "data_modules" / "celeba.py") == []
@@ -88,8 +111,22 @@ def test_only_build_instantiates() -> None:
     assert users == ["build.py"]
 
 
+def test_only_fast_imports_for_types_alone() -> None:
+    """Elsewhere an import that runs is allowed wherever its type is, so none is hidden."""
+    users = {path.parent.name for path in FILES if "TYPE_CHECKING" in path.read_text()}
+    assert users <= {"fast"}
+
+
+@pytest.mark.parametrize("words", ["is_compiling(", "device.type ==", "device.type !=", "mkldnn"])
+def test_only_fast_asks_for_the_processor(words: str) -> None:
+    """One package chooses by device, precision or compiler; all others are plain torch."""
+    allowed = {ROOT / "mtl" / "compat.py", *(ROOT / "mtl" / "fast").glob("*.py")}
+    users = [path for path in FILES if path.is_relative_to(ROOT / "mtl") and words in path.read_text()]
+    assert set(users) <= allowed
+
+
 def test_every_gate_has_file_class_and_config_of_one_name() -> None:
-    files = {path.stem for path in (ROOT / "mtl" / "gates").glob("*.py")} - {"__init__", "base", "balance", "kernels"}
+    files = {path.stem for path in (ROOT / "mtl" / "gates").glob("*.py")} - {"__init__", "base", "balance", "permuted"}
     configs = {path.stem for path in (ROOT / "conf" / "gate").glob("*.yaml")}
     assert files == configs
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtl.losses import summed_loss, summed_losses
-from mtl.metrics import Evaluation, LossMeter
+from mtl.training.losses import summed_loss, summed_losses
+from mtl.training.metrics import Evaluation, LossMeter
 from mtl.types import MISSING_CLASS, InputError, TaskSpec
 
 NAN = float("nan")

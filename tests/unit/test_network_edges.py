@@ -10,13 +10,13 @@ from torch import Tensor
 
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, SoftmaxGate
-from mtl.metrics import Evaluation
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.schedules import SHAPES, check_schedule
+from mtl.training.metrics import Evaluation
+from mtl.training.schedules import SHAPES, check_schedule
 from mtl.types import MISSING_CLASS, Categorical, DataSpec, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
@@ -44,7 +44,7 @@ def test_some_tasks_alone_with_every_gate(case: GateCase, wanted: list[str]) -> 
     network, x = MMoE(SPEC, num_experts=4, gate=case.make, **PARTS).eval(), inputs()
     whole, part = network(x).predictions, network(x, wanted)
     assert list(part.predictions) == wanted
-    assert part.routing.weights.shape[-2:] == (len(wanted), 4)
+    assert part.routings["mixture"].weights.shape[-2:] == (len(wanted), 4)
     for task in wanted:
         torch.testing.assert_close(part.predictions[task], whole[task])
 
@@ -54,7 +54,7 @@ def test_some_tasks_alone_with_every_gate(case: GateCase, wanted: list[str]) -> 
 def test_a_batch_without_rows_forward_and_backward(case: GateCase, execution: str) -> None:
     """As a process gets it that runs short of rows."""
     network = MMoE(SPEC, num_experts=4, gate=case.make, execution=execution, **PARTS)
-    network.dispatch.sparse = execution == "sparse"
+    network.mixture.dispatch.sparse = execution == "sparse"
     for training in (False, True):
         predictions = network.train(training)(inputs(0)).predictions
         assert {len(value) for value in predictions.values()} == {0}
@@ -92,12 +92,12 @@ def test_shared_bottom_shares_its_trunk_and_not_its_heads() -> None:
 
 def test_unselected_experts_get_exactly_no_gradient_from_a_batch() -> None:
     network = MMoE(SPEC, num_experts=16, gate=partial(CometGate, k=1), static_gate=True, **PARTS)
-    harden(network.gate)
+    harden(network.mixture.gate)
     output = network(inputs(9))
     sum(value.square().sum() for value in output.predictions.values()).backward()
-    used = (output.routing.weights > 0).any(0)
+    used = (output.routings["mixture"].weights > 0).any(0)
     assert 1 <= int(used.sum()) <= len(TASKS)
-    for layer in network.experts.layers:
+    for layer in network.mixture.experts.layers:
         per_expert = layer.weight.grad.flatten(1).abs().amax(-1)
         assert (per_expert[~used] == 0).all()
         assert (per_expert[used] > 0).any()
@@ -109,10 +109,10 @@ def test_frozen_experts_by_hand_and_after_a_step() -> None:
     spec = DataSpec({"x": Numeric(2)}, [TASKS[0], TASKS[3]], {"expert_weight": known})
     network, x = FrozenExpertsMoE(spec, gate=SoftmaxGate), torch.randn(6, 2)
     with torch.no_grad():
-        network.head_scale.copy_(torch.tensor([2.0, -1.0]))
-        network.head_bias.copy_(torch.tensor([0.5, 3.0]))
+        network.head.scale.copy_(torch.tensor([2.0, -1.0]))
+        network.head.bias.copy_(torch.tensor([0.5, 3.0]))
     units = torch.stack([(x @ w.T).relu().sum(-1) for w in known], -1)  # [B, E]
-    weights = network.gate.bias.softmax(-1)
+    weights = network.mixture.gate.bias.softmax(-1)
     predictions = network({"x": x}).predictions
     torch.testing.assert_close(predictions["click"], 2 * (units @ weights[0]) + 0.5)
     torch.testing.assert_close(predictions["buy"], -(units @ weights[1]) + 3)
@@ -121,7 +121,7 @@ def test_frozen_experts_by_hand_and_after_a_step() -> None:
     sum(value.square().sum() for value in predictions.values()).backward()
     assert all((p.grad != 0).any() for p in network.parameters())
     optimizer.step()
-    assert torch.equal(network.expert_weight, known)
+    assert torch.equal(network.mixture.experts.weight, known)
 
 
 def test_auroc_counts_pairs_and_ties_as_half() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear
-from mtl.experts.kernels import mix
 from mtl.gates import CometGate, DSelectKGate, SoftmaxGate
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
@@ -58,8 +58,8 @@ def test_mmoe_with_every_gate(case: GateCase) -> None:
 
     output = MMoE(SPEC, num_experts=4, gate=gate, **PARTS)(inputs())
     check_shapes(output)
-    assert output.routing.weights.shape[-2:] == (4, 4)
-    assert output.losses == output.routing.losses
+    assert output.routings["mixture"].weights.shape[-2:] == (4, 4)
+    assert output.losses == output.routings["mixture"].losses
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -139,12 +139,12 @@ def test_mix_is_the_weighted_sum() -> None:
 
 def test_unselected_experts_get_no_gradient() -> None:
     network = MMoE(SPEC, num_experts=8, gate=partial(CometGate, k=2), **PARTS)
-    harden(network.gate)
+    harden(network.mixture.gate)
     output = network(inputs(1))
     sum(value.sum() for value in output.predictions.values()).backward()
-    used = (output.routing.weights > 0).any(1).squeeze(0)
+    used = (output.routings["mixture"].weights > 0).any(1).squeeze(0)
     assert 0 < int(used.sum()) < 8
-    for layer in network.experts.layers:
+    for layer in network.mixture.experts.layers:
         assert (layer.weight.grad[~used] == 0).all()
 
 
@@ -158,8 +158,8 @@ def test_single_task_shares_nothing() -> None:
 def test_only_gate_and_logistic_unit_learn_among_frozen_experts() -> None:
     spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(100, 10, 10)).load()
     network = FrozenExpertsMoE(spec, gate=partial(DSelectKGate, k=4))
-    names = {name.split(".")[0] for name, _ in network.named_parameters()}
-    assert names == {"gate", "head_scale", "head_bias"}
+    names = {name.rpartition(".")[0] for name, _ in network.named_parameters()}
+    assert names == {"mixture.gate", "head"}
     output = network(splits["test"].inputs)
     assert output.predictions["label"].shape == (10,)
     with pytest.raises(InputError, match="synthetic_recovery"):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from callbacks.hardening import PermutationHardening
 from callbacks.length import Length
 from mtl.experts.dense import StackedDense
 from mtl.functional import entropy
+from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
+from mtl.gates.permuted import Permutation, PermutedGate, matrix_entropy, sinkhorn
 from mtl.networks.bottom import TabularBottom
+from mtl.networks.components import DenseLayers
+from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.permutation import Permutation, matrix_entropy, sinkhorn
-from mtl.types import Categorical, DataSpec, InputError, Routing, TaskSpec
+from mtl.networks.routed import RoutedNetwork
+from mtl.prune import prune
+from mtl.types import Categorical, DataSpec, InputError, Numeric, Routing, TaskSpec
 from tests.gate_cases import CASES, IDS, GateCase, harden
 
 EXPERTS = 8
@@ -40,7 +46,7 @@ def network(case: GateCase, per_task: bool = False, dropout: float = 0.0) -> MMo
 
 
 def weights_of(net: MMoE, inputs: dict[str, Tensor]) -> Tensor:
-    return net.gate(net.bottom(inputs), inputs).weights
+    return net.mixture.gate.gate(net.bottom(inputs), inputs).weights
 
 
 @EVERY_GATE
@@ -50,32 +56,85 @@ def test_every_gate_trains_hardens_and_keeps_its_sparsity(case: GateCase, per_ta
     net = network(case, per_task)
     inputs = {"id": torch.randint(IDS, (40,))}
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    before = net.permutation.logits.detach().clone()
+    before = net.mixture.gate.permutation.logits.detach().clone()
     for step in range(12):
         output = net(inputs)
         if step < 6:
-            assert not output.routing.exact_zeros  # dense while P is soft
+            assert not output.routings["mixture"].exact_zeros  # dense while P is soft
         loss = sum((value - 1).square().mean() for value in output.predictions.values()) + sum(output.losses.values())
         optimizer.zero_grad()
         loss.backward()
-        logits = net.permutation.logits
+        logits = net.mixture.gate.permutation.logits
         assert logits.grad is not None
         assert torch.isfinite(logits.grad).all()
         assert bool(logits.grad.any()) == (step < 6)
         optimizer.step()
         if step == 5:
             assert not torch.equal(before, logits)
-            expected = net.permutation.matrix().clone()
-            net.permutation.harden()
-            assert torch.equal(net.permutation.matrix(), expected)  # what evaluation used is what it becomes
+            expected = net.mixture.gate.permutation.matrix().clone()
+            net.mixture.gate.permutation.harden()
+            assert torch.equal(
+                net.mixture.gate.permutation.matrix(), expected
+            )  # what evaluation used is what it becomes
             optimizer.state.pop(logits, None)
             frozen = logits.detach().clone()
-    assert torch.equal(frozen, net.permutation.logits)
-    harden(net.gate)
+    assert torch.equal(frozen, net.mixture.gate.permutation.logits)
+    harden(net.mixture.gate.gate)
     net.eval()
-    permuted, plain = net(inputs).routing.weights, weights_of(net, inputs)
+    permuted, plain = net(inputs).routings["mixture"].weights, weights_of(net, inputs)
     assert torch.equal((permuted != 0).sum(-1).expand(40, 2), (plain != 0).sum(-1).expand(40, 2))
     assert torch.equal(permuted.sort(-1).values, plain.sort(-1).values.expand(permuted.shape))
+
+
+def routed(gate: Callable[..., Gate], permutation: Callable[..., Permutation]) -> RoutedNetwork:
+    layers = [{"components": [partial(DenseLayers, units=[7])], "copies": 6}] * 2
+    bottom = partial(TabularBottom, embedding_dim=6)
+    return RoutedNetwork(SPEC, bottom, layers, gate, Heads, permutation=permutation)
+
+
+def frozen(gate: Callable[..., Gate], permutation: Callable[..., Permutation]) -> FrozenExpertsMoE:
+    spec = DataSpec({"x": Numeric(3)}, SPEC.tasks, {"expert_weight": torch.randn(EXPERTS, 4, 3)})
+    return FrozenExpertsMoE(spec, gate, permutation=permutation)
+
+
+@pytest.mark.parametrize("per_task", [False, True])
+@pytest.mark.parametrize("gate", [partial(TopKGate, k=2), partial(CometGate, k=2), partial(DSelectKGate, k=2)], ids=str)
+@pytest.mark.parametrize("make", [routed, frozen])
+def test_other_networks_train_harden_and_prune(
+    make: Callable[..., nn.Module], gate: Callable[..., Gate], per_task: bool
+) -> None:
+    net = make(gate, partial(Permutation, per_task=per_task, entropy_weight=0.1, tau=0.1, rounds=30))
+    inputs = {"id": torch.randint(IDS, (40,)), "x": torch.randn(40, 3)}
+    gates = [part for part in net.modules() if isinstance(part, PermutedGate)]
+    assert len(gates) == (2 if make is routed else 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for step in range(8):
+        soft = step < 4
+        output = net(inputs)
+        assert "permutation" in output.losses
+        assert all(routing.exact_zeros != soft for routing in output.routings.values())
+        loss = sum((value - 1).square().mean() for value in output.predictions.values()) + sum(output.losses.values())
+        optimizer.zero_grad()
+        loss.backward()
+        for part in gates:
+            assert bool(part.permutation.logits.grad.any()) == soft
+            assert any(bool(parameter.grad.any()) for parameter in part.gate.parameters())
+        optimizer.step()
+        if step == 3:
+            for part in gates:
+                part.permutation.harden(torch.randperm(part.num_experts).expand(len(part.permutation.order), -1))
+                optimizer.state.pop(part.permutation.logits)
+    for part in gates:
+        harden(part.gate)
+    whole = net.eval()(inputs)
+    assert all(((routing.weights != 0).sum(-1) <= 2).all() for routing in whole.routings.values())
+    for part, routing in zip(gates, whole.routings.values(), strict=True):
+        order = part.permutation.order.expand(2, -1)
+        assert torch.equal(routing.weights, part.gate(None).weights.gather(-1, order))
+    for task in SPEC.task_names:
+        pruned = prune(net, task)
+        torch.testing.assert_close(pruned(inputs).predictions[task], whole.predictions[task])
+        assert not any(isinstance(part, Permutation) for part in pruned.modules())
 
 
 @EVERY_GATE
@@ -86,19 +145,19 @@ def test_order_of_experts_and_matrix_together_change_nothing(case: GateCase, har
     inputs = {"id": torch.randint(IDS, (20,))}
     torch.manual_seed(2)
     if hard:
-        net.permutation.harden()
+        net.mixture.gate.permutation.harden()
     net.train()
     torch.manual_seed(3)
     first = net(inputs).predictions
-    new = torch.randperm(EXPERTS)  # expert j moves to place where new == j
+    new = torch.randperm(EXPERTS)  # expert j moves to the index where new == j
     with torch.no_grad():
-        for layer in net.experts.layers:
+        for layer in net.mixture.experts.layers:
             layer.weight.copy_(layer.weight[new])
             layer.bias.copy_(layer.bias[new])
         if hard:
-            net.permutation.harden(net.permutation.order[:, new])
+            net.mixture.gate.permutation.harden(net.mixture.gate.permutation.order[:, new])
         else:
-            net.permutation.logits.copy_(net.permutation.logits[:, :, new])
+            net.mixture.gate.permutation.logits.copy_(net.mixture.gate.permutation.logits[:, :, new])
     torch.manual_seed(3)
     for name, value in net(inputs).predictions.items():
         assert torch.allclose(value, first[name], atol=1e-12)
@@ -107,10 +166,10 @@ def test_order_of_experts_and_matrix_together_change_nothing(case: GateCase, har
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("comet", "topk")], ids=str)
 def test_evaluation_is_always_hard(case: GateCase) -> None:
     net = network(case)
-    harden(net.gate)
+    harden(net.mixture.gate.gate)
     inputs = {"id": torch.arange(20)}
-    soft = net.train()(inputs).routing.weights
-    hard = net.eval()(inputs).routing.weights
+    soft = net.train()(inputs).routings["mixture"].weights
+    hard = net.eval()(inputs).routings["mixture"].weights
     assert (soft != 0).all()
     assert torch.equal(hard.sort(-1).values, weights_of(net, inputs).sort(-1).values)
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from mtl.analysis.flops import forward_flops
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.flops import forward_flops
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate, SoftmaxGate, TopKGate
+from mtl.gates.permuted import Permutation
 from mtl.networks.baselines import SharedBottom
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, DenseLayers, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
-from mtl.permutation import Permutation
 from mtl.prune import export, prune, savings
 from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec
+from tests.experts import GatedExperts
 
 TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "binary"), TaskSpec("d", "binary")]
 ROWS = DataSpec({"id": Categorical(9), "x": Numeric(3)}, TASKS)
@@ -51,8 +53,8 @@ def routed(spec: DataSpec) -> RoutedNetwork:
     return network
 
 
-def mixture(spec: DataSpec, gate: object, **options: object) -> MMoE:
-    experts = partial(StackedDense, units=[6, 5], dropout=0.3)
+def mixture(spec: DataSpec, gate: object, **options: Any) -> MMoE:
+    experts = options.pop("experts", partial(StackedDense, units=[6, 5], dropout=0.3))
     if spec is IMAGES:
         experts = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[5])
     return MMoE(spec, 6, partial(bottom_for, embedding_dim=5), experts, gate, HEADS, static_gate=True, **options)
@@ -64,6 +66,10 @@ NETWORKS = {
     "topk": lambda: (mixture(ROWS, partial(TopKGate, k=2)), "rows"),
     "topk+": lambda: (mixture(ROWS, partial(TopKGate, k=2), permutation=Permutation), "rows"),
     "comet": lambda: (mixture(ROWS, partial(CometGate, k=2)), "rows"),
+    "gated": lambda: (
+        mixture(ROWS, partial(TopKGate, k=2), experts=partial(GatedExperts, units=5, dropout=0.3)),
+        "rows",
+    ),
     "conv": lambda: (mixture(IMAGES, partial(FixedGate, pattern="random", k=2)), "images"),
     "matrix": lambda: (mixture(IMAGES, partial(GumbelMatrixGate, initial_probability=0.5)), "images"),
 }
@@ -101,9 +107,9 @@ def test_flops_by_hand() -> None:
 
 def test_what_cannot_be_pruned() -> None:
     experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
-    with pytest.raises(InputError, match="looks at the example"):
+    with pytest.raises(InputError, match="depends on the example"):
         prune(MMoE(ROWS, 4, bottom, experts, SoftmaxGate, Heads), "a")
-    with pytest.raises(InputError, match="no task 'z'; there are a, b, c, d"):
+    with pytest.raises(InputError, match="no task 'z'; the tasks are a, b, c, d"):
         prune(routed(ROWS), "z")
     with pytest.raises(InputError, match="SharedBottom cannot be pruned"):
         prune(SharedBottom(ROWS, bottom, experts, Heads), "a")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mtl.gates import CometGate, DSelectKGate, FixedGate, GumbelMatrixGate
-from mtl.module import MultiTaskModule
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
 from mtl.networks.heads import Heads, SeparateHeads
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
+from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec, Image, InputError, Numeric, TaskSpec
 
 TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "regression")]
@@ -169,9 +169,9 @@ def test_components_say_their_shape(component: object, expected: tuple[int, int,
 def test_bad_layers() -> None:
     with pytest.raises(InputError, match="different shapes"):
         RoutedLayer(5, [partial(DenseLayers, units=[4]), partial(DenseLayers, units=[3])], fixed([[0.5, 0.5]]))
-    with pytest.raises(InputError, match=r"layers\[0\]: no such option: component"):
+    with pytest.raises(InputError, match=r"layers\[0\]: unknown option: component"):
         RoutedNetwork(VECTORS, bottom_for, [{"components": [], "component": []}], FixedGate, Heads)
-    with pytest.raises(InputError, match="nothing is left"):
+    with pytest.raises(InputError, match="is too small for kernels"):
         Convolutions((1, 4, 4), channels=2, kernels=[5])
     with pytest.raises(InputError, match="kind=min"):
         Pooling((1, 4, 4), kind="min", kernel=2)
@@ -194,7 +194,7 @@ def test_copies_side_by_side_are_what_each_computes(case: str) -> None:
     layer = RoutedLayer(shape, [component], fixed([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), copies=4).double()
     x = torch.randn(6, *(shape if isinstance(shape, tuple) else (shape,))).double()
     together, _ = layer(x, None)
-    first, second = (layer.components[place](x) for place in (0, 1))
+    first, second = (layer.components[index](x) for index in (0, 1))
     naive = torch.stack([(first + second) / 2, second])
     assert torch.allclose(together, naive, atol=1e-12)
     assert torch.allclose(layer(torch.stack([x, x]), None)[0], naive, atol=1e-12)  # inputs of their own
@@ -217,14 +217,14 @@ def test_a_step_on_one_task_leaves_the_other_heads_alone(optimizer: object) -> N
     module = MultiTaskModule(network, TASKS, optimizer)
     learner = module.configure_optimizers()
     names = [task.name for task in TASKS]
-    for place in (0, 1, 0):
+    for index in (0, 1, 0):
         before = [[p.clone() for p in head.parameters()] for head in network.heads.heads]
         learner.zero_grad()
-        network({"x": torch.randn(6, 5)}, [names[place]]).predictions[names[place]].square().sum().backward()
+        network({"x": torch.randn(6, 5)}, [names[index]]).predictions[names[index]].square().sum().backward()
         learner.step()
         for task, (head, old) in enumerate(zip(network.heads.heads, before, strict=True)):
             same = all(torch.equal(p, q) for p, q in zip(head.parameters(), old, strict=True))
-            assert same == (task != place)
+            assert same == (task != index)
 
 
 def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
@@ -232,6 +232,6 @@ def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
     x = torch.randn(6, 3, 4)
     everything = heads(x, [0, 1, 2])
     assert list(everything) == [task.name for task in TASKS]
-    for place, task in enumerate(TASKS):
-        assert torch.equal(heads(x[:, [place]], [place])[task.name], everything[task.name])
-        assert torch.equal(heads.only(place)(x[:, [place]], [0])[task.name], everything[task.name])
+    for index, task in enumerate(TASKS):
+        assert torch.equal(heads(x[:, [index]], [index])[task.name], everything[task.name])
+        assert torch.equal(heads.only(index)(x[:, [index]], [0])[task.name], everything[task.name])

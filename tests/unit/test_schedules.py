@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtl.schedules import SHAPES, check_schedule
+from mtl.training.schedules import SHAPES, check_schedule
 from mtl.types import InputError
 
 

@@ -11,13 +11,12 @@ import torch
 from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
-from mtl.checkpoint import AtomicCheckpointIO
-from mtl.gates.base import check_k
-from mtl.hooks import NoProfiler, drop_empty_hooks
-from mtl.module import MultiTaskModule
+from mtl.compat import config_path
+from mtl.run.checkpoint import AtomicCheckpointIO
+from mtl.training.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, InputError, require
 
 
@@ -28,7 +27,8 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
 
 
 def check_options(cfg: DictConfig) -> None:
-    """Construct gate and optimizer once, on nothing, so that their options are checked before any data is touched."""
+    """Construct gate and optimizer once, without data, so that their options are checked before any data is touched."""
+    require(cfg.fast in ("auto", False), f"fast={cfg.fast}: accepted are auto, false")
     try:
         _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError) as error:
@@ -37,8 +37,8 @@ def check_options(cfg: DictConfig) -> None:
         execution = cfg.network.get("execution", "dense")
         require(
             execution == "dense",
-            f"compile=true with network.execution={execution}: which experts are needed is not known when code is "
-            "compiled; use network.execution=dense, or compile=false",
+            f"compile=true with network.execution={execution}: compiled code cannot choose experts by the "
+            "routing; use network.execution=dense, or compile=false",
         )
     if "gate" not in cfg.network:
         return
@@ -46,13 +46,11 @@ def check_options(cfg: DictConfig) -> None:
     name = cfg.gate.get("input_name") or "id"
     with torch.device("meta"), _plain_errors("gate"):
         _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
-    if "k" in cfg.gate:
-        check_k(cfg.gate.k, num_experts)
 
 
 def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
     """Return the network of ``cfg.network`` for data that looks like ``spec``."""
-    with _plain_errors("network"):  # a partial, since Hydra would take the dataclass for a configuration
+    with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
         network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec)
     if cfg.get("compile"):
         network.compile()
@@ -64,37 +62,31 @@ def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTa
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     options = {str(key): value for key, value in config.items()}
-    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options)
-    drop_empty_hooks(module, LightningModule)
-    return module
+    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options)
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and logger."""
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
-    for callback in callbacks:
-        drop_empty_hooks(callback, Callback)
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
-    shown = bool(cfg.callbacks.get("progress"))  # without ours, Lightning would add its own bar
-    plugins = [AtomicCheckpointIO()]
-    options = {} if "profiler" in cfg.trainer else {"profiler": NoProfiler()}
+    shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     trainer: Trainer = _instantiate(
-        cfg.trainer, callbacks=callbacks, logger=logger, plugins=plugins, enable_progress_bar=shown, **options
+        cfg.trainer, callbacks=callbacks, logger=logger, plugins=[AtomicCheckpointIO()], enable_progress_bar=shown
     )
     return trainer
 
 
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
-    with _plain_errors(node._get_full_key(None)):
+    with _plain_errors(config_path(node)):
         return hydra.utils.instantiate(node, _convert_="all", **kwargs)
 
 
 @contextmanager
 def _plain_errors(where: str) -> Iterator[None]:
-    """Turn what is the user's to correct into an InputError, out of the exception that Hydra wraps it in.
+    """Raise InputError for mistakes that the user can correct, instead of Hydra's wrapping exception.
 
-    An InputError stays as it is; what Lightning says of its options, and of an option that there is not, is said of
-    ``where`` in the configuration.
+    A wrapped InputError is raised unchanged. An unknown option, or a value that Lightning rejects, becomes an
+    InputError that names ``where``, the section of the configuration.
     """
     try:
         yield

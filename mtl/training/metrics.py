@@ -11,9 +11,9 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError
 
+from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
-from mtl.losses import labelled, summed_losses
-from mtl.parallel import gather_tensors, total
+from mtl.training.losses import labelled, summed_losses
 from mtl.types import TaskSpec
 
 
@@ -27,14 +27,15 @@ def task_metrics(task: TaskSpec) -> dict[str, Metric]:
     if task.kind == "multiclass":
         return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro", dist_sync_fn=gather_tensors)}
     return {
+        # In float64 the sums hardly depend on the order of the rows
         "mse": MeanSquaredError(dist_sync_fn=gather_tensors).set_dtype(torch.float64)
-    }  # sums that do not depend on their order
+    }
 
 
 class LossMeter(nn.Module):
-    """Sum the losses of every task over labelled rows: the mean does not depend on how rows fell into batches.
+    """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
 
-    ``sums [2, T]`` float64: losses, and numbers of labels, of this process.
+    ``sums [2, T]``, float64: this process's summed losses and numbers of labels.
     """
 
     sums: Tensor
@@ -42,13 +43,13 @@ class LossMeter(nn.Module):
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         super().__init__()
         self.tasks = list(tasks)
-        self.position = {task.name: index for index, task in enumerate(self.tasks)}
+        self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
         self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> LossMeter:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
-        self.sums = self.sums.double()  # a trainer of half precision would have it otherwise
+        self.sums = self.sums.double()  # keep float64, which a half-precision trainer would convert
         return self
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
@@ -57,24 +58,24 @@ class LossMeter(nn.Module):
         self.sums.index_add_(1, index, torch.stack([totals.detach().double(), counts.double()]))
 
     def constants(self, names: tuple[str, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions and the weights of the named tasks, where and as precise as ``like``.
+        """Return the indices and the weights of the named tasks, on the device and in the precision of ``like``.
 
-        Kept from step to step: to copy them to a device is to wait for it.
+        They are cached, since copying them to a device in each step would wait for the device.
         """
         key = (names, like.device, like.dtype)
         if key not in self._constants:
-            index = torch.tensor([self.position[name] for name in names], device=like.device)
-            weights = like.new_tensor([self.tasks[place].weight for place in index.tolist()])
+            index = torch.tensor([self.index_of[name] for name in names], device=like.device)
+            weights = like.new_tensor([self.tasks[task].weight for task in index.tolist()])
             self._constants[key] = index, weights
         return self._constants[key]
 
     def compute(self) -> dict[str, float]:
         """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
 
-        Over the rows of all processes, so all have to call it.
+        The means are over the rows of all processes, so every process has to call this.
         """
         result, weighted = {}, 0.0
-        for task, (loss, count) in zip(self.tasks, total(self.sums).t().tolist(), strict=True):
+        for task, (loss, count) in zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True):
             if count:
                 result[f"{task.name}/loss"] = loss / count
                 weighted += task.weight * loss / count
@@ -85,7 +86,7 @@ class LossMeter(nn.Module):
 
 
 class Evaluation(nn.Module):
-    """Accumulate losses and metrics of one evaluation pass; each task has metric objects of its own."""
+    """Accumulate losses and metrics of one evaluation pass; each task has its own metrics."""
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         super().__init__()
@@ -102,8 +103,10 @@ class Evaluation(nn.Module):
             prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "regression":
                 prediction, target = prediction.double(), target.double()
-            if task.kind == "binary":  # never logits: torchmetrics decides batch by batch whether they are
-                prediction, target = prediction.double().sigmoid(), target.long()  # float32 ties from 17 on
+            if task.kind == "binary":
+                # torchmetrics guesses for each batch whether it gets logits, so give it probabilities. In float32 the
+                # sigmoid of all logits above 17 is 1, and they would tie
+                prediction, target = prediction.double().sigmoid(), target.long()
             if len(target):
                 for metric in self._of(name).values():
                     metric.update(prediction, target)
@@ -124,6 +127,6 @@ class Evaluation(nn.Module):
                 metric.reset()
 
     def _of(self, name: str) -> dict[str, Metric]:
-        metrics = self.metrics[str(self.meter.position[name])]
+        metrics = self.metrics[str(self.meter.index_of[name])]
         assert isinstance(metrics, nn.ModuleDict)
         return {key: metric for key, metric in metrics.items() if isinstance(metric, Metric)}

@@ -1,4 +1,4 @@
-"""Gather the jobs of a multirun into one table."""
+"""Collect the results of a multirun in one table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 _MANY_COLUMNS = 16
-_DETAILS = ("test active_connections_", "test idle_tasks", "test pattern_jaccard")  # left to the file
+_DETAILS = ("test active_connections_", "test idle_tasks", "test pattern_jaccard")  # in summary.csv only
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 
 
 class SweepTable(Callback):
-    """Print a row per setting of a multirun, mean and standard error over its seeds, and keep ``summary.csv``.
+    """Print a row per setting of a multirun, with mean and standard error over its seeds, and write ``summary.csv``.
 
-    The file has a row per job and is written after each, so that a sweep that is stopped keeps what it found.
+    The file has a row per job. It is rewritten after each job, so that an interrupted sweep keeps its results.
     """
 
     def __init__(self) -> None:
@@ -53,12 +53,12 @@ class SweepTable(Callback):
         if not self.rows:
             return
         words = [set(row["setting"].split(" ")) for row in self.rows]
-        common = set.intersection(*words)  # what all jobs have says nothing
+        common = set.intersection(*words)  # show only what distinguishes the jobs
         for row in self.rows:
             row["setting"] = " ".join(word for word in row["setting"].split(" ") if word not in common) or "all"
         names = list(dict.fromkeys(name for row in self.rows for name in row))
         columns = [name for name in names if name not in ("setting", "seed") and not name.startswith(_DETAILS)]
-        if len(columns) > _MANY_COLUMNS:  # many tasks: the numbers of the whole network alone
+        if len(columns) > _MANY_COLUMNS:  # many tasks: only metrics of the whole network
             columns = [name for name in columns if "/" not in name]
         table = Table(title="mean over seeds ± standard error", title_justify="left")
         table.add_column("setting", overflow="fold")
@@ -72,7 +72,7 @@ class SweepTable(Callback):
 
 
 def summarise(values: list[float | None]) -> str:
-    """Return ``mean ± standard error`` of the values that are there, the mean alone for one."""
+    """Return ``mean ± standard error`` of the values that are not None; only the mean if they are all equal."""
     numbers = [float(value) for value in values if value is not None]
     if not numbers:
         return "-"

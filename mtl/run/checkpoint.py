@@ -1,4 +1,4 @@
-"""Read checkpoints, and decide which configuration a run that starts from one has."""
+"""Read and write checkpoints, and build the configuration of a run that starts from one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,25 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+from mtl.run.upgrade import upgrade
 from mtl.types import InputError, require
 
 log = logging.getLogger(__name__)
 
-# What the weights in a checkpoint are a function of: a run that starts from it must agree in these sections,
+# The weights depend on these sections, so a run that starts from a checkpoint must not change them,
 FIXED_SECTIONS = ("gate", "network", "data")
-# but for where the files are and how they are fed.
-FREE_KEYS = {
-    f"data.{name}"
-    for name in (
-        *("data_dir", "download", "base_url", "mnist_url", "svhn_url", "workers"),
-        *("eval_batch_size", "pin_memory"),
-    )
-}
+# except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
+FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
 
-# The sections that a config group fills, where these are others than the section of its own name.
+# Config groups that fill other sections than the one of their own name
 SECTIONS = {"recipe": ("setting", "experts")}
-# Keys that had other names in checkpoints of earlier versions.
-RENAMED = {"setting.experts": "experts", "setting.find_unused_parameters": "task_batches"}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint beside its place and rename it.
-
-    A process that is killed, or a disk that is full, leaves the earlier files as they are.
-    """
+    """Write each checkpoint to a temporary file and rename it: a kill or a full disk leaves earlier files intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``; InputError when it cannot be written."""
+        """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         path = Path(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -55,20 +45,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
             full = getattr(error, "errno", None) == errno.ENOSPC or shutil.disk_usage(path.parent).free < 2**20
             reason = "no space left on the device" if full else str(error).splitlines()[0]
-            kept = f"; {path} is the one of before, whole" if path.exists() else ""
+            kept = f"; the previous {path} is intact" if path.exists() else ""
             raise InputError(f"checkpoint {path} cannot be written: {reason}{kept}") from None
         finally:
             temporary.unlink(missing_ok=True)
 
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the checkpoint at ``path``, converted if an earlier version of this program wrote it."""
+        return upgrade(dict(super().load_checkpoint(path, *args, **kwargs)))
+
 
 def previous_checkpoint(path: str | Path) -> Path:
-    """Return where the checkpoint before the one at ``path`` is kept."""
+    """Return the path under which the predecessor of the checkpoint at ``path`` is kept."""
     path = Path(path)
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def keep_previous(path: Path) -> None:
-    """Give the checkpoint at ``path`` a second name, under which it stays when a new one takes its place."""
+    """Keep the checkpoint at ``path`` under a second name, before a new one replaces it."""
     if not path.exists():
         return
     previous = previous_checkpoint(path)
@@ -82,7 +76,7 @@ def keep_previous(path: Path) -> None:
 
 
 def whole_checkpoint(path: str | Path) -> Path:
-    """Return ``path``, or, where that file is damaged, the one before it if that is whole, and say so."""
+    """Return ``path``, or, with a warning, the previous checkpoint if the one at ``path`` is damaged."""
     path, previous = Path(path), previous_checkpoint(path)
     try:
         read_checkpoint(path)
@@ -90,17 +84,15 @@ def whole_checkpoint(path: str | Path) -> Path:
         if not previous.is_file():
             raise
         read_checkpoint(previous)
-        log.warning("%s; going on with the one before it, %s", str(error).split(";")[0], previous)
+        log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
         return previous
     return path
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of this program; InputError where there is none or it is damaged."""
+    """Return the content of a checkpoint of this program; raise InputError if it is missing or damaged."""
     path = Path(path)
-    require(
-        path.is_file(), f"checkpoint {path}: no such file; accepted is a .ckpt file, as in <run>/checkpoints/last.ckpt"
-    )
+    require(path.is_file(), f"checkpoint {path}: no such file; give a .ckpt file, such as <run>/checkpoints/last.ckpt")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen kinds for damaged files
@@ -111,18 +103,18 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise InputError(f"checkpoint {path} ({size} bytes) is damaged or truncated ({reason}){hint}") from None
     known = isinstance(checkpoint, dict) and {"config", "state_dict"} <= checkpoint.keys()
     require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
-    return dict(checkpoint)
+    return upgrade(dict(checkpoint))
 
 
 def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str], groups: Sequence[str]) -> DictConfig:
     """Return the configuration of a run that starts from the checkpoint at ``path``.
 
-    It is the checkpoint's own configuration with the user's command line on top: ``cfg`` is what Hydra composed,
-    ``overrides`` the words given, ``groups`` the names of config groups. A group's name replaces the section of that
-    name; ``recipe`` replaces the sections ``setting`` and ``experts``. Raise InputError where the command line asks for
-    another network, gate or data than the checkpoint's.
+    This is the checkpoint's own configuration, with the command line applied on top. ``cfg``: the configuration that
+    Hydra composed; ``overrides``: the arguments on the command line; ``groups``: the names of the config groups. An
+    argument that selects a group replaces the section of that name; ``recipe`` replaces the sections ``setting`` and
+    ``experts``. Raises InputError if the command line asks for another network, gate or data than the checkpoint's.
     """
-    saved = OmegaConf.create(_with_new_names(read_checkpoint(path)["config"]))
+    saved = OmegaConf.create(read_checkpoint(path)["config"])
     assert isinstance(saved, DictConfig)
     merged = saved.copy()
     given = [word.lstrip("+~").split("=")[0].split("@")[0] for word in overrides]
@@ -137,46 +129,27 @@ def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str],
     wrong = _differences(saved, merged)
     require(
         not wrong,
-        f"checkpoint {path} is of another configuration: {'; '.join(wrong)}. Leave these words away to go on with "
-        "the checkpoint's, or start a new run without it",
+        f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
+        "checkpoint's, or start a new run without it",
     )
     OmegaConf.set_struct(merged, True)
     return merged
-
-
-def _with_new_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration in a checkpoint with the keys and references that ``RENAMED`` lists under new names."""
-    config = {**config, "setting": {"convolutions": [], **config.get("setting", {})}}
-    references = {}
-    for old, new in RENAMED.items():
-        name = old.removeprefix("setting.")
-        if name in config["setting"]:
-            config[new] = config["setting"].pop(name)
-            references[f"${{{old}}}"] = f"${{{new}}}"
-    renamed = _replace_strings(config, references)
-    assert isinstance(renamed, dict)
-    return renamed
-
-
-def _replace_strings(node: Any, new: Mapping[str, str]) -> Any:
-    """Return nested dicts and lists with every string that is a key of ``new`` replaced by its value."""
-    if isinstance(node, dict):
-        return {key: _replace_strings(child, new) for key, child in node.items()}
-    if isinstance(node, list):
-        return [_replace_strings(child, new) for child in node]
-    return new.get(node, node) if isinstance(node, str) else node
 
 
 def _differences(saved: DictConfig, given: DictConfig) -> list[str]:
     lines = []
     for section in FIXED_SECTIONS:
         old, new = _flat(saved, section), _flat(given, section)
-        keys = sorted(key for key in old.keys() | new.keys() if key not in FREE_KEYS and old.get(key) != new.get(key))
-        if f"{section}._target_" in keys:  # of another class, the options differ anyway
+        keys = sorted(key for key in old.keys() | new.keys() if not _is_free(key) and old.get(key) != new.get(key))
+        if f"{section}._target_" in keys:  # options of different classes need not be compared
             keys = [f"{section}._target_"]
-        keys = [key for key in keys if not key.startswith("network.gate.")]  # a reference to the gate section
+        keys = [key for key in keys if not key.startswith("network.gate.")]  # only refers to the section gate
         lines += [f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given" for key in keys]
     return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
+
+
+def _is_free(key: str) -> bool:
+    return key in FREE_KEYS or key.endswith("_url")
 
 
 def _flat(cfg: DictConfig, section: str) -> dict[str, Any]:
@@ -185,7 +158,7 @@ def _flat(cfg: DictConfig, section: str) -> dict[str, Any]:
 
 
 def resolved(config: Any) -> Any:
-    """Return the configuration that a module carries with every reference replaced by its value."""
+    """Return a module's configuration with every interpolation replaced by its value."""
     return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 

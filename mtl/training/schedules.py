@@ -1,4 +1,4 @@
-"""Give the value of a scheduled quantity at a point of its course: pure functions of ``fraction`` in [0, 1]."""
+"""Shapes of schedules: pure functions of ``fraction`` in [0, 1], the elapsed part of the schedule."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from mtl.types import require
 
 
 def constant(fraction: float, start: float, end: float) -> float:
-    """Return ``start`` throughout, and ``end`` once the course is over."""
+    """Return ``start`` during the schedule and ``end`` after it."""
     return start if fraction < 1 else end
 
 
 def linear(fraction: float, start: float, end: float) -> float:
-    """Return the point between ``start`` and ``end`` on a straight line."""
+    """Interpolate linearly from ``start`` to ``end``."""
     return start + (end - start) * fraction
 
 
 def log_linear(fraction: float, start: float, end: float) -> float:
-    """Return the point between ``start`` and ``end`` on a straight line in the logarithm; both must be > 0."""
+    """Interpolate from ``start`` to ``end`` linearly in the logarithm; both must be > 0."""
     return math.exp(linear(fraction, math.log(start), math.log(end)))
 
 
 def cosine(fraction: float, start: float, end: float) -> float:
-    """Return the point between ``start`` and ``end`` on half a cosine wave: flat at both ends."""
+    """Interpolate from ``start`` to ``end`` along half a cosine wave, which is flat at both ends."""
     return end + (start - end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 def inverse_sqrt(fraction: float, start: float, end: float) -> float:
-    """Return ``start`` / sqrt(1 + c ``fraction``), with c such that it ends at ``end``; both must be > 0.
+    """Return ``start`` / sqrt(1 + c ``fraction``), with c such that the last value is ``end``; both must be > 0.
 
-    Over c steps it is ``start`` / sqrt(1 + step): from 50 to 0.5 in 9,999 (Maziarz et al. 2019).
+    A schedule of c steps is ``start`` / sqrt(1 + step), such as from 50 to 0.5 in 9,999 steps (Maziarz et al. 2019).
     """
     return start / math.sqrt(1 + fraction * ((start / end) ** 2 - 1))
 
@@ -46,10 +46,10 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 
 
 def check_schedule(shape: str, start: float, end: float) -> None:
-    """Raise InputError for a shape that does not exist or ends that it cannot join."""
+    """Raise InputError for an unknown shape, or for values that the shape does not allow."""
     require(shape in SHAPES, f"schedule shape {shape!r}: accepted are {', '.join(SHAPES)}")
     positive = shape not in ("log_linear", "inverse_sqrt") or (start > 0 and end > 0)
     require(
         positive,
-        f"schedule {shape} from {start} to {end}: both ends must be greater than 0 (schedule=none for none)",
+        f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)",
     )

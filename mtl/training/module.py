@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,27 +9,25 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from mtl.losses import summed_losses
-from mtl.metrics import Evaluation, LossMeter
-from mtl.parallel import gather, total, world_size
+from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.training.losses import summed_losses
+from mtl.training.metrics import Evaluation, LossMeter
 from mtl.types import Batch, NetworkOutput, TaskSpec
-
-SHOW_EVERY = 0.5  # seconds between values of the progress bar
 
 
 def is_logged(trainer: Any, step: int) -> bool:
-    """Say whether the loggers write what is logged in optimiser step ``step``, counted from 0."""
+    """Return whether the loggers write the values of optimiser step ``step``, counted from 0."""
     return bool((step + 1) % max(1, trainer.log_every_n_steps) == 0)
 
 
 class MultiTaskModule(LightningModule):
     """Minimise the weighted sum of task losses plus the network's auxiliary losses.
 
-    ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; it travels in every checkpoint.
+    ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
 
-    Logged per epoch: ``{train,val,test}/loss`` (task losses times weights, without auxiliary losses; on val it is what
-    early stopping and the best checkpoint watch), ``<stage>/<task>/loss`` and ``/<metric>``, ``train/aux/<name>``. Per
-    step: ``train/step_loss``, the weighted sum on the batch.
+    Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
+    stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>`` and
+    ``train/aux/<name>``. Logged per step: ``train/step_loss``, the weighted sum on the batch.
     """
 
     def __init__(
@@ -47,27 +42,19 @@ class MultiTaskModule(LightningModule):
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
         self._optimizer = optimizer
-        self._shown_at = -math.inf
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the hook it calls 40 times in a step, and torch would look for parameters in it each time
-        if name == "_current_fx_name":
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         output: NetworkOutput = self.network(inputs, tasks)
         return output
 
-    def training_step(self, batch: Batch | list[Batch], batch_index: int) -> dict[str, Any]:
-        """Return the loss of a batch, or of a super-batch: that of its batches added, auxiliary losses averaged."""
+    def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
+        """Return the loss of a batch, or of a list of batches: task losses are added, auxiliary losses averaged."""
         batches = [batch] if isinstance(batch, Batch) else batch
-        losses, shown, routing = [], [], None
+        losses, shown, routings = [], [], {}
         for part in batches:
             output = self(part.inputs, list(part.targets))
             loss, value = self._task_losses(output, part)
@@ -75,29 +62,18 @@ class MultiTaskModule(LightningModule):
             shown.append(value)
             for name, term in output.losses.items():
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
-            routing = output.routing
+            routings = output.routings
         self.aux_batches += 1
-        self._show_step_loss(torch.stack(shown).sum(), sum(map(len, batches)))
-        return {"loss": torch.stack(losses).sum(), "routing": routing}
-
-    def _show_step_loss(self, value: Tensor, rows: int) -> None:
-        """Log the loss of a step that the loggers write, and of others once in a while, for the progress bar.
-
-        What is logged costs Lightning as much time as many a small layer, and of all steps most is thrown away.
-        """
-        trainer = self._trainer  # None where a step is called by hand
-        written = trainer is None or is_logged(trainer, trainer.global_step)
-        now = time.monotonic()
-        if written or now - self._shown_at > SHOW_EVERY:
-            self._shown_at = now
-            self.log("train/step_loss", value, prog_bar=True, batch_size=rows)
+        self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
+        return {"loss": torch.stack(losses).sum(), "routings": routings}
 
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the task losses: this process's share, for the gradient, and that of all."""
+        """Return the weighted sum of task losses twice: this process's part, for the gradient, and of all rows."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
         _, weights = self.train_meter.constants(tuple(names), totals)
-        # A task's loss is its mean over the labels of all processes; DDP averages what each has of it
-        everywhere = total(torch.stack([totals, counts.to(totals.dtype)]))
+        # A task's loss is the mean over the labels of all processes. DDP averages gradients over processes, so each
+        # process's part is multiplied by their number
+        everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
         self.train_meter.update(names, totals, counts)
         return world_size() * (weights * totals / labels).sum(), (weights * everywhere[0] / labels).sum()
@@ -109,15 +85,15 @@ class MultiTaskModule(LightningModule):
     def on_train_epoch_end(self) -> None:
         self.log_dict({f"train/{name}": value for name, value in self.train_meter.compute().items()})
         means = {
-            f"train/aux/{name}": total(value) / world_size() / self.aux_batches
+            f"train/aux/{name}": all_reduce_sum(value) / world_size() / self.aux_batches
             for name, value in self.aux_totals.items()
         }
         self.log_dict(means)
 
-    def validation_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
 
-    def test_step(self, batch: Batch, batch_index: int) -> dict[str, Any]:
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -127,7 +103,7 @@ class MultiTaskModule(LightningModule):
         self._log_evaluation("test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer; parameters whose ``parameter_options`` the network gives have groups of their own.
+        """Return the optimizer, with a parameter group for each set of options in the network's ``parameter_options``.
 
         ``lr_factor`` multiplies the learning rate; other options replace the optimizer's.
         """
@@ -141,35 +117,22 @@ class MultiTaskModule(LightningModule):
                 name: value for name, value in own.items() if name == "lr_factor" or defaults.get(name, value) != value
             }
             groups.setdefault(tuple(sorted(own.items())), []).append(parameter)
-        if len(groups) == 1:
-            optimizer = self._optimizer(parameters)
-        else:
-            optimizer = self._optimizer([{"params": members} for members in groups.values()])
-            for group, key in zip(optimizer.param_groups, groups, strict=True):
-                own = dict(key)
-                group["lr"] *= own.pop("lr_factor")
-                group.update(own)
-        optimizer.register_load_state_dict_post_hook(_lay_as_parameters)
+        optimizer = self._optimizer([{"params": members} for members in groups.values()])
+        for group, key in zip(optimizer.param_groups, groups, strict=True):
+            own = dict(key)
+            group["lr"] *= own.pop("lr_factor")
+            group.update(own)
         return optimizer
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_val:  # without, Lightning finds out in 20 calls that there is nothing to do
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
-        # What this epoch has summed up so far, by process: a run that goes on inside an epoch reports the same means
+        # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         everyone = checkpoint.get("epoch_sums", [])
-        if len(everyone) != self.trainer.world_size:  # of a run on other processes: their sums have no home here
+        if len(everyone) != self.trainer.world_size:  # saved by another number of processes
             return
         sums = everyone[self.trainer.global_rank]
         self.train_meter.sums.copy_(sums["meter"])
@@ -179,22 +142,10 @@ class MultiTaskModule(LightningModule):
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))
         self.evaluation.update(output.predictions, batch.targets)
-        return {"routing": output.routing}
+        return {"routings": output.routings}
 
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()
         self.evaluation.reset()
         self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True)
-
-
-def _lay_as_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Bring loaded state into the memory order of its parameter, which fused optimizers take for granted."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-# Lightning looks at the parameters in every step: with this it finds them, without, Python works them out anew
-MultiTaskModule.training_step.__dict__["__signature__"] = inspect.signature(MultiTaskModule.training_step)

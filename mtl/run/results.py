@@ -1,4 +1,4 @@
-"""Write down what a run found: results.json and the table at the end of the console."""
+"""Save and print the results of a run: results.json, and the table at the end of the console output."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from mtl import fast
+
 
 def count_parameters(network: nn.Module) -> int:
     """Return the number of trainable parameters."""
@@ -23,7 +25,7 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that numbers may depend on."""
+    """Return the software versions that results may depend on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -41,7 +43,10 @@ def collect(
     epochs: int,
     best: float | None,
 ) -> dict[str, Any]:
-    """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training."""
+    """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
+
+    Its entry ``fast`` lists the functions that ran in a version tuned to this processor.
+    """
     seconds = fit.get("seconds_per_epoch")
     return {
         "label": label,
@@ -52,13 +57,14 @@ def collect(
         "seconds_per_epoch": None if seconds is None else float(seconds),
         "parameters": count_parameters(network),
         "checkpoint": checkpoint,
+        "fast": fast.used(),
         "command": " ".join(sys.argv),
         "versions": versions(),
     }
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` beside ``path`` and rename it, so that a reader never sees half a file."""
+    """Write ``content`` to a temporary file and rename it, so that a reader never sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
         json.dump(content, file, indent=2)
@@ -68,10 +74,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
-    """Print the record of one run: a row for each task, then the numbers of the whole network."""
+    """Print the record of one run: a row for each task, then the metrics of the whole network."""
     test = {name: value for name, value in record["test"].items() if not name.startswith("expert_share/")}
     tasks: dict[str, dict[str, float]] = {}
-    whole: dict[str, float] = {}
+    overall: dict[str, float] = {}
     for name, value in test.items():
         if name.startswith("experts_per_sample/"):
             tasks.setdefault(name.split("/", 1)[1], {})["experts"] = value
@@ -79,7 +85,7 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
             task, metric = name.rsplit("/", 1)
             tasks.setdefault(task, {})[metric] = value
         else:
-            whole[name] = value
+            overall[name] = value
     columns = list(dict.fromkeys(metric for row in tasks.values() for metric in row))
     table = Table(title=f"{record['label']}: test of {Path(record['checkpoint']).name}", title_justify="left")
     table.add_column("task")
@@ -92,7 +98,7 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     console.print(table)
     if len(tasks) > len(shown):
         console.print(f"... and {len(tasks) - len(shown)} more tasks")
-    for name, value in whole.items():
+    for name, value in overall.items():
         console.print(f"test {name.replace('_', ' ')}: [bold]{value:.4f}[/bold]")
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
     console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")

@@ -1,4 +1,4 @@
-"""Write log lines to the console so that they do not tear a progress bar."""
+"""Write log lines to the console without breaking a progress bar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class ConsoleHandler(logging.Handler):
-    """Print records to what ``sys.stdout`` is at that moment: a live progress bar puts itself there to make room."""
+    """Print records to the current ``sys.stdout``, which a live progress bar replaces to print lines above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream: TextIO = sys.stdout

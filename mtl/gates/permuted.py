@@ -1,8 +1,8 @@
-"""Local search around any gate: a learnt permutation of the experts (COMET, Ibrahim et al. 2023, section 4)."""
+"""Local search around any gate: a learnt permutation of the experts (COMET: Ibrahim et al. 2023, section 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from mtl.functional import apply, entropy
-from mtl.parallel import from_first
+from mtl.distributed import broadcast
+from mtl.fast import accelerated
+from mtl.fast import gates as fast
+from mtl.functional import entropy
+from mtl.gates.base import Gate
 from mtl.types import Routing, require
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
@@ -22,11 +24,11 @@ LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implement
 class Permutation(nn.Module):
     """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
 
-    *Soft phase*: P = Sinkhorn(U / ``tau``) with ``rounds`` normalisations of rows and columns, doubly stochastic in
-    the limit; the weights are divided by their sum where the gate's sum to one. ``entropy_weight`` (zeta) times the
-    entropies of P and of its row-normalised form drives P to a vertex. ``harden()`` ends it: P becomes the Hungarian
-    assignment of the last soft P, the order of experts a buffer, and only network and gate go on.
-    Evaluation always uses the assignment, also during the soft phase.
+    *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalisations of rows and columns; it
+    becomes doubly stochastic as R grows. The permuted weights are renormalised if the gate's weights sum to one.
+    ``entropy_weight`` (zeta) times the entropies of P and of its row-normalised form drives P to a permutation matrix.
+    ``harden()`` ends the phase: P becomes the Hungarian assignment of the last soft P and is kept in a buffer; after
+    that only network and gate are trained. Evaluation always uses the assignment, also during the soft phase.
 
     Parameters ``logits [P, E, E]`` with P = ``num_tasks`` if ``per_task``, else 1 for all tasks; buffers ``tau`` and
     ``rounds`` (schedulable), ``order [P, E]`` (output j takes weight ``order[j]``) and ``hardened``. ``noise`` scales
@@ -56,11 +58,11 @@ class Permutation(nn.Module):
         self.per_task, self.entropy_weight, self.noise = per_task, entropy_weight, noise
         count = num_tasks if per_task else 1
         self.logits = nn.Parameter(torch.empty(count, num_experts, num_experts).uniform_(-LOGIT_RANGE, LOGIT_RANGE))
-        self.register_buffer("tau", torch.tensor(float(tau), dtype=torch.float64))  # the reference's digits
+        self.register_buffer("tau", torch.tensor(float(tau), dtype=torch.float64))  # not rounded to float32
         self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
         self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
         self.register_buffer("hardened", torch.tensor(False))
-        self._is_hard = False  # the buffer's value, to be had without waiting for the device
+        self._is_hard = False  # a copy of the buffer, to be read without waiting for the device
 
     @property
     def is_hard(self) -> bool:
@@ -73,12 +75,12 @@ class Permutation(nn.Module):
         if self.noise and self.training:
             uniform = torch.rand_like(logits, dtype=torch.float64).clamp(1e-300, 1 - 1e-16)
             gumbel = -(-uniform.log()).log()
-            logits = logits + self.noise * from_first(gumbel).to(logits.dtype)  # one matrix on all processes
+            logits = logits + self.noise * broadcast(gumbel).to(logits.dtype)  # equal on all processes
         return sinkhorn(logits, float(self.tau), int(self.rounds))
 
     @torch.no_grad()
     def assignment(self) -> Tensor:
-        """Return ``[P, E]``: which weight each output takes by the Hungarian assignment of the soft matrices."""
+        """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
         if self._is_hard:
             return self.order
         matrices = sinkhorn(self.logits, float(self.tau), int(self.rounds)).cpu().numpy()
@@ -92,9 +94,9 @@ class Permutation(nn.Module):
 
     @torch.no_grad()
     def harden(self, order: Tensor | None = None) -> float:
-        """End the soft phase, with ``order [P, E]`` or the assignment of now; return how far P moved.
+        """End the soft phase with ``order [P, E]`` (default: the current assignment); return how far P moved.
 
-        The distance is the Frobenius norm of soft minus hard, mean over the matrices.
+        The distance is the Frobenius norm of the soft minus the hard matrix, averaged over the matrices.
         """
         soft = sinkhorn(self.logits, float(self.tau), int(self.rounds))
         self.order.copy_(self.assignment() if order is None else order)
@@ -105,17 +107,17 @@ class Permutation(nn.Module):
     def forward(self, routing: Routing, tasks: Sequence[int] | None = None, sums_to_one: bool = True) -> Routing:
         """Permute ``routing.weights [B, T, E]`` or ``[T, E]`` of the wanted ``tasks`` (default all).
 
-        ``sums_to_one``: the gate's weights do, and shall again after a soft matrix.
+        ``sums_to_one``: the gate's weights sum to one; after a soft matrix they are renormalised.
         """
         weights = routing.weights
         rows = list(tasks) if self.per_task and tasks is not None else slice(None)
         if self._is_hard or not self.training:
             order = self.assignment()[rows]
-            permuted = weights.gather(-1, order.expand(weights.shape))  # moved, not multiplied: a zero stays one
+            permuted = weights.gather(-1, order.expand(weights.shape))  # no product: a weight of 0 stays exactly 0
             selectors, losses = routing.selectors, routing.losses
             if selectors is not None:
                 selectors = selectors.gather(-1, order[:, None].expand(selectors.shape))
-            if self.training:  # a gradient of exactly 0 for the logits: DDP waits for one of every parameter
+            if self.training:  # give the logits a gradient of exactly 0: DDP expects a gradient of every parameter
                 losses = {**losses, "permutation": 0.0 * self.logits.sum()}
             return replace(routing, weights=permuted, losses=losses, selectors=selectors)
         soft = self.soft()
@@ -128,13 +130,42 @@ class Permutation(nn.Module):
         self._is_hard = bool(self.hardened)
 
 
-def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
-    """Return S^R(U / tau): ``rounds`` times, make rows sum to 1, then columns (Sinkhorn 1964; Mena et al. 2018).
+class PermutedGate(Gate):
+    """Add local search to ``gate``: permute its weights by ``permutation``.
 
-    ``logits U [..., E, E]``. In log space and float64, since U / tau reaches 1e6. After the last step the columns sum
-    to 1; at a low tau the rows need not.
+    Networks, reports and pruning treat the two as one gate. The permuted weights are renormalised if those of ``gate``
+    sum to one.
     """
-    return apply(_Sinkhorn, logits.double() / tau, rounds).to(logits.dtype)
+
+    def __init__(self, gate: Gate, permutation: Permutation) -> None:
+        super().__init__(gate.num_tasks, gate.num_experts, gate.input_dim)
+        self.gate, self.permutation, self.sums_to_one = gate, permutation, gate.sums_to_one
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        routing: Routing = self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
+        return routing
+
+
+def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate:
+    """Return ``gate``, inside local search if ``permutation(num_experts=, num_tasks=)`` is given."""
+    if permutation is None:
+        return gate
+    return PermutedGate(gate, permutation(num_experts=gate.num_experts, num_tasks=gate.num_tasks))
+
+
+@accelerated(fast.sinkhorn)
+def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
+    """Return S^R(U / tau): R times, normalise the rows, then the columns (COMET, equation 8; Mena et al. 2018).
+
+    ``logits U [..., E, E]``, ``rounds`` R. In log space and float64, since U / tau reaches 1e6. After the last step the
+    columns sum to 1; at a low tau the rows need not.
+    """
+    x = logits.double() / tau
+    for _ in range(rounds):
+        x = x - x.logsumexp(-1, keepdim=True)
+        x = x - x.logsumexp(-2, keepdim=True)
+    result: Tensor = x.exp().to(logits.dtype)
+    return result
 
 
 def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
@@ -150,29 +181,3 @@ def matrix_entropy(matrices: Tensor) -> Tensor:
     """Return the entropy of all entries, plus that of the row-normalised matrix; mean over ``matrices [P, E, E]``."""
     by_row = matrices / matrices.sum(-1, keepdim=True)
     return (entropy(matrices, (-2, -1)) + entropy(by_row, (-2, -1))).mean()
-
-
-class _Sinkhorn(torch.autograd.Function):
-    """Run the rounds in place; autograd's own graph of 300 steps takes three times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, log_matrix: Tensor, rounds: int) -> Tensor:
-        x = log_matrix.clone()
-        steps = x.new_empty(2 * rounds, *x.shape) if ctx.needs_input_grad[0] else None
-        for step in range(2 * rounds):
-            x -= torch.logsumexp(x, -2 if step % 2 else -1, keepdim=True)  # rows first
-            if steps is not None:
-                torch.exp(x, out=steps[step])
-        if steps is not None:
-            ctx.save_for_backward(steps)
-        return x.exp()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (steps,) = ctx.saved_tensors
-        grad = grad * steps[-1]  # of exp
-        for step in range(len(steps) - 1, -1, -1):
-            # x - logsumexp(x): the gradient minus the softmax, which is the step's result, times the gradient's sum
-            grad.addcmul_(steps[step], grad.sum(-2 if step % 2 else -1, keepdim=True), value=-1)
-        return grad, None

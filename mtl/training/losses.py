@@ -1,4 +1,4 @@
-"""Compute task losses over the labels that are there."""
+"""Compute task losses over the rows that have a label."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mtl.types import MISSING_CLASS, TaskSpec
 
 
 def labelled(task: TaskSpec, target: Tensor) -> Tensor:
-    """Return which of ``target [B]`` are known, as bool ``[B]``."""
+    """Return which rows of ``target [B]`` have a label, as bool ``[B]``."""
     return target != MISSING_CLASS if task.kind == "multiclass" else ~target.isnan()
 
 
 def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss summed over the labelled rows, and their number, as scalars.
+    """Return the loss summed over the labelled rows, and the number of these rows, as scalars.
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``. A row without a label adds exactly 0 to loss and gradient.
@@ -29,9 +29,8 @@ def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Ten
     if task.kind == "multiclass":
         return F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="sum"), count
     loss = F.binary_cross_entropy_with_logits if task.kind == "binary" else F.mse_loss
-    if mask.device.type == "cpu" and bool(mask.all()):  # elsewhere, to look would be to wait
-        return loss(prediction, target.to(prediction.dtype), reduction="none").sum(-1), count
-    # 0 stands in for both sides where there is no label: NaN * 0 would be NaN in the gradient
+    # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in the
+    # gradient
     prediction = torch.where(mask, prediction, 0.0)
     target = torch.where(mask, target, 0.0).to(prediction.dtype)
     each = loss(prediction, target, reduction="none")
@@ -43,7 +42,7 @@ def summed_losses(
 ) -> tuple[list[str], Tensor, Tensor]:
     """Return the names of the predicted tasks, and ``summed_loss`` of each: losses ``[N]``, numbers of labels ``[N]``.
 
-    Tasks of one kind go through one operation: with 128 tasks, one at a time would take longer than the network.
+    Tasks of the same kind are computed in one operation: with 128 tasks, a loop would take longer than the network.
     """
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in predictions:

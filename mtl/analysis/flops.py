@@ -1,0 +1,65 @@
+"""Count the FLOPs of a forward pass; a multiply-add counts as 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtl import fast
+from mtl.experts.dispatch import Dispatch
+from mtl.networks.mixture import MixtureOfExperts
+
+
+@torch.no_grad()
+def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor]) -> int:
+    """Return the FLOPs of one sample through ``network``, with all experts of its mixtures executed.
+
+    torch's ``FlopCounterMode`` counts matrix products and convolutions. ``inputs``: a batch; its first row is used.
+    """
+    with _executed_dense(network), fast.disabled(), FlopCounterMode(display=False) as counter:
+        network(_one_row(inputs))
+    return int(counter.get_total_flops())
+
+
+@torch.no_grad()
+def expert_flops(network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the FLOPs of one sample through one expert, for each mixture layer of ``network`` by name."""
+    seen: dict[str, Tensor] = {}
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts)}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+        for name, layer in layers.items()
+    ]
+    network(_one_row(inputs))
+    for hook in hooks:
+        hook.remove()
+    counts = {}
+    for name, x in seen.items():
+        experts: Any = layers[name].experts
+        with fast.disabled(), FlopCounterMode(display=False) as counter:
+            experts.outputs(x)
+        counts[name] = int(counter.get_total_flops() // max(1, experts.num_experts))
+    return counts
+
+
+def _one_row(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[:1] for name, value in inputs.items()}
+
+
+@contextmanager
+def _executed_dense(network: nn.Module) -> Iterator[None]:
+    """Execute all experts in the mixture layers of ``network`` inside this context."""
+    layers = [module for module in network.modules() if isinstance(module, Dispatch)]
+    before = [layer.execution for layer in layers]
+    for layer in layers:
+        layer.execution = "dense"
+    try:
+        yield
+    finally:
+        for layer, execution in zip(layers, before, strict=True):
+            layer.execution = execution

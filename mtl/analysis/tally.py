@@ -1,0 +1,150 @@
+"""Accumulate routing statistics over an evaluation pass, and over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.functional import entropy
+from mtl.types import Routing
+
+# The largest number of training batches that are kept; beyond it, every second one is dropped
+MOST_SHARES = 1000
+MOST_PROBABILITIES = 200
+
+
+@dataclass
+class Tally:
+    """Sums over samples of routing statistics of one gate with ``num_tasks`` tasks."""
+
+    num_tasks: int
+    static: bool = True  # whether no routing depended on the example
+    rows: int = 0  # the number of samples
+    seen: Any = 0.0  # [T] number of samples that had the task
+    active: Any = 0.0  # [T] number of nonzero weights
+    idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
+    share: Any = 0.0  # [T, E] weights
+    union: float = 0.0  # number of experts that at least one task uses
+    entropy: float = 0.0  # of the weights, mean over tasks
+    binary: float = 0.0  # share of the selectors that are exactly one-hot
+    selectors: float = 0.0  # number of samples whose gate has selectors
+
+    def add(self, routing: Routing, rows: int) -> None:
+        """Add a batch of ``rows`` samples."""
+        if not rows:
+            return
+        weights = routing.weights.detach().double()  # the sums then hardly depend on how rows are batched
+        self.static = self.static and weights.dim() == 2
+        weights = weights if weights.dim() == 3 else weights.expand(rows, -1, -1)
+        active = weights > 0
+        self.rows += rows
+        self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
+        self.active = self.active + self._spread(active.sum((0, 2)).double(), routing.tasks)
+        self.idle += float((~active.any(-1)).double().mean(-1).sum())
+        self.share = self.share + self._spread(weights.sum(0), routing.tasks)
+        self.union += float(active.any(1).sum())
+        self.entropy += float(entropy(weights).mean(-1).sum())
+        if routing.selectors is not None:
+            self.binary += binary_share(routing.selectors) * rows
+            self.selectors += rows
+
+    def plus(self, other: Tally) -> Tally:
+        """Return the sum of two tallies."""
+        joined = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        return Tally(**(joined | {"num_tasks": self.num_tasks, "static": self.static and other.static}))
+
+    def shares(self) -> Tensor:
+        """Return the mean weights ``[T, E]``."""
+        shares: Tensor = self.share / self.seen.clamp(min=1)[:, None]
+        return shares
+
+    def _spread(self, values: Tensor, tasks: Sequence[int] | None) -> Tensor:
+        """Return ``values [t, ...]`` of ``tasks`` (None: all) as ``[T, ...]``, with 0 for the other tasks."""
+        if tasks is None:
+            return values
+        index = torch.tensor(tasks, device=values.device)
+        return values.new_zeros(self.num_tasks, *values.shape[1:]).index_copy_(0, index, values)
+
+    def values(self, names: Sequence[str], limit: int) -> dict[str, float]:
+        """Return the scalars to log; scalars of single tasks or experts only if there are at most ``limit`` of them."""
+        active, share = self.active / self.seen.clamp(min=1), self.shares()
+        values = {
+            "experts_per_sample": float(active.mean()),
+            "union_per_sample": self.union / self.rows,
+            "routing_entropy": self.entropy / self.rows,
+            "dead_experts": float((share.sum(0) == 0).sum()),
+        }
+        if self.idle:
+            values["idle_tasks"] = self.idle / self.rows
+        if self.selectors:
+            values["binary_selectors"] = self.binary / self.selectors
+        if len(names) <= limit:
+            values |= {f"experts_per_sample/{name}": float(n) for name, n in zip(names, active, strict=True)}
+        if share.numel() <= limit:
+            for name, row in zip(names, share.tolist(), strict=True):
+                values |= {f"expert_share/{name}/{expert:02d}": value for expert, value in enumerate(row)}
+        return values
+
+
+@dataclass
+class History:
+    """The experts' mean weights in training, and the step since which all selectors are one-hot."""
+
+    steps: list[int] = field(default_factory=list)
+    shares: list[Tensor] = field(default_factory=list)  # [T, E] each
+    binary_since: int = -1  # -1: not yet, or no longer
+
+    def add(self, step: int, routing: Routing, limit: int) -> None:
+        """Add the training batch at ``step``, averaged over all processes; skip it if it lacks some tasks."""
+        if routing.tasks is not None:
+            return
+        weights = routing.weights.detach()
+        share = weights.mean(0) if weights.dim() == 3 else weights
+        if routing.selectors is not None:
+            binary = all_reduce_sum(torch.tensor(binary_share(routing.selectors), device=share.device)) / world_size()
+            self.binary_since = -1 if binary < 1 else step if self.binary_since < 0 else self.binary_since
+        if share.numel() <= limit:
+            self.steps.append(step)
+            self.shares.append((all_reduce_sum(share.float()) / world_size()).cpu())
+        if len(self.steps) > MOST_SHARES:  # keep every second one
+            self.steps, self.shares = self.steps[::2], self.shares[::2]
+
+
+@dataclass
+class Probabilities:
+    """The connection probabilities ``[T, C]`` of the gates in training, by layer."""
+
+    steps: list[int] = field(default_factory=list)
+    values: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, step: int, gates: Mapping[str, Any]) -> None:
+        """Add the probabilities at ``step`` of those ``gates`` that have a method ``probabilities``."""
+        known = {name: gate for name, gate in gates.items() if hasattr(gate, "probabilities")}
+        if not known or (self.steps and step <= self.steps[-1]):
+            return
+        self.steps.append(step)
+        for name, gate in known.items():
+            self.values.setdefault(name, []).append(gate.probabilities().detach().cpu().clone())
+        if len(self.steps) > MOST_PROBABILITIES:  # keep every second one
+            self.steps = self.steps[::2]
+            self.values = {name: records[::2] for name, records in self.values.items()}
+
+
+def gather_tallies(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
+    """Return the tally of each layer, summed over all processes; every process must call this."""
+    joined: dict[str, Tally] = {}
+    for part in gather(dict(tallies)):
+        for name, tally in part.items():
+            if tally.rows:
+                joined[name] = joined[name].plus(tally) if name in joined else tally
+    return joined
+
+
+def binary_share(selectors: Tensor) -> float:
+    """Return the share of ``selectors [..., E]`` that are exactly one-hot."""
+    return float((selectors.detach() == 1).any(-1).float().mean())

@@ -1,0 +1,120 @@
+"""Dropout whose masks are a function of a key, the sample and the expert.
+
+An expert that is computed for some of the samples drops the same units as if it were computed for all of them. This
+is what makes sparse execution equal to dense execution in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Masks:
+    """Draw the dropout masks of one forward pass through ``num_experts`` experts.
+
+    ``p``: probability to drop a unit, the same in every layer. ``samples [B]``: the index that each row has in the
+    batch, where the rows are only some of the batch's (None: they are all of its rows, in order).
+    """
+
+    def __init__(
+        self, p: float, num_experts: int, samples: Tensor | None = None, keys: dict[int, Tensor] | None = None
+    ) -> None:
+        self.p, self.num_experts, self.samples = p, num_experts, samples
+        self._keys: dict[int, Tensor] = {} if keys is None else keys
+
+    def __call__(self, h: Tensor, layer: int = 0, subset: Sequence[int] | None = None) -> Tensor:
+        """Return ``h [B, E, H]`` after the dropout of ``layer``; E counts the experts of ``subset``, if given."""
+        rows = self.rows(len(h), subset, h.device)
+        return h * (self.keep(layer, rows.flatten(), h.shape[-1], h.dtype).view_as(h) * self.scale)
+
+    def of_pairs(self, h: Tensor, layer: int, sample: Tensor, expert: Tensor) -> Tensor:
+        """Return ``h [P, H]`` after the dropout of ``layer``; row p is of ``sample[p]`` and ``expert[p]``."""
+        rows = self.pair_rows(sample, expert)
+        return h * (self.keep(layer, rows, h.shape[-1], h.dtype) * self.scale)
+
+    def of_rows(self, samples: Tensor) -> Masks:
+        """Return the same masks for the rows with the indices ``samples [N]`` alone."""
+        of_batch = samples if self.samples is None else self.samples[samples]
+        return Masks(self.p, self.num_experts, of_batch, self._keys)
+
+    def rows(self, num_rows: int, subset: Sequence[int] | None, device: torch.device) -> Tensor:
+        """Return the ids ``[B, E]`` of all (sample, expert) pairs; ``keep`` makes a mask of them."""
+        experts = torch.arange(self.num_experts, device=device)
+        if subset is not None:
+            experts = torch.tensor(list(subset), dtype=torch.int64, device=device)
+        return self.pair_rows(torch.arange(num_rows, device=device)[:, None], experts)
+
+    def pair_rows(self, sample: Tensor, expert: Tensor) -> Tensor:
+        """Return the ids of pairs of a row and an expert."""
+        return (sample if self.samples is None else self.samples[sample]) * self.num_experts + expert
+
+    def keep(self, layer: int, rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """Return the mask ``[N, width]`` of ``layer`` for the pairs with the ids ``rows [N]``: 1 to keep, 0 to drop."""
+        return keep_mask(self.key(layer), rows, width, self.p, dtype)
+
+    def key(self, layer: int) -> Tensor:
+        """Return the key of ``layer``, drawn when it is first asked for."""
+        if layer not in self._keys:
+            self._keys[layer] = draw_key()
+        return self._keys[layer]
+
+    @property
+    def scale(self) -> float:
+        """The factor of units that are kept: 1 / (probability to keep a unit), or 0 if none is kept."""
+        return keep_scale(self.p)
+
+
+def draw_key() -> Tensor:
+    """Draw the key of one mask, 62 random bits ``[]``, on the CPU: the same seed gives the same masks on any device."""
+    return torch.randint(2**62, (), device="cpu")  # stays a tensor: compiled code cannot read the number it drew
+
+
+def keep_scale(p: float) -> float:
+    """Return 1 / (probability to keep an element), the factor of kept elements; 0 if none is kept."""
+    levels, threshold = _levels(p)
+    return levels / (levels - threshold) if threshold < levels else 0.0
+
+
+def keep_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a dropout mask ``[N, width]``: 1 where an element is kept, else 0.
+
+    Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone. A 64-bit hash (splitmix64: Steele
+    et al. 2014) gives the noise: one bit an element if ``p`` is 1/2, else one byte, or two bytes if ``p`` is no
+    multiple of 1/256; p is exact to 2^-16. To draw a float per element would take as long as the matrix products.
+    """
+    levels, threshold = _levels(p)
+    one_bit = 2 * threshold == levels
+    words = -(-width // (64 if one_bit else 8 if levels == 256 else 4))  # 64-bit words a row
+    z = (rows[:, None] * words + torch.arange(words, device=rows.device)).mul_(_GOLDEN).add_(key)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        # int64 shifts copy the sign bit into the upper bits: mask them off
+        z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            z.mul_(factor)
+    if one_bit:  # a table of the eight bits of each byte value
+        numbers = torch.arange(256, device=rows.device)
+        bits = (numbers[:, None] >> numbers[:8] & 1).to(dtype)  # [256, 8]
+        return bits.index_select(0, z.view(torch.uint8).flatten().int()).view(len(z), 64 * words)[:, :width]
+    # noise >= threshold, as an addition and a shift: a CPU does these for many elements at once
+    if levels == 256:
+        noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8
+    else:
+        noise = (z.view(torch.int16).to(torch.int32).bitwise_and_(levels - 1)).add_(levels - threshold) >> 16
+    return noise[:, :width].to(dtype)
+
+
+def _levels(p: float) -> tuple[int, int]:
+    """Return (levels, threshold): the number of noise values and how many of them drop an element."""
+    levels = 256 if (p * 256).is_integer() else 65536
+    return levels, round(p * levels)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the same 64 bits as the unsigned ``value``."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+_GOLDEN, _MIX_1, _MIX_2 = (_signed(v) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

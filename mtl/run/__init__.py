@@ -1,0 +1,1 @@
+"""What a run needs around training: build its objects, checkpoints, results, sweeps."""

@@ -1,0 +1,109 @@
+"""Convert a checkpoint that an earlier version of this program wrote to the current format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+# Old and new paths of the classes that configurations name
+MOVED = {
+    "mtl.permutation.Permutation": "mtl.gates.permuted.Permutation",
+    "mtl.sweep.SweepTable": "mtl.run.sweep.SweepTable",
+    "mtl.console.ConsoleHandler": "mtl.run.console.ConsoleHandler",
+    "callbacks.progress_bar.ProgressBar": "pytorch_lightning.callbacks.RichProgressBar",
+}
+REMOVED = {"callbacks.connection_report.ConnectionReport"}  # callbacks whose work another one does now
+# Old and new names of configuration keys; references to them change as well
+RENAMED = {"setting.experts": "experts", "setting.find_unused_parameters": "task_batches"}
+# Old names of scheduled buffers, and the patterns that match them now
+TARGETS = (("network.permutation.", "network.*permutation."), ("network.gate.", "network.*gate."))
+
+
+def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return ``checkpoint`` with current class paths and parameter names; unchanged if it is current."""
+    config, state = checkpoint["config"], checkpoint["state_dict"]
+    if "fast" in config:
+        return checkpoint
+    config = _with_new_names(config) | {"fast": "auto"}
+    config["callbacks"] = {name: _callback(node) for name, node in config.get("callbacks", {}).items() if _kept(node)}
+    checkpoint = checkpoint | {"config": config, "state_dict": {_parameter(k, state): v for k, v in state.items()}}
+    if "callbacks" in checkpoint:
+        checkpoint["callbacks"] = _callback_states(dict(checkpoint["callbacks"]))
+    for optimizer in checkpoint.get("optimizer_states", []):
+        # Stacked weights, and so their optimiser states, used to have a non-contiguous memory layout
+        for values in optimizer["state"].values():
+            values.update({name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)})
+    return checkpoint
+
+
+def _with_new_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with current keys, references and class paths."""
+    config = {**config, "setting": {"convolutions": [], **config.get("setting", {})}}
+    words = dict(MOVED)
+    for old, new in RENAMED.items():
+        key = old.removeprefix("setting.")
+        if key in config["setting"]:
+            config[new] = config["setting"].pop(key)
+            words[f"${{{old}}}"] = f"${{{new}}}"
+    renamed: dict[str, Any] = _replaced(config, words)
+    return renamed
+
+
+def _replaced(node: Any, words: Mapping[str, str]) -> Any:
+    """Return nested dicts and lists with every string that is a key of ``words`` replaced by its value."""
+    if isinstance(node, dict):
+        return {key: _replaced(child, words) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_replaced(child, words) for child in node]
+    return words.get(node, node) if isinstance(node, str) else node
+
+
+def _kept(node: Any) -> bool:
+    return not (isinstance(node, dict) and node.get("_target_") in REMOVED)
+
+
+def _callback(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    node = dict(node)
+    kind = str(node.get("_target_", ""))
+    if kind.endswith("PermutationHardening"):
+        node.pop("target", None)  # no longer an option: permutations are found by type
+    if kind.endswith("RichProgressBar"):
+        node["refresh_rate"] = 10  # once in refreshes per second, now in batches
+    for old, new in TARGETS:
+        if str(node.get("target", "")).startswith(old):
+            node["target"] = node["target"].replace(old, new, 1)
+    return node
+
+
+def _callback_states(states: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of callbacks, with the two reports on routing as one."""
+    shares = states.get("RoutingMonitor", {"steps": [], "shares": [], "binary_since": -1})
+    looks = states.pop("ConnectionReport", {"steps": [], "probabilities": []})
+    values: dict[str, list[Tensor]] = {}
+    for look in looks["probabilities"]:
+        for index, probabilities in enumerate(look):
+            values.setdefault(f"layers.{index}", []).append(probabilities)
+    states["RoutingMonitor"] = {
+        "histories": {"mixture": dict(shares)} if shares["steps"] else {},
+        "probabilities": {"steps": list(looks["steps"]), "values": values},
+    }
+    return states
+
+
+def _parameter(name: str, state: dict[str, Any]) -> str:
+    """Return the current name of a network's parameter or buffer."""
+    permuted = "network.permutation.logits" in state
+    mixture = "network.dispatch._extra_state" in state or "network.expert_weight" in state
+    if not mixture:
+        return name
+    name = name.replace("network.expert_weight", "network.mixture.experts.weight")
+    name = name.replace("network.head_", "network.head.")  # the logistic units of frozen experts
+    name = name.replace("network.gate_trunk.", "network.mixture.trunk.")
+    name = re.sub(r"^network\.(experts|dispatch)\.", r"network.mixture.\1.", name)
+    name = re.sub(r"^network\.gate\.", "network.mixture.gate.gate." if permuted else "network.mixture.gate.", name)
+    return re.sub(r"^network\.permutation\.", "network.mixture.gate.permutation.", name)

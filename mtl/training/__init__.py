@@ -1,0 +1,1 @@
+"""Train a network on several tasks: the LightningModule, losses, metrics, schedules."""

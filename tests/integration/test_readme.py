@@ -1,0 +1,80 @@
+"""The README's blocks of Python, as a package outside the repository: they train, are permuted and are pruned."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+YAML = {
+    "gate/threshold.yaml": "_target_: mine.ThresholdGate\n_partial_: true\n",
+    "experts/gated.yaml": "_target_: mine.GatedLinear\n_partial_: true\nwidth: 8\n",
+    "network/two_mixtures.yaml": (
+        "_target_: mine.TwoMixtures\n"
+        "num_experts: ${setting.num_experts}\nstatic_gate: ${setting.static_gate}\nexecution: auto\n"
+        "bottom: {_target_: mtl.networks.bottom.bottom_for, _partial_: true, embedding_dim: 4}\n"
+        "experts: ${experts}\ngate: ${gate}\npermutation: ${permutation}\n"
+        "heads: {_target_: mtl.networks.heads.Heads, _partial_: true}\n"
+    ),
+    "data/mine.yaml": (
+        "# @package _global_\ndata: {_target_: mine.MyData, batch_size: 512, shuffle_seed: 0}\n"
+        "setting: {num_experts: 4, max_epochs: 1}\n"
+    ),
+}
+MINE = ("data=mine", "gate=threshold", "experts=gated", "network=two_mixtures", "permutation=sinkhorn")
+QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures_every=null")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the README's Python as the module ``mine``, and YAML files that name its classes."""
+    folder = tmp_path_factory.mktemp("package")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (folder / "mine.py").write_text("\n".join(blocks))
+    for name, text in YAML.items():
+        (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "conf" / name).write_text(text)
+    return folder
+
+
+def program(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
+    command = [str(ROOT / "train.py"), "--config-dir", str(package / "conf"), *MINE, *QUICK, f"hydra.run.dir={folder}"]
+    done = program(package, *command, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
+    return results
+
+
+def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path) -> None:
+    losses = [train(package, tmp_path / way, f"network.execution={way}") for way in ("dense", "sparse")]
+    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-4)
+    assert losses[0]["experts_per_sample_layer_1"] < 4
+    written = {path.name for path in (tmp_path / "sparse" / "routing").iterdir()}
+    names = ("expert_share", "weights_over_training", "permutation")
+    assert written == {f"{name}_layer_{layer}.csv" for name in names for layer in (0, 1)}
+
+
+def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
+    train(package, tmp_path / "run", "setting.static_gate=true")
+    done = program(package, "-m", "mtl.prune", str(tmp_path / "run" / "checkpoints" / "best.ckpt"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    savings = json.loads((tmp_path / "run" / "pruned" / "savings.json").read_text())
+    assert savings.keys() == {"click", "seconds"}
+    for row in savings.values():
+        assert row["difference"] <= 1e-5
+        assert row["pruned_parameters"] < row["parameters"]

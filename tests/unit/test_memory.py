@@ -1,0 +1,33 @@
+"""Freed memory stays with the process."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from mtl import memory
+
+
+def test_freed_memory_is_kept_and_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
+    program = """
+import resource, sys, torch
+from mtl.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for number in range(60):
+    if number == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**20 + number) for _ in range(12)]
+    del tensors
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    runs = [[sys.executable, "-c", program, way] for way in ("keep", "default")]
+    kept, default = (int(subprocess.run(run, check=True, capture_output=True, text=True).stdout) for run in runs)
+    if platform.libc_ver()[0] == "glibc":
+        assert kept < default / 2
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    memory.keep_freed_memory()

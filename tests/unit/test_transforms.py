@@ -1,0 +1,268 @@
+"""The plain path under torch's transforms: second derivatives, torch.func, torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtl import fast
+from mtl.experts.base import Experts
+from mtl.experts.conv import StackedConv
+from mtl.experts.dense import StackedDense
+from mtl.gates import CometGate, DSelectKGate, Gate, SoftmaxGate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
+from mtl.gates.comet import comet_weights
+from mtl.gates.dselect_k import dselect_weights
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.heads import Heads
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.networks.mmoe import MMoE
+from mtl.training.losses import summed_losses
+from mtl.types import Categorical, DataSpec, Numeric, TaskSpec
+from tests.experts import GatedExperts
+
+SMOOTH_GATES = {"comet": partial(CometGate, entropy_weight=0.1), "dselect_k": partial(DSelectKGate, entropy_weight=0.1)}
+smooth_gates = pytest.mark.parametrize("gate", SMOOTH_GATES.values(), ids=list(SMOOTH_GATES))
+
+
+def inside(*size: int) -> Tensor:
+    """Return logits at which the smooth step of width 1 is neither at a kink nor near one: within +-0.4."""
+    return (0.8 * torch.rand(*size, dtype=torch.float64) - 0.4).requires_grad_()
+
+
+# Second derivatives
+
+
+@pytest.mark.parametrize("experts", [2, 3, 8])
+@pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
+def test_second_derivative_of_comet_weights(experts: int, rows: tuple[int, ...]) -> None:
+    split, leaf = inside(*rows, 1, experts - 1, 2), inside(*rows, 1, experts, 2)
+    with fast.disabled():
+        assert torch.autograd.gradcheck(comet_weights, (split, leaf, 1.0))
+        assert torch.autograd.gradgradcheck(comet_weights, (split, leaf, 1.0))
+
+
+@pytest.mark.parametrize("experts", [2, 3, 8])
+@pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
+def test_second_derivative_of_dselect_weights(experts: int, rows: tuple[int, ...]) -> None:
+    bits, mix = inside(*rows, 1, 2, (experts - 1).bit_length()), inside(*rows, 1, 2)
+    with fast.disabled():
+        assert torch.autograd.gradcheck(dselect_weights, (bits, mix, 1.0, experts))
+        assert torch.autograd.gradgradcheck(dselect_weights, (bits, mix, 1.0, experts))
+
+
+def check_second_derivative(layer: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Check ``call(layer, *inputs)`` by the inputs and all parameters of ``layer``."""
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def function(*args: Tensor) -> Tensor:
+        parameters = dict(zip(names, args[len(inputs) :], strict=True))
+        wrapped = Call(layer, call)
+        return torch.func.functional_call(
+            wrapped, {f"layer.{n}": p for n, p in parameters.items()}, args[: len(inputs)]
+        )
+
+    with fast.disabled():
+        assert torch.autograd.gradgradcheck(function, (*inputs, *values), fast_mode=True)
+
+
+class Call(nn.Module):
+    def __init__(self, layer: nn.Module, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.call(self.layer, *args)
+
+
+def dense_experts() -> StackedDense:
+    """Return experts none of whose units is at relu's kink, as those are with a bias of 0 if all before them are 0."""
+    experts = StackedDense(3, 4, [5, 2]).double()
+    with torch.no_grad():
+        for layer in experts.layers:
+            layer.bias.normal_()
+    return experts
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_second_derivative_of_dense_experts(dropout: float) -> None:
+    experts, masks = dense_experts(), None
+    if dropout:
+        experts.dropout = dropout
+        masks = experts.masks()
+    x, weights = inside(6, 4), inside(6, 2, 3)
+    check_second_derivative(experts, lambda layer, x: layer.outputs(x, None, masks), x)
+    check_second_derivative(experts, lambda layer, x, weights: layer.mixture(x, weights, None, masks), x, weights)
+
+
+@smooth_gates
+def test_second_derivative_of_a_mixture(gate: Callable[..., Gate]) -> None:
+    mixture = MixtureOfExperts(dense_experts(), gate(2, 3, 4), execution="dense").double()
+
+    def call(layer: MixtureOfExperts, x: Tensor) -> Tensor:
+        mixed, routing = layer(x)
+        return torch.cat([mixed.flatten(), torch.stack(list(routing.losses.values()))])
+
+    check_second_derivative(mixture, call, inside(5, 4))
+
+
+def test_fast_functions_refuse_a_second_derivative() -> None:
+    """A wrong second derivative would go unnoticed."""
+    split, leaf = inside(3, 1, 3, 2), inside(3, 1, 4, 2)
+    weights, _ = comet_weights(split, leaf, 1.0)
+    [first] = torch.autograd.grad(weights.square().sum(), split, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+# torch.func
+
+TASKS = [TaskSpec("a", "binary"), TaskSpec("b", "regression"), TaskSpec("c", "multiclass", num_classes=3)]
+FEATURES = DataSpec({"x": Numeric(4)}, TASKS)
+TARGETS = {
+    "a": torch.tensor([1.0, 0.0, float("nan"), 1.0]).double(),
+    "b": torch.tensor([0.3, -1.0, 2.0, float("nan")]).double(),
+    "c": torch.tensor([0, 2, 1, 1]),
+}
+
+
+def features_network(gate: Callable[..., Gate]) -> MMoE:
+    experts, heads = partial(StackedDense, units=[6, 5]), partial(Heads, units=[3])
+    return MMoE(FEATURES, 4, partial(TabularBottom, embedding_dim=1), experts, gate, heads, execution="dense").double()
+
+
+def task_losses(network: MMoE, x: Tensor, targets: dict[str, Tensor]) -> Tensor:
+    """Return the summed loss of each task, ``[T]``, from features ``x [B, D]``."""
+    predictions = network({"x": x}).predictions
+    _, losses, _ = summed_losses({task.name: task for task in TASKS}, predictions, targets)
+    return losses
+
+
+@smooth_gates
+def test_jacobian_of_task_losses_by_the_features(gate: Callable[..., Gate]) -> None:
+    network, x = features_network(gate), inside(4, 4).detach()
+    losses = partial(task_losses, network, targets=TARGETS)
+    jacobian = torch.func.jacrev(losses)(x)  # [T, B, D]
+    step, expected = 1e-6, torch.empty_like(jacobian)
+    for row in range(len(x)):
+        for column in range(x.shape[1]):
+            moved = torch.zeros_like(x)
+            moved[row, column] = step
+            expected[:, row, column] = ((losses(x + moved) - losses(x - moved)) / (2 * step)).detach()
+    torch.testing.assert_close(jacobian, expected, rtol=1e-6, atol=1e-7)
+
+    def of_row(row: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        return task_losses(network, row[None], {name: value[None] for name, value in targets.items()})
+
+    by_row = torch.func.vmap(torch.func.jacrev(of_row))(x, TARGETS)  # [B, T, D]
+    torch.testing.assert_close(by_row.transpose(0, 1), jacobian)
+
+
+@smooth_gates
+def test_all_task_gradients_in_one_backward_pass(gate: Callable[..., Gate]) -> None:
+    """Autograd's own batched gradients, which need the plain functions in the forward pass."""
+    network, x = features_network(gate), inside(4, 4)
+    with fast.disabled():
+        losses = task_losses(network, x, TARGETS)
+    [batched] = torch.autograd.grad(
+        losses, x, torch.eye(len(losses)).double(), retain_graph=True, is_grads_batched=True
+    )
+    single = torch.stack([torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])
+    torch.testing.assert_close(batched, single)
+    torch.testing.assert_close(batched, torch.func.jacrev(partial(task_losses, network, targets=TARGETS))(x))
+
+
+@smooth_gates
+def test_gradients_of_each_row_by_the_parameters(gate: Callable[..., Gate]) -> None:
+    network, x = features_network(gate), inside(4, 4).detach()
+    parameters = {name: value.detach() for name, value in network.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        output = torch.func.functional_call(network, parameters, ({"x": row[None]},))
+        return torch.stack([value.square().sum() for value in output.predictions.values()]).sum()
+
+    by_row = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    network.zero_grad()
+    torch.stack([value.square().sum() for value in network({"x": x}).predictions.values()]).sum().backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(by_row[name].sum(0), parameter.grad, msg=name)
+
+
+# torch.compile
+
+GATES = [SoftmaxGate, TopKGate, SoftmaxSelectorGate, TaskTop1Gate, DSelectKGate, CometGate]
+IDS = DataSpec({"user": Categorical(20), "item": Categorical(30)}, TASKS[:2])
+every_gate = pytest.mark.parametrize("gate", GATES, ids=[gate.__name__ for gate in GATES])
+in_the_compiler = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+def check_compiled(make: Callable[[], nn.Module], call: Callable[[nn.Module], list[Tensor]]) -> None:
+    """Compare a module with its compiled twin: results and gradients; a graph break is an error."""
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = make()
+        if compiled:
+            names = module.state_dict().keys()
+            module.compile(backend="aot_eager", fullgraph=True)
+            assert module.state_dict().keys() == names
+        torch.manual_seed(1)
+        values = call(module)
+        torch.stack([value.cos().sum() for value in values]).sum().backward()
+        results.append([*values, *(parameter.grad for parameter in module.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@in_the_compiler
+@every_gate
+def test_compiled_gate(gate: type[Gate]) -> None:
+    x = torch.randn(9, 6)
+
+    def call(module: nn.Module) -> list[Tensor]:
+        routing = module(x)
+        return [routing.weights, *routing.losses.values()]
+
+    check_compiled(lambda: gate(3, 8, 6), call)
+
+
+@in_the_compiler
+@pytest.mark.parametrize("make", [partial(StackedDense, units=[6, 5]), partial(GatedExperts, units=5)])
+def test_compiled_experts(make: Callable[..., Experts]) -> None:
+    x = torch.randn(9, 6)
+    check_compiled(lambda: make(4, 6, dropout=0.5), lambda module: [module(x)])
+
+
+@in_the_compiler
+def test_compiled_convolutional_experts() -> None:
+    x = torch.rand(5, 1, 12, 12)
+    layers = [{"channels": 3, "kernel": 3, "pool": 2}]
+    check_compiled(lambda: StackedConv(3, (1, 12, 12), layers, [4], dropout=0.5), lambda module: [module(x)])
+
+
+@in_the_compiler
+@pytest.mark.parametrize("gate", [CometGate, DSelectKGate])
+def test_compiled_mixture(gate: type[Gate]) -> None:
+    x = torch.randn(9, 6)
+    check_compiled(
+        lambda: MixtureOfExperts(StackedDense(4, 6, [5], dropout=0.5), gate(2, 4, 6), execution="dense"),
+        lambda module: [module(x)[0]],
+    )
+
+
+@in_the_compiler
+@every_gate
+def test_compiled_network(gate: type[Gate]) -> None:
+    def make() -> MMoE:
+        experts, heads = partial(StackedDense, units=[6, 5], dropout=0.5), partial(Heads, units=[3], dropout=0.5)
+        return MMoE(IDS, 4, partial(TabularBottom, embedding_dim=4), experts, gate, heads, execution="dense")
+
+    def call(module: nn.Module) -> list[Tensor]:
+        output = module({"user": torch.arange(20), "item": torch.arange(20)})
+        return [*output.predictions.values(), *output.losses.values()]
+
+    check_compiled(make, call)
