@@ -32,7 +32,7 @@ NEEDS = {  # what a file only makes sense with
     "recipe=multi_mnist": ["data=digits"],
     "recipe=omniglot": ["data=omniglot", "data.side=56"],
     "experiment=omniglot": ["+trainer.limit_val_batches=2", "+trainer.limit_test_batches=2", "data.side=28"],
-    "data=omniglot": ["data.side=28"],
+    "data=omniglot": ["data.side=56"],
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those
