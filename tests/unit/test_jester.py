@@ -43,7 +43,7 @@ def lines_of(ratings: Tensor) -> list[str]:
 def write(file: Path, lines: list[str]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     raw = "".join(line + "\n" for line in lines).encode("latin-1")
-    file.write_bytes(gzip.compress(raw) if file.suffix == ".gz" else raw)
+    file.write_bytes(gzip.compress(raw, mtime=0) if file.suffix == ".gz" else raw)
     return file
 
 
@@ -186,7 +186,11 @@ def test_damaged_row_is_named(tmp_path: Path, make: Make, damage: Callable, mess
     [
         ("jester-data-x.csv", b"\r\n", r"jester-data-x\.csv is empty"),
         ("jester-data-x.csv.gz", b"1,2", r"jester-data-x\.csv\.gz is damaged \(Not a gzipped file"),
-        ("jester-data-x.csv.gz", gzip.compress(b"1,2" * 100)[:-9], r"jester-data-x\.csv\.gz is damaged \(Compressed f"),
+        (
+            "jester-data-x.csv.gz",
+            gzip.compress(b"1,2" * 100, mtime=0)[:-9],
+            r"jester-data-x\.csv\.gz is damaged \(Compressed f",
+        ),
     ],
 )
 def test_unreadable_file(tmp_path: Path, make: Make, name: str, content: bytes, message: str) -> None:
