@@ -82,4 +82,4 @@ def mix(outputs: Tensor, weights: Tensor) -> Tensor:
     """Mix the experts' ``outputs [B, E, ...]`` by ``weights [B, T, E]`` or ``[T, E]`` into ``[B, T, ...]``."""
     flat = outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None]
     mixed = torch.matmul(weights.to(outputs.dtype), flat)
-    return mixed.view(*mixed.shape[:2], *outputs.shape[2:])
+    return mixed.reshape(*mixed.shape[:2], *outputs.shape[2:])
