@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
+LOG_EPS = 1e-8  # inside COMET's log(v), as in the reference implementation
 
 
 def smooth_step(t: Tensor, gamma: float) -> Tensor:

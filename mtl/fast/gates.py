@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtl.fast.matmul import apply, transposed
+from mtl.functional import LOG_EPS
 
-LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 _HUGE = 1e37  # its negative is below every exponent, and within float32
 
 

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from mtl.fast import accelerated
 from mtl.fast import gates as fast
-from mtl.functional import smooth_step
+from mtl.functional import LOG_EPS, smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
 from mtl.types import Routing
-
-LOG_EPS = 1e-8  # inside log(v), as in the reference implementation
 
 
 class CometGate(Gate):
