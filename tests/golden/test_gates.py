@@ -40,7 +40,7 @@ def path_of_functions(request: pytest.FixtureRequest) -> Iterator[None]:
     fast.enable(True)
 
 
-def test_the_vectors_are_there() -> None:
+def test_golden_vectors_exist() -> None:
     """A folder without files would leave nothing to compare, and every other test would pass."""
     assert len(FILES) > 0, f"no golden vectors in {FOLDER}"
 

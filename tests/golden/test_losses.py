@@ -83,7 +83,7 @@ def double(batch: Batch | list[Batch]) -> Batch | list[Batch]:
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize("words", CASES)
-def test_losses_are_what_they_were(words: str, fast_path: bool, tmp_path: Path, tiny_data: Path) -> None:
+def test_losses_are_unchanged(words: str, fast_path: bool, tmp_path: Path, tiny_data: Path) -> None:
     expected = json.loads(FILE.read_text())[words]
     with nullcontext() if fast_path else fast.disabled():
         assert train(words, tmp_path, tiny_data) == pytest.approx(expected, rel=1e-9)

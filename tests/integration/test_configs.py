@@ -163,7 +163,7 @@ def test_a_data_file_says_only_what_the_data_is(data: str, tmp_path: Path) -> No
     assert cfg.trainer.strategy.find_unused_parameters == cfg.task_batches
 
 
-def test_data_and_recipe_of_the_user(tmp_path: Path) -> None:
+def test_users_own_data_and_recipe(tmp_path: Path) -> None:
     for group, content in {
         "data": "defaults: [table, override /recipe: visits]\ndata: {path: visits.csv}",
         "recipe": "defaults: [table]\nsetting: {num_experts: 3}",
@@ -226,13 +226,13 @@ def test_options_are_checked_before_data_is_touched(words: list[str], message: s
         (["seed=one"], "seed=one: must be a whole number"),
     ],
 )
-def test_options_that_there_are_not_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+def test_unknown_option_gives_one_message(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         run(compose_small(tmp_path, *words))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
-def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_gpus_give_one_message(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer=ddp", "trainer.accelerator=gpu")
     with pytest.raises(InputError, match=r"trainer: .*gpu"):
         build.build_trainer(cfg)
@@ -244,7 +244,7 @@ def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
     assert OmegaConf.load(tmp_path / "config.yaml") == OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
 
 
-def test_compiling_takes_one_way_of_execution(tmp_path: Path) -> None:
+def test_compiling_needs_dense_execution(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "compile=true", "network.execution=auto")
     with pytest.raises(InputError, match=r"compile=true with network.execution=auto.*use network.execution=dense"):
         build.check_options(cfg)

@@ -93,7 +93,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("moment", range(5))
-def test_killed_and_gone_on(moment: int, whole: tuple[str, int, Path], tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(moment: int, whole: tuple[str, int, Path], tmp_path: Path) -> None:
     kind, processes, reference = whole
     folder, target = tmp_path / "run", MOMENTS[processes][moment]
     running = start(folder, kind, processes, *WORDS, *KINDS[kind], f"hydra.run.dir={folder}")

@@ -122,7 +122,7 @@ def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path
     ],
     ids=["routed", "super-batches"],
 )
-def test_tasks_with_rows_of_their_own(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
+def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, *words, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.examples.count=0"]
     one, two = tmp_path / "one", tmp_path / "two"
     running = [start(one, *words, "data.batch_size=10"), start(two, *words, "data.batch_size=5", *TWO)]
@@ -156,7 +156,7 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_two_processes_stop_and_go_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_two_processes_stop_and_resume(number: signal.Signals, tmp_path: Path) -> None:
     words = [*BASE[1:], *TWO, "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn"]
     words += ["setting.dropout=0.3", "setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"

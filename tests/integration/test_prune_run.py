@@ -36,7 +36,7 @@ def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pyt
         assert torch.allclose(program(some), network(some, [task]).predictions[task], atol=1e-5)
 
 
-def test_what_cannot_be_pruned_is_said_and_nothing_written(tmp_path: Path) -> None:
+def test_unprunable_network_gives_one_message_and_no_files(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "gate=softmax", "network.static_gate=false", "trainer.max_epochs=1"))
     checkpoint = str(tmp_path / "checkpoints" / "best.ckpt")
     with pytest.raises(SystemExit, match=r"error: a gate that depends on the example cannot be pruned"):

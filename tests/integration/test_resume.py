@@ -116,7 +116,7 @@ TASKS = [  # matrices drawn in every step, steps of two tasks in random order, d
 
 
 @pytest.mark.parametrize("step", [3, 13, 20])  # of 14 steps in an epoch
-def test_tasks_with_rows_of_their_own_stopped(step: int, tmp_path: Path, tiny_data: Path) -> None:
+def test_stopped_run_of_tasks_with_separate_rows(step: int, tmp_path: Path, tiny_data: Path) -> None:
     words = [*TASKS, f"paths.data_dir={tiny_data}"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(compose_small(whole, *words))
@@ -137,7 +137,7 @@ def test_tasks_with_rows_of_their_own_stopped(step: int, tmp_path: Path, tiny_da
 
 
 @pytest.mark.parametrize(("name", "loss"), [("mixture", 55.5415), ("routed", 10.3913)])
-def test_a_checkpoint_of_an_earlier_version_goes_on(name: str, loss: float, tmp_path: Path) -> None:
+def test_checkpoint_of_earlier_version_resumes(name: str, loss: float, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     shutil.copy(ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt")
     go_on(tmp_path, "trainer.max_epochs=4")
@@ -182,7 +182,7 @@ def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCa
         whole_checkpoint(last)
 
 
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_previous_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = torch.save, []
 
     def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
@@ -235,7 +235,7 @@ class Poison(Callback):
 
 
 @pytest.mark.parametrize("what", ["network.mixture.experts.layers.0.weight", "network.mixture.gate.split_bias"])
-def test_numbers_that_are_none_stop_the_run(what: str, tmp_path: Path) -> None:
+def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=3")
     with open_dict(cfg):
         cfg.callbacks.poison = {"_target_": f"{__name__}.Poison", "step": 7, "what": what}

@@ -31,7 +31,7 @@ def losses(run_dir: Path) -> dict[str, float]:
     return json.loads((run_dir / "results.json").read_text())["test"]
 
 
-def test_a_run_leaves_what_it_should(tmp_path: Path) -> None:
+def test_files_of_a_run(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=3", "callbacks.routing.pictures_every=2")
     best = run(cfg)
     record = json.loads((tmp_path / "results.json").read_text())
@@ -62,7 +62,7 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
     assert "no val/loss, since the run ended within its first epoch" in caplog.text
 
 
-def test_what_is_written_belongs_to_its_step(tmp_path: Path) -> None:
+def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=2"]
     run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -117,7 +117,7 @@ def test_same_command_same_numbers(tmp_path: Path) -> None:
     assert losses(tmp_path / "c") != results[0]
 
 
-def test_going_on_from_the_last_checkpoint_equals_not_stopping(tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(compose_small(whole, "trainer.max_epochs=4"))
     run(compose_small(parts, "trainer.max_epochs=2"))
@@ -164,7 +164,7 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp
         config_from_checkpoint(cfg, path, words, GROUPS)
 
 
-def test_going_on_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
+def test_resuming_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=3"))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     words = ["recipe=synthetic_moe", "setting.max_epochs=5"]

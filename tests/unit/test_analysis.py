@@ -147,7 +147,7 @@ def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
     assert not monitor.probabilities.steps
 
 
-def test_of_many_probabilities_every_second_is_kept() -> None:
+def test_long_histories_of_probabilities_are_thinned() -> None:
     gates, kept = {"layers.0": GumbelMatrixGate(2, 3)}, Probabilities()
     for step in range(MOST_PROBABILITIES + 1):
         kept.add(step, gates)

@@ -83,7 +83,7 @@ def test_monitor_takes_static_gates_and_networks_without_a_gate() -> None:
     assert monitor([(None, 2)], ["p"]) == {}
 
 
-def test_history_knows_since_when_selectors_are_binary() -> None:
+def test_history_records_when_selectors_became_binary() -> None:
     history = History()
     soft, hard = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]])
     seen = []
@@ -227,7 +227,7 @@ def test_tasks_without_an_expert_are_counted() -> None:
     ).values(["a"], 0)
 
 
-def test_batches_of_some_tasks_are_counted_for_these() -> None:
+def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     tally = Tally(3)
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
     tally.add(Routing(torch.tensor([[0.5, 0.5]]), tasks=[0]), rows=2)

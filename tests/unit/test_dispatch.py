@@ -225,7 +225,7 @@ def check_networks_agree(make: Callable[..., MMoE], rows: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=list(GATES))
-def test_a_course_of_training_is_the_same(gate: object) -> None:
+def test_training_is_the_same_in_every_execution(gate: object) -> None:
     """In float64: a low temperature amplifies rounding errors to 0.1 within a few dozen steps of float32."""
     nets = {execution: network(gate, execution).double() for execution in ("dense", "sparse", "auto")}
     courses = {execution: train(net, 100) for execution, net in nets.items()}
@@ -234,7 +234,7 @@ def test_a_course_of_training_is_the_same(gate: object) -> None:
         assert courses[execution] == pytest.approx(courses["dense"], abs=1e-9), execution
 
 
-def test_zeros_that_carry_a_gradient_stay_dense() -> None:
+def test_gradients_through_zero_weights_need_dense_execution() -> None:
     net = network(partial(GumbelSoftmaxGate, initial_probability=0.2), "sparse")
     output = net({"user": torch.arange(20), "item": torch.arange(20)})
     assert not output.routings["mixture"].exact_zeros

@@ -48,7 +48,7 @@ def test_z_loss_by_hand() -> None:
     assert float(z_loss(logits)) == pytest.approx(2 * (1.5 + torch.tensor(float(E)).log().item()) ** 2)
 
 
-def test_losses_are_off_unless_asked_for() -> None:
+def test_losses_are_off_by_default() -> None:
     x = torch.randn(5, D)
     assert TopKGate(2, E, D)(x).losses == {}
     assert TaskTop1Gate(2, E, D)(x).losses == {}
@@ -83,7 +83,7 @@ def test_noise_learns_and_is_for_training_only() -> None:
     assert gate(x).losses["load"] == 0
 
 
-def test_one_expert_needs_normalising_before() -> None:
+def test_top1_needs_normalising_before_selection() -> None:
     """Softmax over a single survivor is 1 whatever the logit: no gradient reaches the gate."""
     gradients = {}
     for normalize in ("after", "before"):
@@ -146,7 +146,7 @@ def test_fixed_patterns() -> None:
         ({"pattern": "random", "k": 2}, "gate.k=2"),
     ],
 )
-def test_fixed_patterns_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_impossible_fixed_patterns_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FixedGate(2, 1, D, **options)
 

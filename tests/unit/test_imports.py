@@ -86,7 +86,7 @@ def wrong_arrows(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
-def test_imports_lean_one_way(path: Path) -> None:
+def test_imports_follow_the_layers(path: Path) -> None:
     assert wrong_arrows(path) == []
 
 
@@ -139,7 +139,7 @@ def test_config_files_open_with_purpose_and_example() -> None:
         assert "Example: " in first, path
 
 
-def test_the_program_answers_before_it_imports_torch() -> None:
+def test_program_starts_without_importing_torch() -> None:
     """``--help``, and what a configuration cannot be composed of, take half a second instead of six."""
     code = "import sys, train; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -153,6 +153,6 @@ def test_meter_counts_rows() -> None:
     "options",
     [{"kind": "ranking"}, {"weight": -1.0}, {"num_classes": 4}, {"kind": "multiclass"}],
 )
-def test_task_specs_that_cannot_be(options: dict[str, object]) -> None:
+def test_impossible_task_specs_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError, match="task 'x'"):
         TaskSpec(**{"name": "x", "kind": "binary"} | options)

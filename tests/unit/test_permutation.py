@@ -139,7 +139,7 @@ def test_other_networks_train_harden_and_prune(
 
 @EVERY_GATE
 @pytest.mark.parametrize("hard", [False, True])
-def test_order_of_experts_and_matrix_together_change_nothing(case: GateCase, hard: bool) -> None:
+def test_permuting_experts_and_matrix_changes_nothing(case: GateCase, hard: bool) -> None:
     torch.manual_seed(1)
     net = network(case).double()
     inputs = {"id": torch.randint(IDS, (20,))}
@@ -244,7 +244,7 @@ def test_noise_only_in_training() -> None:
     assert torch.equal(permutation.soft(), permutation.soft())
 
 
-def test_state_is_kept() -> None:
+def test_state_dict_round_trip() -> None:
     permutation = Permutation(6)
     permutation.harden(torch.randperm(6)[None])
     other = Permutation(6)

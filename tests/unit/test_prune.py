@@ -105,7 +105,7 @@ def test_flops_by_hand() -> None:
     assert savings(network, prune(network, "b"), inputs).pruned_parameters == 2 * (3 * 7 + 7) + 7 * 4 + 4
 
 
-def test_what_cannot_be_pruned() -> None:
+def test_unprunable_networks_are_refused() -> None:
     experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
     with pytest.raises(InputError, match="depends on the example"):
         prune(MMoE(ROWS, 4, bottom, experts, SoftmaxGate, Heads), "a")
@@ -116,7 +116,7 @@ def test_what_cannot_be_pruned() -> None:
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_written_program_gives_the_same_for_any_number_of_rows(name: str, tmp_path: Path) -> None:
+def test_exported_program_accepts_any_number_of_rows(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     network, kind = NETWORKS[name]()
     inputs = INPUTS[kind]

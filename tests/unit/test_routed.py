@@ -100,7 +100,7 @@ def test_networks_predict_all_tasks_or_one(spec: DataSpec, gate: object) -> None
         assert torch.allclose(alone[task], everything[task], atol=1e-6)
 
 
-def test_gates_learn_as_much_faster_as_there_are_tasks() -> None:
+def test_learning_rate_of_gates_grows_with_the_number_of_tasks() -> None:
     network = dense_network(GumbelMatrixGate)
     module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
     slow, fast = module.configure_optimizers().param_groups
@@ -111,7 +111,7 @@ def test_gates_learn_as_much_faster_as_there_are_tasks() -> None:
     assert len(plain.configure_optimizers().param_groups) == 1
 
 
-def test_weights_alone_decay() -> None:
+def test_only_weights_decay() -> None:
     network = dense_network(GumbelMatrixGate)
     adam = partial(torch.optim.Adam, lr=0.1, weight_decay=3e-4)
     groups = MultiTaskModule(network, TASKS, adam).configure_optimizers().param_groups
@@ -189,7 +189,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("case", COPIES)
-def test_copies_side_by_side_are_what_each_computes(case: str) -> None:
+def test_side_by_side_copies_equal_separate_ones(case: str) -> None:
     component, shape = COPIES[case]
     layer = RoutedLayer(shape, [component], fixed([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), copies=4).double()
     x = torch.randn(6, *(shape if isinstance(shape, tuple) else (shape,))).double()
