@@ -5,17 +5,21 @@ Slow imports are inside functions, so that ``--help`` and a mistyped option are 
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -35,26 +39,54 @@ HARMLESS_WARNINGS = (
 
 
 # Only rank 0 writes files. torchrun, SLURM, or Lightning when it starts the other processes, set the rank.
-RANK = int(next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), 0))
+RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
+IS_FIRST = RANK == "0"
 
 
 def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
-    """Return the folder of a run: that of the checkpoint it resumes from, else a new ``<stem>_<name>``.
+    """Return the folder of a run: that of the run it resumes, else a new ``<stem>_<name>``, which it makes.
 
     Processes other than rank 0 get a temporary folder.
     """
-    if RANK:
-        return tempfile.mkdtemp(prefix="mtl-")
-    if ckpt:
-        return str(Path(ckpt).absolute().parent.parent)
-    default = f"{stem}_{'evaluate' if evaluate else name}"
-    path, number = Path(default), 2
-    while path.exists():
-        path, number = Path(f"{default}_{number}"), number + 1
-    return str(path)
+    if not IS_FIRST:
+        return temporary_folder()
+    resumed = run_folder(ckpt) if ckpt else None
+    return str(resumed) if resumed else new_folder(f"{stem}_{'evaluate' if evaluate else name}"[:200])
 
 
-OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+def run_folder(checkpoint: str) -> Path | None:
+    """Return the run folder that holds ``checkpoint``, or None if the checkpoint does not lie in a run folder."""
+    parent = Path(str(checkpoint)).absolute().parent
+    return parent.parent if parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file() else None
+
+
+def new_folder(path: str) -> str:
+    """Make a folder that did not exist, ``path`` or else ``path_2``, ``path_3``, ..., and return it."""
+    for number in itertools.count(1):
+        folder = path if number == 1 else f"{path}_{number}"
+        try:
+            os.makedirs(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise
+        else:
+            return folder
+    raise AssertionError
+
+
+def temporary_folder() -> str:
+    """Return a new temporary folder that is deleted when this process ends, and delete those of killed processes."""
+    for old in Path(tempfile.gettempdir()).glob("mtl-rank-*"):
+        number = old.name.split("-")[2]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"mtl-rank-{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
+OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
 
 # The user names the tasks of a table. Without this, Hydra would require a + before data.tasks.NAME={...}
 OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
@@ -79,7 +111,7 @@ def _run(cfg: DictConfig) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
-    from mtl.run import build, results
+    from mtl.run import build, errors, results
     from mtl.types import InputError, require
 
     require(isinstance(cfg.seed, int), f"seed={cfg.seed}: must be a whole number")
@@ -106,7 +138,15 @@ def _run(cfg: DictConfig) -> float | None:
     best: float | None = None
     checkpoint = cfg.evaluate
     if not checkpoint:
-        trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
+        except RuntimeError as error:
+            if not errors.lost_peer(error):
+                raise
+            last = folder / "checkpoints" / "last.ckpt"
+            raise InputError(
+                f"another process of this run has ended; resume with: python train.py ckpt={last}"
+            ) from error
         if trainer.interrupted:
             raise InputError(f"stopped by the user; resume with: python train.py ckpt={folder}/checkpoints/last.ckpt")
         saved = trainer.checkpoint_callback
@@ -131,30 +171,91 @@ def _run(cfg: DictConfig) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    from mtl.run.checkpoint import config_from_checkpoint, whole_checkpoint
-    from mtl.types import InputError, Stopped
+    from mtl.run.checkpoint import whole_checkpoint
+    from mtl.run.console import make_lasting
+    from mtl.run.folder import claim
+    from mtl.run.resume import config_from_checkpoint
+    from mtl.types import Stopped, require
 
+    make_lasting()
+    require(RANK.isdecimal(), f"RANK={RANK}: the environment variable must be the number of this process")
     hydra_cfg = HydraConfig.get()
+    words = list(hydra_cfg.overrides.task)
+    if not IS_FIRST:
+        logging.disable(logging.WARNING)
+    for key in ("ckpt", "evaluate"):
+        path = cfg[key]
+        require(path is None or (isinstance(path, str) and path != ""), f"{key}={path!r}: must be the path of a file")
+    require(not (cfg.ckpt and cfg.evaluate), "ckpt and evaluate: give one or the other")
+    folder = Path(hydra_cfg.runtime.output_dir)
+    resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
+    lock = claim(folder, resumed is not None and resumed.resolve() == folder.resolve()) if IS_FIRST else None
     try:
-        if RANK:
-            logging.disable(logging.WARNING)
-        start = cfg.ckpt or cfg.evaluate
         if cfg.ckpt:
-            start = cfg.ckpt = str(whole_checkpoint(cfg.ckpt))
-        if start:
-            cfg = config_from_checkpoint(cfg, start, hydra_cfg.overrides.task, list(hydra_cfg.runtime.choices))
+            whole = str(whole_checkpoint(cfg.ckpt, cfg.trust))
+            words = [word for word in words if not word.startswith("ckpt=")]
+            cfg = config_from_checkpoint(whole, words, composed, cfg.trust)
+            cfg.ckpt = whole
+        elif cfg.evaluate:
+            cfg = config_from_checkpoint(cfg.evaluate, words, composed, cfg.trust, evaluate=True)
         else:
-            with open_dict(cfg):
-                cfg.label = str(cfg.label)  # resolve it: it refers to Hydra's choices, which a resumed run lacks
+            cfg = with_choices(cfg, hydra_cfg)
         return run(cfg)
     except Stopped as stop:
         log.warning("%s", stop)
-        sys.exit(0 if RANK else 128 + stop.number)
-    except InputError as error:
-        if os.environ.get("HYDRA_FULL_ERROR"):
+        sys.exit(128 + stop.number if IS_FIRST else 0)
+    except Exception as error:
+        if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra goes on with the next job, and raises this at the end
             raise
-        raise CompactHydraException(f"error: {error}") from None
+        report(error)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
+    """Return ``cfg`` with the option chosen from each config group, which a run that resumes from it composes again."""
+    with open_dict(cfg):
+        cfg.label = str(cfg.label)  # resolve it: it refers to Hydra's choices
+        chosen = {name: option for name, option in hydra_cfg.runtime.choices.items() if not name.startswith("hydra/")}
+        cfg.choices = {name: option for name, option in chosen.items() if name != "experiment"}
+    return cfg
+
+
+def composed(words: Sequence[str]) -> DictConfig:
+    """Return the configuration of ``conf/`` with ``words``, unresolved, and its choices."""
+    cfg = hydra.compose("train", list(words), return_hydra_config=True)
+    hydra_cfg = cfg.hydra
+    with open_dict(cfg):
+        del cfg["hydra"]
+        cfg.choices = {name: option for name, option in hydra_cfg.runtime.choices.items() if "hydra/" not in name}
+        cfg.choices.pop("experiment", None)
+    return cfg
+
+
+def report(error: BaseException) -> NoReturn:
+    """Print ``error`` as one message and exit; with HYDRA_FULL_ERROR=1 raise it."""
+    if os.environ.get("MTL_FULL_ERROR") == "1":
+        raise error
+    from mtl.run.errors import explain
+
+    message, status = explain(error, sys.argv[1:])
+    sys.stderr.write(message + "\n")
+    sys.exit(status)
+
+
+def cli() -> None:
+    """Run the program; print every error as one message."""
+    # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
+    os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        main()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        report(error)
 
 
 if __name__ == "__main__":
-    main()
+    cli()

@@ -23,7 +23,8 @@ class ProcessAgreement(Callback):
             return
         config = {key: repr(value) for key, value in flatten(resolved(pl_module.config)).items()}
         folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
-        config = {key: value.replace(folder, "<run>") for key, value in config.items()}
+        places = ("ckpt", "evaluate", "paths.")  # where this process reads and writes
+        config = {key: value.replace(folder, "<run>") for key, value in config.items() if not key.startswith(places)}
         digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
         everyone = gather((config, digests))
         for rank, (theirs, state) in enumerate(everyone[1:], start=1):

@@ -17,7 +17,6 @@ import mtl  # noqa: F401  (must come first: it makes torchvision importable)
 
 # isort: split
 import torch
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
+from mtl.run.resume import config_to_load
 from mtl.types import InputError, require
 
 
@@ -103,10 +103,12 @@ def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Mo
         return torch.export.load(path).module()
 
 
-def network_from_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return the trained network of a checkpoint, and the inputs of its first test batch."""
-    checkpoint = read_checkpoint(path)
-    cfg = OmegaConf.create(checkpoint["config"])
+def network_from_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return the trained network of a checkpoint, and the inputs of its first test batch.
+
+    ``trust``: packages of your own whose classes the checkpoint may name.
+    """
+    checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust)
     data: Any = build.build_data(cfg)
     data.prepare_data()
     data.setup()
@@ -117,13 +119,15 @@ def network_from_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Tens
 
 
 @torch.no_grad()
-def prune_run(path: str | Path, tasks: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+def prune_run(
+    path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Prune the network of a checkpoint for each of ``tasks`` (empty: all); return the savings by task.
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
     between the predictions of the exported program and of the full network, on a batch of test rows.
     """
-    network, inputs = network_from_checkpoint(path)
+    network, inputs = network_from_checkpoint(path, trust)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
@@ -143,10 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
     parser.add_argument("--out", type=Path, help="folder to write to; default <run>/pruned")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     folder = given.out or Path(given.checkpoint).absolute().parent.parent / "pruned"
     try:
-        report = prune_run(given.checkpoint, given.task, folder)
+        report = prune_run(given.checkpoint, given.task, folder, given.trust)
     except InputError as error:
         sys.exit(f"error: {error}")
     table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")

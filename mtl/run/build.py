@@ -59,7 +59,7 @@ def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
 
 def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTaskModule:
     """Return the LightningModule that trains ``network`` on the tasks of ``spec``."""
-    config = OmegaConf.to_container(cfg)
+    config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     options = {str(key): value for key, value in config.items()}
     return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options)
@@ -70,8 +70,9 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
+    files = AtomicCheckpointIO(trust=cfg.get("trust", ()))
     trainer: Trainer = _instantiate(
-        cfg.trainer, callbacks=callbacks, logger=logger, plugins=[AtomicCheckpointIO()], enable_progress_bar=shown
+        cfg.trainer, callbacks=callbacks, logger=logger, plugins=[files], enable_progress_bar=shown
     )
     return trainer
 

@@ -1,35 +1,39 @@
-"""Read and write checkpoints, and build the configuration of a run that starts from one."""
+"""Read and write checkpoints: a damaged or dangerous one is refused wherever it is read."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
+from mtl.run.trust import check_config
 from mtl.run.upgrade import upgrade
 from mtl.types import InputError, require
 
 log = logging.getLogger(__name__)
 
-# The weights depend on these sections, so a run that starts from a checkpoint must not change them,
-FIXED_SECTIONS = ("gate", "network", "data")
-# except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
-FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
-
-# Config groups that fill other sections than the one of their own name
-SECTIONS = {"recipe": ("setting", "experts")}
+FORMAT = "format"  # key of a checkpoint that ends with a checksum
+_LABEL = b"mtl-sha256:"
+_SEAL = len(_LABEL) + 64  # bytes: the label and the digits
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write each checkpoint to a temporary file and rename it: a kill or a full disk leaves earlier files intact."""
+
+    def __init__(self, trust: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.trust = list(trust)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
@@ -37,14 +41,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
+            with temporary.open("w+b") as file:
+                torch.save(checkpoint | {FORMAT: 2}, file)
+                seal(file)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
             full = getattr(error, "errno", None) == errno.ENOSPC or shutil.disk_usage(path.parent).free < 2**20
-            reason = "no space left on the device" if full else str(error).splitlines()[0]
+            reason = "no space left on the device" if full else (str(error) or type(error).__name__).splitlines()[0]
             kept = f"; the previous {path} is intact" if path.exists() else ""
             raise InputError(f"checkpoint {path} cannot be written: {reason}{kept}") from None
         finally:
@@ -52,7 +57,59 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``, converted if an earlier version of this program wrote it."""
-        return upgrade(dict(super().load_checkpoint(path, *args, **kwargs)))
+        return read_checkpoint(path, self.trust)
+
+
+def seal(file: Any) -> None:
+    """Append the SHA-256 digest of a zip file, open for reading and writing, as the zip file's comment.
+
+    The comment is part of the zip format, so ``torch.load`` and other programs still read the file.
+    """
+    file.flush()
+    file.seek(-2, os.SEEK_END)
+    if file.read(2) != b"\0\0":  # a zip file without comment ends with the comment's length
+        raise RuntimeError("torch.save wrote a zip file that cannot take a checksum")
+    file.seek(-2, os.SEEK_END)
+    file.write(_SEAL.to_bytes(2, "little") + _LABEL)
+    file.flush()
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0, os.SEEK_END)
+    file.write(digest.encode())
+
+
+def check_seal(path: Path) -> bool:
+    """Return whether the file ends with its checksum; raise ValueError if the checksum is wrong.
+
+    Every damage is found: to the contents, to the zip file's directory and to the checksum itself. A file of an earlier
+    version, without a checksum, must have right CRC-32 sums instead. Raises ValueError also for files that are no zip
+    file or whose members are compressed: torch does not compress, so it could only be meant to fill the memory.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > (
+            path.stat().st_size
+        ):
+            raise ValueError("its members are larger than the file: this is no checkpoint but a zip bomb")
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _SEAL))
+        end = file.read()
+        if not end.startswith(_LABEL):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"wrong checksum of {damaged}")
+            return False
+        file.seek(0)
+        digest, left = hashlib.sha256(), size - 64
+        while left:
+            block = file.read(min(left, 1 << 20))
+            digest.update(block)
+            left -= len(block)
+    if digest.hexdigest().encode() != end[-64:]:
+        raise ValueError("its checksum is wrong")
+    return True
 
 
 def previous_checkpoint(path: str | Path) -> Path:
@@ -75,90 +132,67 @@ def keep_previous(path: Path) -> None:
     link.replace(previous)
 
 
-def whole_checkpoint(path: str | Path) -> Path:
+class DamagedError(InputError):
+    """A checkpoint is damaged; another one of the run may be intact."""
+
+
+def whole_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> Path:
     """Return ``path``, or, with a warning, the previous checkpoint if the one at ``path`` is damaged."""
     path, previous = Path(path), previous_checkpoint(path)
     try:
-        read_checkpoint(path)
-    except InputError as error:
+        read_checkpoint(path, trust)
+    except DamagedError as error:
         if not previous.is_file():
             raise
-        read_checkpoint(previous)
+        read_checkpoint(previous, trust)
         log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
         return previous
     return path
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of this program; raise InputError if it is missing or damaged."""
+def read_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the content of a checkpoint of this program.
+
+    Raises InputError if it is missing, damaged or not a checkpoint, if a weight is NaN or infinite, or if its
+    configuration names classes that neither this program nor the packages of ``trust`` contain.
+    """
     path = Path(path)
     require(path.is_file(), f"checkpoint {path}: no such file; give a .ckpt file, such as <run>/checkpoints/last.ckpt")
     try:
+        sealed = check_seal(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(checkpoint, dict) and FORMAT in checkpoint and not sealed:
+            raise ValueError("its checksum is missing")
     except Exception as error:  # torch raises half a dozen kinds for damaged files
-        reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
-        others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
-        hint = f"; in the same folder: {', '.join(others)}" if others else "; take another checkpoint of the run"
-        size = path.stat().st_size
-        raise InputError(f"checkpoint {path} ({size} bytes) is damaged or truncated ({reason}){hint}") from None
-    known = isinstance(checkpoint, dict) and {"config", "state_dict"} <= checkpoint.keys()
+        raise DamagedError(_damage(path, error)) from None
+    content = checkpoint if isinstance(checkpoint, dict) else {}
+    known = all(isinstance(content.get(key), Mapping) for key in ("config", "state_dict"))
     require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
-    return upgrade(dict(checkpoint))
+    try:
+        checkpoint = upgrade(dict(checkpoint))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise DamagedError(_damage(path, error)) from None
+    check_config(checkpoint["config"], trust, path)
+    bad = [
+        str(name)
+        for name, value in checkpoint["state_dict"].items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
+    require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
+    return checkpoint
 
 
-def config_from_checkpoint(cfg: DictConfig, path: str, overrides: Sequence[str], groups: Sequence[str]) -> DictConfig:
-    """Return the configuration of a run that starts from the checkpoint at ``path``.
-
-    This is the checkpoint's own configuration, with the command line applied on top. ``cfg``: the configuration that
-    Hydra composed; ``overrides``: the arguments on the command line; ``groups``: the names of the config groups. An
-    argument that selects a group replaces the section of that name; ``recipe`` replaces the sections ``setting`` and
-    ``experts``. Raises InputError if the command line asks for another network, gate or data than the checkpoint's.
-    """
-    saved = OmegaConf.create(read_checkpoint(path)["config"])
-    assert isinstance(saved, DictConfig)
-    merged = saved.copy()
-    given = [word.lstrip("+~").split("=")[0].split("@")[0] for word in overrides]
-    with open_dict(merged):
-        for key in [*given, "paths", "ckpt", "evaluate"]:
-            value = OmegaConf.select(cfg, key)
-            if key in groups and key != "experiment":
-                for section in SECTIONS.get(key, (key,)):
-                    merged[section] = OmegaConf.select(cfg, section)
-            elif value is not None or key in ("ckpt", "evaluate"):
-                OmegaConf.update(merged, key, value, merge=False)
-    wrong = _differences(saved, merged)
-    require(
-        not wrong,
-        f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
-        "checkpoint's, or start a new run without it",
-    )
-    OmegaConf.set_struct(merged, True)
-    return merged
-
-
-def _differences(saved: DictConfig, given: DictConfig) -> list[str]:
-    lines = []
-    for section in FIXED_SECTIONS:
-        old, new = _flat(saved, section), _flat(given, section)
-        keys = sorted(key for key in old.keys() | new.keys() if not _is_free(key) and old.get(key) != new.get(key))
-        if f"{section}._target_" in keys:  # options of different classes need not be compared
-            keys = [f"{section}._target_"]
-        keys = [key for key in keys if not key.startswith("network.gate.")]  # only refers to the section gate
-        lines += [f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given" for key in keys]
-    return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
-
-
-def _is_free(key: str) -> bool:
-    return key in FREE_KEYS or key.endswith("_url")
-
-
-def _flat(cfg: DictConfig, section: str) -> dict[str, Any]:
-    node = cfg.get(section)
-    return flatten(OmegaConf.to_container(node, resolve=True), section) if node is not None else {}
+def _damage(path: Path, error: Exception) -> str:
+    reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+    others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
+    hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
+    return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"
 
 
 def resolved(config: Any) -> Any:
-    """Return a module's configuration with every interpolation replaced by its value."""
+    """Return a configuration as nested dicts and lists, with every interpolation replaced by its value."""
     return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 

@@ -1,10 +1,13 @@
-"""Write log lines to the console without breaking a progress bar."""
+"""Write to the console without breaking a progress bar, and without ending a run when the console goes away."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
-from typing import TextIO
+from collections.abc import Callable
+from typing import Any, TextIO
 
 
 class ConsoleHandler(logging.Handler):
@@ -14,3 +17,48 @@ class ConsoleHandler(logging.Handler):
         stream: TextIO = sys.stdout
         stream.write(self.format(record) + "\n")
         stream.flush()
+
+
+class LastingStream:
+    """Forward text to ``stream``; if that fails (closed, full disk, pipe without reader), drop all text from then on.
+
+    A run of hours must not end because nobody reads what it prints.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._lost = stream, False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if self._lost:
+            return
+        try:
+            call()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._lost = True
+            with contextlib.suppress(OSError, ValueError):  # the interpreter writes its buffer there when it ends
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, self._stream.fileno())
+                os.close(sink)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def make_lasting() -> None:
+    """Make ``sys.stdout`` and ``sys.stderr`` accept all characters and outlive their terminal, pipe or file."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # started without the stream, as in ``python train.py >&-``
+            stream = open(os.devnull, "w")  # noqa: SIM115  (stays open as long as the program)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # what the terminal cannot show becomes a question mark
+        if not isinstance(stream, LastingStream):
+            stream = LastingStream(stream)
+        setattr(sys, name, stream)

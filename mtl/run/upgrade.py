@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
+
+from mtl.run.trust import leaves
+from mtl.types import InputError
 
 # Old and new paths of the classes that configurations name
 MOVED = {
@@ -18,18 +23,23 @@ MOVED = {
 REMOVED = {"callbacks.connection_report.ConnectionReport"}  # callbacks whose work another one does now
 # Old and new names of configuration keys; references to them change as well
 RENAMED = {"setting.experts": "experts", "setting.find_unused_parameters": "task_batches"}
+# A reference to another value of the configuration
+REFERENCE = re.compile(r"\$\{(?:[A-Za-z_]\w*(?:\.\w+)*|oc\.select:[\w.]+,[\w.+-]+)\}")
 # Old names of scheduled buffers, and the patterns that match them now
 TARGETS = (("network.permutation.", "network.*permutation."), ("network.gate.", "network.*gate."))
 
 
 def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return ``checkpoint`` with current class paths and parameter names; unchanged if it is current."""
+    if "format" in checkpoint:
+        return checkpoint
     config, state = checkpoint["config"], checkpoint["state_dict"]
     if "fast" in config:
-        return checkpoint
+        return checkpoint | {"config": settled(config)}
     config = _with_new_names(config) | {"fast": "auto"}
     config["callbacks"] = {name: _callback(node) for name, node in config.get("callbacks", {}).items() if _kept(node)}
-    checkpoint = checkpoint | {"config": config, "state_dict": {_parameter(k, state): v for k, v in state.items()}}
+    state = {_parameter(name, state): value for name, value in state.items()}
+    checkpoint = checkpoint | {"config": settled(config), "state_dict": state}
     if "callbacks" in checkpoint:
         checkpoint["callbacks"] = _callback_states(dict(checkpoint["callbacks"]))
     for optimizer in checkpoint.get("optimizer_states", []):
@@ -37,6 +47,24 @@ def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
         for values in optimizer["state"].values():
             values.update({name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)})
     return checkpoint
+
+
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config`` with its references to other values replaced by these values.
+
+    Earlier versions stored references. Only plain ones (``${setting.k}``) are replaced; any other interpolation, which
+    could read the environment, is left where it is, and ``mtl.run.trust`` refuses the checkpoint.
+    """
+    config = {**config, "paths": {"data_dir": "data", "output_dir": "outputs", "run_dir": "."}}  # never used
+    texts = [value for _, value in leaves(config) if isinstance(value, str)]
+    if any("${" in REFERENCE.sub("", text) for text in texts):
+        return config
+    try:
+        result = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    except OmegaConfBaseException as error:
+        raise InputError(f"the configuration in the checkpoint cannot be read: {str(error).splitlines()[0]}") from None
+    assert isinstance(result, dict)
+    return {str(key): value for key, value in result.items()}
 
 
 def _with_new_names(config: dict[str, Any]) -> dict[str, Any]:

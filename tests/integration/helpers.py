@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
+import train
+from mtl.run.resume import config_from_checkpoint
 from tests.conftest import ROOT
 
 # The choices that a run makes, as Hydra names them
@@ -23,14 +26,25 @@ SMALL = [
 ]
 
 
-def compose_small(run_dir: Path, *words: str) -> DictConfig:
-    """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
+def composed(words: Sequence[str]) -> DictConfig:
+    """Return the configuration of ``python train.py <words>``, with its choices, as train.py composes it."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("train", [*SMALL, *words])
+        return train.composed(words)
+
+
+def compose_small(run_dir: Path, *words: str) -> DictConfig:
+    """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
+    cfg = composed([*SMALL, *words])
     with open_dict(cfg):
         cfg.label = "test"
         cfg.paths.run_dir = str(run_dir)
     if "rows" in cfg.data:
         cfg.data.rows = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
     return cfg
+
+
+def resume_small(path: Path, run_dir: Path, *words: str, evaluate: bool = False) -> DictConfig:
+    """Return the configuration of ``python train.py ckpt=<path> <words>``, or ``evaluate=<path>``."""
+    start = f"{'evaluate' if evaluate else 'ckpt'}='{path}'"
+    return config_from_checkpoint(path, [start, f"paths.run_dir='{run_dir}'", *words], composed, evaluate=evaluate)

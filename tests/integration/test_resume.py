@@ -19,10 +19,10 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.run.checkpoint import config_from_checkpoint, previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.run.checkpoint import previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.types import InputError, Stopped
 from tests.conftest import ROOT
-from tests.integration.helpers import GROUPS, compose_small
+from tests.integration.helpers import compose_small, resume_small
 from train import run
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
@@ -146,26 +146,20 @@ def test_checkpoint_of_earlier_version_resumes(name: str, loss: float, tmp_path:
 
 @pytest.mark.parametrize("name", ["mixture", "routed"])
 def test_configuration_of_an_earlier_version(name: str, tmp_path: Path) -> None:
-    path = str(ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt")
-    words = ["trainer=ddp_cpu"]
-    cfg = config_from_checkpoint(compose_small(tmp_path, *words), path, words, GROUPS)
+    path = ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt"
+    cfg = resume_small(path, tmp_path, "trainer=ddp_cpu")
     assert not {"experts", "find_unused_parameters"} & cfg.setting.keys()
     assert cfg.trainer.strategy.find_unused_parameters == (name == "routed")
     assert cfg.experts.units == cfg.setting.expert_units
     with pytest.raises(InputError, match="has a different configuration"):
-        config_from_checkpoint(compose_small(tmp_path, "recipe=digits"), path, ["recipe=digits"], GROUPS)
+        resume_small(path, tmp_path, "recipe=digits")
     if name == "mixture":
         with pytest.raises(InputError, match=r"network.experts._target_ is .*StackedDense in the checkpoint"):
-            config_from_checkpoint(compose_small(tmp_path, "experts=conv"), path, ["experts=conv"], GROUPS)
+            resume_small(path, tmp_path, "experts=conv")
 
 
 def go_on(folder: Path, *words: str) -> None:
-    path = folder / "checkpoints" / "last.ckpt"
-    cfg = compose_small(folder, f"ckpt='{path}'", *words)
-    cfg = config_from_checkpoint(cfg, str(path), [f"ckpt={path}", *words], GROUPS)
-    with open_dict(cfg):
-        cfg.callbacks.pop("stop", None)
-    run(cfg)
+    run(resume_small(folder / "checkpoints" / "last.ckpt", folder, "+callbacks.stop=null", *words))
 
 
 def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,11 +13,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from mtl.run.checkpoint import config_from_checkpoint, read_checkpoint
+from mtl.run.checkpoint import read_checkpoint
 from mtl.training.schedules import SHAPES
 from mtl.types import InputError
 from tests.conftest import ROOT
-from tests.integration.helpers import GROUPS, compose_small
+from tests.integration.helpers import compose_small, resume_small
 from train import run
 
 
@@ -122,9 +122,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     run(compose_small(whole, "trainer.max_epochs=4"))
     run(compose_small(parts, "trainer.max_epochs=2"))
     path = parts / "checkpoints" / "last.ckpt"
-    cfg = compose_small(parts, f"ckpt='{path}'", "trainer.max_epochs=4")
-    cfg = config_from_checkpoint(cfg, str(path), ["ckpt=x", "trainer.max_epochs=4"], GROUPS)
-    run(cfg)
+    run(resume_small(path, parts, "trainer.max_epochs=4"))
     assert losses(parts) == losses(whole)
     assert read_checkpoint(path)["epoch"] == 3
 
@@ -132,9 +130,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
 def test_only_evaluating_gives_the_same_test_loss(tmp_path: Path) -> None:
     run(compose_small(tmp_path / "run"))
     path = tmp_path / "run" / "checkpoints" / "best.ckpt"
-    cfg = compose_small(tmp_path / "again", f"evaluate='{path}'", "gate=comet")
-    cfg = config_from_checkpoint(cfg, str(path), ["evaluate=x"], GROUPS)
-    run(cfg)
+    run(resume_small(path, tmp_path / "again", "gate=comet", evaluate=True))
     assert losses(tmp_path / "again") == losses(tmp_path / "run")
     assert json.loads((tmp_path / "again" / "results.json").read_text())["epochs"] == 0
 
@@ -158,17 +154,14 @@ def test_checkpoints_load_with_weights_only(tmp_path: Path) -> None:
 )
 def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp_path: Path) -> None:
     run(compose_small(tmp_path / "run", "trainer.max_epochs=1"))
-    path = str(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    cfg = compose_small(tmp_path / "new", *words)
     with pytest.raises(InputError, match=message):
-        config_from_checkpoint(cfg, path, words, GROUPS)
+        resume_small(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "new", *words)
 
 
 def test_resuming_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=3"))
-    path = str(tmp_path / "checkpoints" / "last.ckpt")
-    words = ["recipe=synthetic_moe", "setting.max_epochs=5"]
-    cfg = config_from_checkpoint(compose_small(tmp_path, *words), path, words, GROUPS)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    cfg = resume_small(path, tmp_path, "recipe=synthetic_moe", "setting.max_epochs=5")
     assert "recipe" not in cfg
     assert (cfg.setting.patience, cfg.callbacks.early_stopping.patience, cfg.setting.max_epochs) == (10, 10, 5)
 

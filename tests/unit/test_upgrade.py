@@ -47,7 +47,7 @@ def test_optimizer_state_in_another_memory_layout() -> None:
 
 
 def test_present_checkpoint_is_returned_as_it_is() -> None:
-    checkpoint = {"config": {"fast": "auto"}, "state_dict": {"network.gate.bias": torch.zeros(1)}}
+    checkpoint = {"format": 2, "config": {"fast": "auto"}, "state_dict": {"network.gate.bias": torch.zeros(1)}}
     assert upgrade(checkpoint) is checkpoint
 
 
@@ -94,10 +94,15 @@ def test_names_of_parameters_classes_and_schedules() -> None:
     assert new["config"]["permutation"]["_target_"] == "mtl.gates.permuted.Permutation"
     assert new["config"]["experts"] == {"units": [5]}
     assert new["config"]["task_batches"] is True
-    assert new["config"]["network"] == {"experts": "${experts}"}
-    assert new["config"]["list"] == ["${task_batches}"]
+    assert new["config"]["network"] == {"experts": {"units": [5]}}  # references are replaced by their values
+    assert new["config"]["list"] == [True]
     assert new["config"]["fast"] == "auto"
     assert config["setting"]["experts"] == {"units": [5]}  # the caller's own is left alone
+
+
+def test_interpolations_that_could_read_the_environment_stay_for_the_reader_to_refuse() -> None:
+    config = {"label": "${oc.env:HOME}", "k": "${setting.k}", "setting": {"k": 1}}
+    assert upgrade({"config": config, "state_dict": {}})["config"]["label"] == "${oc.env:HOME}"
 
 
 def test_frozen_experts_and_their_logistic_units() -> None:

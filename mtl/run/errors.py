@@ -1,0 +1,93 @@
+"""Say in one sentence what went wrong, for errors that are not mistakes in the code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+
+import torch
+from hydra.errors import HydraException
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from omegaconf.errors import OmegaConfBaseException
+
+from mtl.run import schema
+from mtl.types import InputError, Stopped
+
+# What torch.distributed says when another process is gone: gloo, its store, NCCL
+_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "ncclRemoteError",
+)
+_PEER += ("NCCL communicator was aborted", "Timed out waiting", "failed to recv, got 0 bytes", "Socket Timeout")
+_MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
+_FULL = "Set HYDRA_FULL_ERROR=1 to see where"
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Return whether ``error`` says that another process of the run is gone."""
+    kinds = (RuntimeError, ConnectionError)
+    return any(isinstance(e, kinds) and any(text in str(e) for text in _PEER) for e in causes(error))
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield ``error``, what caused it, what caused that, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def explain(error: BaseException, words: Sequence[str]) -> tuple[str, int]:
+    """Return the message for ``error`` and the exit status; ``words``: the arguments of the command line."""
+    chain = list(causes(error))
+    for cause in chain:
+        if isinstance(cause, Stopped):
+            return str(cause), 128 + cause.number
+        if isinstance(cause, InputError):
+            return f"error: {cause}", 1
+    if any(isinstance(cause, KeyboardInterrupt) for cause in chain):
+        return "stopped by Ctrl-C; what was saved before can be resumed with ckpt=<run>/checkpoints/last.ckpt", 130
+    for cause in chain:
+        text = _sentence(cause, words)
+        if text:
+            return f"error: {text}", 1
+    return f"error: {_first_line(error)} ({_place(error)}). This is a mistake in the code. {_FULL}", 1
+
+
+def _sentence(error: BaseException, words: Sequence[str]) -> str | None:
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return schema.explain(error, words) if isinstance(error, Exception) else None
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in _MEMORY)
+    if memory and isinstance(error, MemoryError | RuntimeError):
+        return (
+            f"out of memory ({_first_line(error)}); use a smaller data.batch_size, fewer experts "
+            "(setting.num_experts) or smaller ones (setting.expert_units)"
+        )
+    if isinstance(error, OSError):
+        what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        free = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
+        return f"{what}: {error.strerror or error}.{free}".removeprefix(": ")
+    if isinstance(error, RuntimeError) and "Error(s) in loading state_dict" in str(error):
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        return f"the checkpoint does not fit this network and these data: {' '.join(lines[:2])}"
+    if isinstance(error, RecursionError):
+        return f"the configuration is nested too deeply ({_first_line(error)})"
+    if isinstance(error, MisconfigurationException):
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "no traceback"

@@ -1,0 +1,35 @@
+"""Give every run folder one owner: no two runs write into the same folder, and no run overwrites a finished one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from mtl.types import InputError, require
+
+LOCK = ".lock"
+CONFIG = "config.yaml"  # written by a run before it trains
+
+
+def claim(folder: Path, resumed: bool) -> FileLock:
+    """Return the lock of a run folder, held; the system releases it when the process ends, also when it is killed.
+
+    Raises InputError if another process holds it, or if the folder contains a run and this run does not resume it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"run folder {folder}: another process is using it; wait until it ends, or choose another hydra.run.dir"
+        ) from None
+    if not resumed and (folder / CONFIG).exists():
+        lock.release()
+        require(
+            False,
+            f"run folder {folder} contains a run already; resume it with ckpt={folder}/checkpoints/last.ckpt, or "
+            "choose another hydra.run.dir",
+        )
+    return lock

@@ -1,0 +1,247 @@
+"""Build the configuration of a run that starts from a checkpoint: the checkpoint's own, with the command line on top.
+
+A checkpoint holds its configuration with all values filled in. ``conf/`` says how values depend on each other, as in
+``patience: ${setting.patience}``: a value that still equals the one it refers to follows it again when the command line
+changes that one. What could write files, reach a server or run code comes from ``conf/`` and the command line alone:
+see ``mtl.run.trust``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mtl.run.checkpoint import flatten, read_checkpoint
+from mtl.run.trust import OWN, check_target, is_trusted
+from mtl.types import InputError, require
+
+log = logging.getLogger(__name__)
+
+Composer = Callable[[Sequence[str]], DictConfig]
+
+# The weights depend on these sections, so a run that starts from a checkpoint must not change them,
+FIXED_SECTIONS = ("gate", "network", "data", "permutation")
+# except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
+FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
+# Config groups that fill other sections than the one of their own name
+SECTIONS = {"recipe": ("setting", "experts")}
+# Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
+NAMES = ("accelerator", "devices", "gradient_clip_algorithm", "mode", "monitor", "precision", "shape", "target")
+
+LINK = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # a reference to another value, and nothing else
+
+
+def config_from_checkpoint(
+    path: str | Path, words: Sequence[str], compose: Composer, trust: Sequence[str] = (), evaluate: bool = False
+) -> DictConfig:
+    """Return the configuration of a run that starts from the checkpoint at ``path``, resolved.
+
+    ``words``: the arguments of the command line; ``compose(words)`` returns the configuration of the installed
+    ``conf/`` with ``words``, unresolved, and the options chosen from config groups under ``choices``. ``evaluate``: the
+    run only tests. Raises InputError if the command line asks for another network, gate, data or (unless ``evaluate``)
+    optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
+    """
+    saved = read_checkpoint(path, trust)["config"]
+    given = {_key(word) for word in words}
+    template, kept = _template(saved.get("choices", {}), given, compose)
+    asked = plain(compose([*kept, *words]))
+    groups = set(asked["choices"])
+
+    merged: dict[str, Any] = linked(saved, template, saved)
+    for section in OWN:
+        own = _Own(saved, given, trust, path)
+        merged[section] = own.merged(section, asked.get(section), saved.get(section))
+    _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
+    for key in [*given, "paths", "ckpt", "evaluate", "trust", *(k for k in flatten(asked) if _is_place(k))]:
+        sections = SECTIONS.get(key, (key,)) if key in groups else (key,)
+        for section in sections if key != "experiment" else ():
+            _copy(asked, merged, section)
+    merged["choices"] = {**saved.get("choices", {}), **{k: v for k, v in asked["choices"].items() if k in given}}
+
+    try:
+        final = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the configuration in checkpoint {path} does not fit this program: {reason}") from None
+    assert isinstance(final, dict)
+    wrong = _differences(saved, final, FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"))
+    require(
+        not wrong,
+        f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
+        "checkpoint's, or start a new run without it",
+    )
+    result = OmegaConf.create({str(key): value for key, value in final.items()})
+    OmegaConf.set_struct(result, True)
+    return result
+
+
+def config_to_load(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
+    """Return the configuration in a checkpoint for building its data and network, without training.
+
+    Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``; addresses are those of the data modules.
+    """
+    config = dict(read_checkpoint(path, trust)["config"])
+    data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
+    if "data_dir" in data:
+        data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
+    return OmegaConf.create({"compile": False} | {key: config[key] for key in ("gate", "network")} | {"data": data})
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return a configuration as nested dicts and lists, with its interpolations as they are written."""
+    container = OmegaConf.to_container(cfg)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def linked(node: Any, template: Any, saved: Mapping[str, Any]) -> Any:
+    """Return ``node``, a part of ``saved``, with the references of ``template`` wherever they give the same value."""
+    link = LINK.fullmatch(template) if isinstance(template, str) else None
+    if link and _find(saved, link[1]) == node:
+        return template
+    if isinstance(node, Mapping):
+        below = template if isinstance(template, Mapping) else {}
+        return {key: linked(value, below.get(key), saved) for key, value in node.items()}
+    if isinstance(node, list):
+        same = isinstance(template, list) and len(template) == len(node)
+        return [linked(value, template[i] if same else None, saved) for i, value in enumerate(node)]
+    return node
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Add the harmless values of a checkpoint's configuration to callbacks, logger and trainer of this program.
+
+    Harmless are numbers, switches and null, and text under the keys of ``NAMES``. Classes, files and folders are always
+    this program's; an object that it does not have must be of a class that is trusted.
+    """
+
+    saved: Mapping[str, Any]
+    given: Collection[str]  # keys on the command line: the checkpoint's values do not matter there
+    trust: Sequence[str]
+    path: str | Path
+
+    def merged(self, section: str, own: Any, node: Any) -> Any:
+        """Return ``own``, this program's node ``section``, with the harmless values of the checkpoint's ``node``."""
+        if section == "paths" or not isinstance(node, Mapping):
+            return None if node is None and section in self.saved else own
+        result = dict(own) if isinstance(own, Mapping) else {}
+        for key, value in node.items():
+            here, known = f"{section}.{key}", result.get(key)
+            if isinstance(value, Mapping) and here not in self.given:
+                target = value.get("_target_")
+                same = isinstance(known, Mapping) and known.get("_target_") == target
+                if not same:
+                    where = f"checkpoint {self.path}: {here}"
+                    check_target(section.split(".")[0], target, self.trust, where)
+                    known = {"_target_": target} if not is_trusted(str(target), self.trust) else value
+                result[key] = self.merged(here, known, value)
+            elif not isinstance(value, Mapping) and _is_harmless(key, value):
+                result[key] = linked(value, known, self.saved)
+        if section == "callbacks" and "choices" in self.saved:  # else the checkpoint is of an earlier version
+            result = {key: value for key, value in result.items() if key in node or f"{section}.{key}" in self.given}
+        return result
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_harmless(key, item) for item in value)
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and key in NAMES)
+
+
+def _apply(merged: dict[str, Any], template: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Change ``merged`` wherever the command line makes ``asked`` differ from ``template``."""
+    before, after = flatten(template), flatten(asked)
+    for key in [key for key in before if key not in after]:
+        *parents, last = key.split(".")
+        node = _find(merged, ".".join(parents)) if parents else merged
+        if isinstance(node, dict) and not isinstance(node.get(last), dict):
+            node.pop(last, None)
+    for key, value in after.items():
+        if before.get(key, merged) != value:
+            _copy(asked, merged, key)
+
+
+def _copy(source: Mapping[str, Any], target: dict[str, Any], key: str) -> None:
+    """Set ``key`` of ``target`` to its value in ``source``, if it has one there."""
+    missing = object()
+    value = _find(source, key, missing)
+    if value is missing:
+        return
+    *parents, last = key.split(".")
+    for name in parents:
+        if not isinstance(target.get(name), dict):
+            target[name] = {}
+        target = target[name]
+    target[last] = value
+
+
+def _find(node: Any, key: str, default: Any = None) -> Any:
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return default
+        node = node[name]
+    return node
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").split("=")[0].split("@")[0]
+
+
+def _template(
+    choices: Mapping[str, Any], given: Collection[str], compose: Composer
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration of ``choices`` (option by config group), and the words that choose them.
+
+    Left out are groups in ``given``, and options that do not exist here: a user's own may lie in a folder that is not
+    given. A choice that is no plain name is refused: it could lead to any file.
+    """
+    words = []
+    for group, option in choices.items():
+        if isinstance(option, str) and group not in given:
+            plain_name = all(re.fullmatch(r"\w+(/\w+)*", str(name)) for name in (group, option))
+            require(plain_name, f"choices.{group}={option!r} in the checkpoint is not the name of an option")
+            words.append(f"{group}={option}")
+    try:
+        return plain(compose(words)), words
+    except HydraException:
+        words = [word for word in words if _composes(compose, word)]
+        return plain(compose(words)), words
+
+
+def _composes(compose: Composer, word: str) -> bool:
+    try:
+        compose([word])
+    except HydraException:
+        return False
+    return True
+
+
+def _differences(saved: Mapping[str, Any], given: Mapping[str, Any], sections: Sequence[str]) -> list[str]:
+    lines = []
+    for section in sections:
+        old, new = (flatten(config.get(section), section) for config in (saved, given))
+        keys = sorted(key for key in old.keys() | new.keys() if not _is_free(key) and old.get(key) != new.get(key))
+        if f"{section}._target_" in keys:  # options of different classes need not be compared
+            keys = [f"{section}._target_"]
+        keys = [key for key in keys if not key.startswith(("network.gate.", "network.permutation."))]  # same as gate
+        lines += [f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given" for key in keys]
+    return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
+
+
+def _is_place(key: str) -> bool:
+    """Return whether ``key`` says where data are: a checkpoint must not send a user's program to other places."""
+    return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
+
+
+def _is_free(key: str) -> bool:
+    return key in FREE_KEYS or key.endswith("_url")

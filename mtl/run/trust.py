@@ -1,0 +1,126 @@
+"""Decide what a checkpoint may make this program do: it may come from a stranger.
+
+To continue a run, the program builds the objects that the checkpoint's configuration names, and a name can stand for
+any function of any library. So only names that the installed ``conf/`` uses are accepted, each in its own section, and
+the optimizers of torch. A user's own classes need ``trust=[my_package]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtl.types import InputError, require
+
+CONF = Path(__file__).parents[2] / "conf"
+
+# The sections whose objects are built from a checkpoint's configuration, and the sections that they refer to
+BUILT = {
+    "gate": ("gate",),
+    "experts": ("experts",),
+    "permutation": ("permutation",),
+    "network": ("network", "gate", "experts", "permutation"),
+    "data": ("data",),
+    "optimizer": ("optimizer",),
+}
+# The sections whose classes and paths are those of the installed conf/ and of the command line; of a checkpoint's
+# values only numbers, switches and names are used (see ``mtl.run.resume``)
+OWN = ("callbacks", "logger", "trainer", "paths")
+
+REQUIRED = ("callbacks", "data", "network", "optimizer", "setting", "trainer")
+
+NAMED = {
+    "optimizer": {
+        f"torch.optim.{name}"
+        for name in (
+            *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam"),
+            *("RMSprop", "Rprop", "SGD"),
+        )
+    },
+    "callbacks": {
+        f"pytorch_lightning.callbacks.{name}"
+        for name in (
+            *("DeviceStatsMonitor", "GradientAccumulationScheduler", "LearningRateMonitor", "ModelSummary"),
+            *("RichModelSummary", "StochasticWeightAveraging", "ThroughputMonitor", "Timer", "TQDMProgressBar"),
+        )
+    },
+}
+DEEPEST = 40  # levels of nesting; the deepest published configuration has 7
+
+
+def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
+    """Raise InputError unless ``config``, the configuration in the checkpoint at ``path``, is harmless.
+
+    Every ``_target_`` must be a class that the installed ``conf/`` names in that section, or lie in a package of
+    ``trust``. The sections of ``OWN`` are not examined, since nothing is built from them. No value may hold an
+    interpolation: it could read the environment.
+    """
+    where = f"checkpoint {path}"
+    require(isinstance(config, Mapping), f"{where}: its configuration is a {type(config).__name__}, not a dict")
+    lacking = [section for section in REQUIRED if not isinstance(config.get(section), Mapping)]
+    require(not lacking, f"{where}: its configuration lacks {', '.join(lacking)}; it was not written by this program")
+    for key, value in leaves(config, where=where):
+        for text in (*key, value):
+            require(
+                not (isinstance(text, str) and ("${" in text or text == "???")),
+                f"{where}: {'.'.join(map(str, key))} holds an interpolation, {str(value)[:60]!r}; configurations are "
+                "stored without them, so this one was not written by this program",
+            )
+        if key[-1] == "_target_" and key[0] not in OWN:
+            check_target(str(key[0]), value, trust, f"{where}: {'.'.join(map(str, key[:-1]))}")
+
+
+def check_target(section: str, target: Any, trust: Sequence[str], where: str) -> None:
+    """Raise InputError unless a checkpoint may name ``target`` in ``section``; ``where`` begins the message."""
+    allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
+    allowed |= NAMED.get(section, set())
+    if not isinstance(target, str) or not (target in allowed or is_trusted(target, trust)):
+        package = target.split(".")[0] if isinstance(target, str) else "my_package"
+        raise InputError(
+            f"{where} names {str(target)[:80]!r}, which this program does not use there. It could run any code: if it "
+            f"is yours and you trust the checkpoint, add trust=[{package}]"
+        )
+
+
+def is_trusted(target: str, trust: Sequence[str]) -> bool:
+    """Return whether ``target`` lies in one of the packages or modules of ``trust``."""
+    return any(target == name or target.startswith(f"{name}.") for name in trust)
+
+
+def leaves(
+    node: Any, key: tuple[Any, ...] = (), where: str = "the configuration"
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield (key, value) of every leaf of nested dicts and lists; a key is a tuple of names and indices."""
+    require(len(key) <= DEEPEST, f"{where}: {'.'.join(map(str, key[:3]))}... is nested more than {DEEPEST} levels deep")
+    if isinstance(node, Mapping):
+        children: Any = node.items()
+    elif isinstance(node, list | tuple):
+        children = enumerate(node)
+    else:
+        yield key, node
+        return
+    for name, child in children:
+        if name == "_target_":  # whatever it is, also a dict
+            yield (*key, name), child
+        else:
+            yield from leaves(child, (*key, name), where)
+
+
+@cache
+def installed_targets() -> Mapping[str, frozenset[str]]:
+    """Return the classes that the installed ``conf/`` names, by section of the configuration."""
+    found: dict[str, set[str]] = {}
+    for file in sorted(CONF.rglob("*.yaml")):
+        text = file.read_text()
+        folder = file.relative_to(CONF).parts[:-1]
+        first = text.split("\n", 1)[0]
+        package = first.removeprefix("# @package ").strip() if first.startswith("# @package ") else ".".join(folder)
+        start = () if package in ("_global_", "") else tuple(package.split("."))
+        for key, value in leaves(yaml.safe_load(text) or {}, start):
+            if key[-1] == "_target_":
+                found.setdefault(key[0], set()).add(value)
+    return {section: frozenset(names) for section, names in found.items()}

@@ -1,0 +1,286 @@
+"""A checkpoint may come from a stranger: what its configuration names must not run, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtl.prune import network_from_checkpoint, prune_run
+from mtl.run.checkpoint import AtomicCheckpointIO, previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.run.trust import check_config, installed_targets
+from mtl.types import InputError
+from tests.integration.helpers import compose_small, resume_small
+from train import run
+
+CONSUMERS: dict[str, Callable[[Path, Path], object]] = {
+    "ckpt": lambda path, folder: resume_small(path, folder),
+    "evaluate": lambda path, folder: resume_small(path, folder, evaluate=True),
+    "fallback": lambda path, folder: whole_checkpoint(path),
+    "trainer": lambda path, folder: AtomicCheckpointIO().load_checkpoint(path),
+    "prune": lambda path, folder: prune_run(path, [], folder / "pruned"),
+}
+EXPLOITS: list[tuple[str, Any]] = [
+    ("data.seed", {"_target_": "torch.utils.collect_env.run", "command": "touch {0}"}),
+    ("gate.k", {"_target_": "asyncio.create_subprocess_shell", "cmd": "touch {0}"}),
+    ("network.heads", {"_target_": "torch.hub.load", "repo_or_dir": "{0}", "model": "x", "source": "local"}),
+    ("optimizer", {"_target_": "numpy.load", "file": "{0}", "allow_pickle": True}),
+    ("experts.units", {"_target_": "pathlib.Path.write_text", "_args_": [{"_target_": "pathlib.Path"}, "x"]}),
+    ("data.batch_size", {"_target_": "pathlib.Path.unlink", "_args_": [{"_target_": "pathlib.Path"}]}),
+    ("setting.k", {"_target_": "builtins.open", "file": "{0}", "mode": "w"}),
+    ("seed", {"_target_": "shutil.copyfile", "src": "/etc/hostname", "dst": "{0}"}),
+    ("network.experts", {"_target_": "logging.FileHandler", "filename": "{0}"}),
+    ("data", {"_target_": "data_modules.files.download.fetch", "url": "http://127.0.0.1:9/x", "dest": "{0}"}),
+    ("data.rows", [{"_target_": "os.system", "command": "touch {0}"}, 1, 1]),
+    ("gate._target_", "os.system"),
+    ("gate._target_", {"_target_": "os.system", "command": "touch {0}"}),
+    ("gate._target_", ["os.system"]),
+    ("gate._target_", None),
+    ("callbacks.mine", {"_target_": "logging.FileHandler", "filename": "{0}"}),
+    ("label", "${{oc.env:HOME}}"),
+    ("data.base_url", "http://127.0.0.1:9/${{oc.env:HOME}}"),
+    ("setting.k", "${{setting.num_experts}}"),
+    ("data", {"_target_": "pytorch_lightning.loggers.CSVLogger", "save_dir": "{0}"}),
+    ("data.seed", {"_target_": "mtl.gates.CometGate"}),
+    ("choices.gate", "../../../tmp/evil"),
+]
+
+
+def changed(config: Any, key: str, value: Any, target: object = "") -> Any:
+    """Return a copy of ``config`` with ``value`` at ``key``; ``{0}`` in its texts becomes ``target``."""
+
+    def filled(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: filled(child) for name, child in node.items()}
+        if isinstance(node, list):
+            return [filled(child) for child in node]
+        return node.format(target) if isinstance(node, str) else node
+
+    config = copy.deepcopy(config)
+    *parents, last = key.split(".")
+    node = config
+    for name in parents:
+        node = node.setdefault(name, {})
+    node[last] = filled(value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trust")
+    words = ["network.static_gate=true", "gate=topk", "trainer.max_epochs=2", "data.batch_size=300"]
+    run(compose_small(folder, *words))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def saved_with(whole: Path, folder: Path, **changes: Any) -> Path:
+    """Write the checkpoint ``whole`` with other content and a right checksum, as a stranger could."""
+    content = torch.load(whole, weights_only=True)
+    path = folder / "strange.ckpt"
+    AtomicCheckpointIO().save_checkpoint(content | changes, path)
+    return path
+
+
+@pytest.mark.parametrize(("key", "value"), EXPLOITS, ids=str)
+def test_stranger_runs_nothing(key: str, value: Any, whole: Path, tmp_path: Path) -> None:
+    sentinel = tmp_path / "sentinel"
+    config = changed(torch.load(whole, weights_only=True)["config"], key, value, sentinel)
+    path = saved_with(whole, tmp_path, config=config)
+    refused = 0
+    for name, consumer in CONSUMERS.items():
+        if key in ("callbacks.mine", "choices.gate") and name != "ckpt" and name != "evaluate":
+            continue  # these consumers use neither
+        with pytest.raises(InputError) as error:
+            consumer(path, tmp_path / name)
+        refused += (
+            "trust=[" in str(error.value) or "interpolation" in str(error.value) or "not the name" in str(error.value)
+        )
+        assert not (tmp_path / name).exists()
+    assert refused
+    assert not sentinel.exists()
+
+
+def callables() -> list[str]:
+    """Return the dotted names of many functions and classes of the standard library, torch, numpy and scipy."""
+    modules = ["os", "os.path", "shutil", "subprocess", "pathlib", "tempfile", "logging", "logging.handlers", "runpy"]
+    modules += ["socket", "urllib.request", "pickle", "marshal", "ctypes", "importlib", "builtins", "code"]
+    modules += [
+        "types",
+        "torch",
+        "torch.hub",
+        "torch.utils.cpp_extension",
+        "torch.serialization",
+        "torch.jit",
+        "torch.nn",
+    ]
+    modules += [
+        "torch.package",
+        "torch.distributed",
+        "numpy",
+        "numpy.lib.npyio",
+        "scipy.io",
+        "scipy.sparse",
+        "hydra.utils",
+    ]
+    modules += [
+        "mtl.prune",
+        "mtl.run.checkpoint",
+        "train",
+        "data_modules.files.archive",
+        "pytorch_lightning",
+        "omegaconf",
+    ]
+    names = []
+    for module in modules:
+        content = vars(importlib.import_module(module))
+        names += [
+            f"{module}.{name}" for name, value in content.items() if callable(value) and not name.startswith("__")
+        ]
+    return names
+
+
+def test_random_callables_in_random_places_are_refused(whole: Path) -> None:
+    config = torch.load(whole, weights_only=True)["config"]
+    allowed = set().union(*installed_targets().values())
+    names = [name for name in callables() if name not in allowed]
+    assert len(names) > 1500
+    draw = random.Random(0)
+    places = [
+        "data.seed",
+        "gate",
+        "gate.k",
+        "network.heads",
+        "network.bottom.x",
+        "experts",
+        "optimizer",
+        "label",
+        "seed",
+    ]
+    places += ["setting.expert_units", "permutation", "data.tasks", "network.experts.units", "new.section", "compile"]
+    for name in draw.sample(names, 1000):
+        value: Any = {"_target_": name, "_args_": ["x"]}
+        value = draw.choice([value, [value], {"a": value}, {"_target_": "mtl.gates.TopKGate", "k": value}])
+        with pytest.raises(InputError, match=r"does not use there"):
+            check_config(changed(config, draw.choice(places), {"v": value}), [], "x.ckpt")
+
+
+def test_packages_of_the_user_need_trust(whole: Path) -> None:
+    config = changed(torch.load(whole, weights_only=True)["config"], "gate._target_", "my_package.gates.Mine")
+    with pytest.raises(InputError, match=r"add trust=\[my_package\]"):
+        check_config(config, [], "x.ckpt")
+    with pytest.raises(InputError, match=r"trust"):
+        check_config(config, ["my_pack"], "x.ckpt")
+    for trust in ("my_package", "my_package.gates", "my_package.gates.Mine"):
+        check_config(config, [trust], "x.ckpt")
+
+
+def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole: Path, tmp_path: Path) -> None:
+    config = torch.load(whole, weights_only=True)["config"]
+    elsewhere = str(tmp_path / "elsewhere")
+    for key in (
+        "callbacks.best.dirpath",
+        "callbacks.best.filename",
+        "callbacks.last.dirpath",
+        "callbacks.routing.dirpath",
+    ):
+        config = changed(config, key, elsewhere)
+    for key in ("trainer.default_root_dir", "logger.save_dir", "logger.name", "paths.run_dir", "paths.output_dir"):
+        config = changed(config, key, elsewhere)
+    for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best.monitor_op"):
+        config = changed(config, key, elsewhere)
+    config = changed(config, "callbacks.more", {"_target_": "callbacks.random_state.RandomState", "dirpath": elsewhere})
+    config = changed(config, "callbacks.early_stopping.patience", 7)
+    path = saved_with(whole, tmp_path, config=config)
+    cfg = resume_small(path, tmp_path / "new")
+    assert elsewhere not in str({section: cfg[section] for section in ("callbacks", "trainer", "logger", "paths")})
+    assert cfg.callbacks.early_stopping.patience == 7
+    assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"
+
+
+def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=4"))
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    assert resume_small(path, tmp_path, "setting.patience=9").callbacks.early_stopping.patience == 9
+    assert resume_small(path, tmp_path, "setting.max_epochs=9").trainer.max_epochs == 1  # it was set to 1 itself
+    with pytest.raises(InputError, match=r"optimizer.lr is 0.01 in the checkpoint, 0.1 given"):
+        resume_small(path, tmp_path, "setting.learning_rate=0.1")
+    with pytest.raises(InputError, match=r"optimizer\._target_"):
+        resume_small(path, tmp_path, "optimizer=sgd")
+    with pytest.raises(InputError, match=r"permutation"):
+        resume_small(path, tmp_path, "permutation=sinkhorn")
+
+
+def test_stored_configurations_are_resolved(whole: Path) -> None:
+    assert "${" not in str(torch.load(whole, weights_only=True)["config"])
+
+
+def test_every_damage_is_found(whole: Path, tmp_path: Path) -> None:
+    """Flip bits anywhere, also where zip's own sums do not look; cut; append."""
+    content, draw, path = whole.read_bytes(), random.Random(0), tmp_path / "last.ckpt"
+    read_checkpoint(whole)
+    for trial in range(60):
+        data = bytearray(content)
+        for _ in range(draw.choice([1, 8])):
+            data[draw.randrange(len(data)) if trial % 3 else -draw.randrange(1, 200)] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(InputError):
+            read_checkpoint(path)
+    for data in (content[:-1], content + b"x", content[:1000], b"", b"x", content[:-80], content[1:], content * 2):
+        path.write_bytes(data)
+        with pytest.raises(InputError):
+            read_checkpoint(path)
+    previous_checkpoint(path).write_bytes(content)
+    assert whole_checkpoint(path) == previous_checkpoint(path)
+
+
+def test_bombs_and_other_files_are_refused_before_they_are_loaded(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 10_000_000)
+    with pytest.raises(InputError, match="zip bomb"):
+        read_checkpoint(path)
+    legacy = io.BytesIO()
+    torch.save(torch.load(whole, weights_only=True), legacy, _use_new_zipfile_serialization=False)
+    path.write_bytes(legacy.getvalue())
+    with pytest.raises(InputError, match="damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value: float, whole: Path, tmp_path: Path) -> None:
+    state = dict(torch.load(whole, weights_only=True)["state_dict"])
+    name = next(name for name, tensor in state.items() if isinstance(tensor, torch.Tensor) and tensor.dim() > 1)
+    state[name] = state[name].clone()
+    state[name].view(-1)[3] = value
+    path = saved_with(whole, tmp_path, state_dict=state)
+    with pytest.raises(InputError, match=f"weights are NaN or infinite, the first is {name}"):
+        read_checkpoint(path)
+
+
+def test_contents_of_other_kinds_are_refused(whole: Path, tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {"config": None},
+        {"config": [1]},
+        {"state_dict": 5},
+        {"config": {}},
+        {"config": {"a": {}}},
+    ]
+    for change in changes:
+        path = saved_with(whole, tmp_path, **change)
+        for name, consumer in CONSUMERS.items():
+            if name in ("ckpt", "evaluate", "prune"):
+                with pytest.raises(InputError):
+                    consumer(path, tmp_path / name)
+
+
+def test_pruning_needs_no_folder_of_the_checkpoint(whole: Path) -> None:
+    network, inputs = network_from_checkpoint(whole)
+    assert network(inputs).predictions

@@ -1,0 +1,108 @@
+"""Run folders, the console's streams, and errors as sentences."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from mtl.run.console import LastingStream
+from mtl.run.errors import explain, lost_peer
+from mtl.run.folder import claim
+from mtl.types import InputError, Stopped
+from tests.conftest import ROOT
+
+
+def test_new_folders_never_coincide(tmp_path: Path) -> None:
+    folders = [train.new_folder(str(tmp_path / "run")) for _ in range(4)]
+    assert [Path(folder).name for folder in folders] == ["run", "run_2", "run_3", "run_4"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match="file"):
+        train.new_folder(str(tmp_path / "file"))
+
+
+def test_only_checkpoints_in_run_folders_lead_to_a_run_folder(tmp_path: Path) -> None:
+    assert train.run_folder(str(tmp_path / "lone.ckpt")) is None
+    assert train.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) is None
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    assert train.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) == tmp_path
+
+
+def test_run_folder_has_one_owner(tmp_path: Path) -> None:
+    lock = claim(tmp_path, resumed=False)
+    code = f"from pathlib import Path; from mtl.run.folder import claim; claim(Path({str(tmp_path)!r}), False)"
+    other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert other.returncode
+    assert "another process is using it" in other.stderr
+    lock.release()
+    claim(tmp_path, resumed=False).release()
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    with pytest.raises(InputError, match=r"contains a run already; resume it with ckpt="):
+        claim(tmp_path, resumed=False)
+    claim(tmp_path, resumed=True).release()
+
+
+def test_temporary_folders_of_killed_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "mtl-rank-999999999-abc").mkdir()
+    (tmp_path / f"mtl-rank-{os.getpid()}-abc").mkdir()
+    own = Path(train.temporary_folder())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([own.name, f"mtl-rank-{os.getpid()}-abc"])
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_stream_outlives_its_reader() -> None:
+    stream = LastingStream(Broken())
+    assert stream.write("abc") == 3
+    stream.flush()
+    print("more", file=stream)
+    closed = io.StringIO()
+    closed.close()
+    LastingStream(closed).write("abc")
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "status"),
+    [
+        (InputError("data.x=1: must be 2"), "error: data.x=1: must be 2", 1),
+        (Stopped("stopped by SIGTERM", 15), "stopped by SIGTERM", 143),
+        (KeyboardInterrupt(), "stopped by Ctrl-C", 130),
+        (PermissionError(13, "Permission denied", "/x/y"), "error: /x/y: Permission denied", 1),
+        (OSError(28, "No space left on device", "/x/y"), "Free some space", 1),
+        (MemoryError(), "error: out of memory", 1),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), "out of memory", 1),
+        (RuntimeError("Error(s) in loading state_dict for X:\n\tsize mismatch for a: 1"), "does not fit", 1),
+        (ZeroDivisionError("division by zero"), "This is a mistake in the code", 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_errors_are_sentences(error: BaseException, text: str, status: int) -> None:
+    message, code = explain(error, [])
+    assert text in message
+    assert code == status
+    assert "\n" not in message
+
+
+def test_cause_of_a_wrapped_error_is_shown() -> None:
+    error = RuntimeError("while building")
+    error.__cause__ = InputError("data.x=1: must be 2")
+    assert explain(error, [])[0] == "error: data.x=1: must be 2"
+
+
+def test_lost_process_is_recognised() -> None:
+    assert lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6124"))
+    assert not lost_peer(RuntimeError("size mismatch"))
+    assert not lost_peer(torch.OutOfMemoryError("x"))
