@@ -34,6 +34,7 @@ HARMLESS_WARNINGS = (
     ".*Early stopping conditioned on metric .val/loss. .*",  # the same
     ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice
     ".*Grad strides do not match bucket view strides.*",  # the stride of a dimension of size 1 means nothing
+    ".*broadcast_buffers. is deprecated.*",  # its successor is not in every version that we accept
     ".*recommended to use .self.log.*sync_dist.*",  # the logged values are already sums over all processes
 )
 
@@ -171,22 +172,35 @@ def _run(cfg: DictConfig) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
+    from mtl.types import Stopped
+
+    try:
+        return start(cfg, HydraConfig.get())
+    except Stopped as stop:
+        log.warning("%s", stop)
+        sys.exit(128 + stop.number if IS_FIRST else 0)
+    except Exception as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra goes on with the next job, and raises this at the end
+            raise
+        report(error)
+
+
+def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
+    """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
     from mtl.run.checkpoint import whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim
     from mtl.run.resume import config_from_checkpoint
-    from mtl.types import Stopped, require
+    from mtl.types import require
 
     make_lasting()
-    require(RANK.isdecimal(), f"RANK={RANK}: the environment variable must be the number of this process")
-    hydra_cfg = HydraConfig.get()
-    words = list(hydra_cfg.overrides.task)
     if not IS_FIRST:
         logging.disable(logging.WARNING)
     for key in ("ckpt", "evaluate"):
         path = cfg[key]
         require(path is None or (isinstance(path, str) and path != ""), f"{key}={path!r}: must be the path of a file")
     require(not (cfg.ckpt and cfg.evaluate), "ckpt and evaluate: give one or the other")
+    words = list(hydra_cfg.overrides.task)
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     lock = claim(folder, resumed is not None and resumed.resolve() == folder.resolve()) if IS_FIRST else None
@@ -201,13 +215,6 @@ def main(cfg: DictConfig) -> float | None:
         else:
             cfg = with_choices(cfg, hydra_cfg)
         return run(cfg)
-    except Stopped as stop:
-        log.warning("%s", stop)
-        sys.exit(128 + stop.number if IS_FIRST else 0)
-    except Exception as error:
-        if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra goes on with the next job, and raises this at the end
-            raise
-        report(error)
     finally:
         if lock is not None:
             lock.release()
@@ -249,6 +256,8 @@ def cli() -> None:
     # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    if not RANK.isdecimal():
+        sys.exit(f"error: RANK={RANK}: this environment variable must be the number of this process")
     try:
         main()
     except SystemExit:
