@@ -1,0 +1,111 @@
+"""Bad input gets one message before any work is done: the cases that once did not, and random ones.
+
+``pytest -m slow tests/integration/test_bad_input.py`` tries all of them; the ordinary run tries a sample.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bad_inputs import attempt, generated
+from tests.integration.helpers import composed
+
+KNOWN = [
+    *("seed=-1", "seed=true", "seed=1.5", "seed=abc", "seed=null", "seed=99999999999999999999", "seed=[1]"),
+    *("setting.expert_units=4", "setting.expert_units=null", "setting.expert_units=[abc]", "setting.expert_units=[0]"),
+    *("setting.expert_units=[1.5]", "setting.expert_units=[true]", "setting.dropout=abc", "setting.dropout=1.5"),
+    *("setting.num_experts=1000000000000", "setting.num_experts=0", "setting.num_experts=abc", "setting.k=0"),
+    *("data.batch_size=1.5", "data.batch_size=0", "data.batch_size=true", "data.rows=[1]", "data.rows=abc"),
+    *("++trainer.accumulate_grad_batches=0", "++trainer.gradient_clip_val=-1", "++trainer.gradient_clip_val=abc"),
+    *("trainer.max_epochs=abc", "trainer.max_epochs=1.5", "trainer.devices=1000", "trainer.devices=abc"),
+    *("trainer.precision=17", "trainer.accelerator=abacus", "trainer=nothing", "trainer=null", "trainer=5"),
+    *("callbacks.execution.every_steps=0", "callbacks.execution.every_steps=1.5", "callbacks.best.monitor=nothing"),
+    *("callbacks.early_stopping.monitor=nothing", "callbacks.early_stopping.patience=abc", "setting.patience=-1"),
+    *("callbacks.last.every_steps=0", "callbacks.last.every_minutes=abc", "callbacks.finite.every_steps=0"),
+    *("callbacks.routing.pictures_every=-1", "callbacks.examples.count=abc", "callbacks.best.mode=middle"),
+    *("gate=null", "gate=5", "gate=commet", "gate.k=[1]", "gate.gamma=0", "gate.gamma=1e999", "gate.gama=1"),
+    *("gate=topk gate.noisy=perhaps", "gate=topk gate.k=99", "network.static_gate=maybe", "network=null"),
+    *("network.execution=fast", "compile=maybe", "compile=true", "fast=true", "tested=first", "task_batches=3"),
+    *("ckpt=5", "ckpt=", "ckpt=nowhere.ckpt", "ckpt=.", "evaluate=nowhere.ckpt", "evaluate=5", "ckpt=a evaluate=b"),
+    *(
+        "optimizer.lr=true",
+        "optimizer.lr=nan",
+        "optimizer.lr=-1",
+        "optimizer.lr=abc",
+        "optimizer=null",
+        "optimizer=sdg",
+    ),
+    *("optimizer._target_=torch.optim.Nothing", "gate._target_=nothing.At.All", "gate._target_=5", "+gate.more=1"),
+    *("data=null", "data=nothing", "data._target_=null", "data.nothing=1", "++data.nothing=1", "setting=5"),
+    *("callbacks=5", "callbacks=null", "logger=5", "logger=nothing", "experiment=nothing", "recipe=nothing"),
+    *("label=null", "label=${nothing}", "label=${oc.env:NOT_THERE_AT_ALL}", "setting.k=${setting.k}", "label=???"),
+    *(
+        "hydra.run.dir=/proc/nothing",
+        "hydra.run.dir=/dev/null",
+        "paths.output_dir=/dev/null",
+        "nothing=1",
+        "+nothing=1",
+    ),
+    *(
+        "permutation=sinkhorn permutation.tau=abc",
+        "permutation=sinkhorn setting.permutation.epochs=-1",
+        "x",
+        "=",
+        "a b",
+    ),
+    *("permutation=sinkhorn permutation.rounds=0", "schedule=temperature", "schedule=entropy_weight schedule=none"),
+    *("gate=comet,topk", "gate=comet gate=topk", "seed=1,2", "'unbalanced", "data.rows=[1", "gate.k={a", "~nothing"),
+    *("trainer.strategy=nothing", "+trainer.nothing=1", "trainer.log_every_n_steps=-1", "trainer.num_nodes=0"),
+    *("data=table data.path=nowhere.csv", "data=table data.path=/dev/null 'data.tasks.a={kind: binary}'"),
+    *("data=table data.path=.", "data=table 'data.tasks.a={kind: binary}'", "data=table data.tasks=5 data.path=x.csv"),
+    *("data=movielens data.download=false", "data=movielens data.variant=7m", "data=movielens data.alpha=2"),
+    *("data=celeba data.attributes=[Nothing] data.download=false", "data=omniglot data.alphabets=[]"),
+    *("data=digits data.download=false paths.data_dir=/dev/null", "data=synthetic_pairs data.rho=2"),
+]
+
+
+def words_of(case: str) -> list[str]:
+    """Split a case into words; quotes keep words with spaces together."""
+    words, rest = [], case
+    while rest:
+        if rest.startswith("'") and rest.count("'") > 1:
+            word, _, rest = rest[1:].partition("'")
+        else:
+            word, _, rest = rest.partition(" ")
+        words.append(word)
+        rest = rest.lstrip()
+    return words
+
+
+def answered(cases: list[list[str]], folder: Path) -> None:
+    """Try ``cases`` and fail with a list of those that did not get exactly one message."""
+    problems = []
+    for number, words in enumerate(cases):
+        large = any(word.startswith(("data=", "data._target_", "data.rows")) for word in words)
+        outcome = attempt(words, folder / str(number), small=not large)
+        if outcome.problem:
+            problems.append(f"{outcome.problem}: {' '.join(words)}\n{outcome.output[-600:]}")
+        if (folder / str(number) / "outputs").exists() and list((folder / str(number)).rglob("*.ckpt")):
+            problems.append(f"trained before it noticed: {' '.join(words)}")
+    assert not problems, f"{len(problems)} of {len(cases)}\n" + "\n".join(problems)
+
+
+def every_case() -> list[list[str]]:
+    cases = [words_of(case) for case in KNOWN]
+    for seed, words in enumerate((["gate=dselect_k"], ["gate=topk", "permutation=sinkhorn"], ["schedule=temperature"])):
+        cases += [[*words, *case] for case in generated(composed(words), 80, seed)]
+    return cases
+
+
+def test_sample_of_bad_input_gets_one_message(tmp_path: Path) -> None:
+    cases = every_case()
+    answered(cases[:: len(cases) // 60], tmp_path)
+
+
+@pytest.mark.slow
+def test_all_bad_input_gets_one_message(tmp_path: Path) -> None:
+    cases = every_case()
+    assert len(cases) >= 300
+    answered(cases, tmp_path)
