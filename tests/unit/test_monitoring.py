@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,9 @@ from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.monitored import MonitorCheck
 from callbacks.routing_monitor import RoutingMonitor
 from mtl.run.checkpoint import AtomicCheckpointIO
+from mtl.run.signals import NUMBERS, stop_signals
 from mtl.training.module import MultiTaskModule
-from mtl.types import InputError, TaskSpec
+from mtl.types import InputError, Stopped, TaskSpec
 from train import HARMLESS_WARNINGS
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{message}") for message in HARMLESS_WARNINGS]
@@ -42,6 +44,9 @@ class Scripted(LightningModule):
         return self.layer(batch).sum()
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         pass
 
     def on_validation_epoch_end(self) -> None:
@@ -66,7 +71,7 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=options.pop("num_sanity_val_steps", 0),
         plugins=[AtomicCheckpointIO()],
         callbacks=callbacks,
         **options,
@@ -224,6 +229,61 @@ def test_callbacks_of_others_may_log_anything(caplog: pytest.LogCaptureFixture) 
 def test_monitor_that_turns_out_to_be_missing_is_one_message(make: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"monitor=mine: no value of this name is logged; there are val/loss"):
         fit([0.1], [make(str(tmp_path))])
+
+
+class SignalIn(Callback):
+    """Send a signal in one of the trainer's hooks."""
+
+    def __init__(self, hook: str, number: int = signal.SIGTERM) -> None:
+        setattr(self, hook, lambda *_: signal.raise_signal(number))
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in NUMBERS]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("hook", ["on_before_backward", "on_validation_epoch_start", "on_train_epoch_end"])
+def test_signal_in_training_saves_and_stops(hook: str, number: int, tmp_path: Path) -> None:
+    before = handlers()
+    with stop_signals.listening(), pytest.raises(Stopped, match=r"after step \d, saved; resume with: .* ckpt="):
+        fit([0.1] * 9, [SignalIn(hook, number), LastCheckpoint(str(tmp_path))])
+    assert step_of(tmp_path / "last.ckpt") == (1 if hook == "on_before_backward" else 2)
+    assert handlers() == before
+
+
+def test_signal_in_the_last_epoch_stops_before_the_test(tmp_path: Path) -> None:
+    last = LastCheckpoint(str(tmp_path))
+    with stop_signals.listening(), pytest.raises(Stopped, match=r"weights are in .*last.ckpt, test them with"):
+        fit([0.1], [SignalIn("on_validation_epoch_start"), last])
+
+
+def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
+    callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
+    with stop_signals.listening(), pytest.raises(Stopped, match="before the first step; nothing to save"):
+        fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
+
+
+def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
+    best, before = BestCheckpoint(str(tmp_path)), handlers()
+    callbacks = [SignalIn("on_test_batch_start"), LastCheckpoint(str(tmp_path)), best]
+    with stop_signals.listening():
+        trainer = fit([0.1], callbacks)
+        with pytest.raises(Stopped, match=rf"during the test; .* evaluate={best.best_model_path}"):
+            trainer.test(Scripted([]), DataLoader(torch.ones(4, 1)), verbose=False)
+    assert handlers() == before
+
+
+def test_process_gets_its_handlers_back_after_a_run(tmp_path: Path) -> None:
+    before = handlers()
+    fit([0.1], [LastCheckpoint(str(tmp_path))])
+    assert handlers() == before
+    with pytest.raises(Stopped):
+        fit([0.1] * 3, [SignalIn("on_before_backward"), LastCheckpoint(str(tmp_path))])
+    assert handlers() == before
+    with pytest.raises(InputError):
+        fit([0.1], [LastCheckpoint(str(tmp_path)), EarlyStop("mine")])
+    assert handlers() == before
 
 
 def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:

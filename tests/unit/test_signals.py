@@ -59,6 +59,14 @@ def test_a_signal_in_the_test_names_the_weights() -> None:
             send(signal.SIGHUP)
 
 
+def test_a_signal_while_only_testing_has_nothing_to_save() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.test_starts()
+        with pytest.raises(Stopped, match="stopped by SIGINT during the test; nothing to save"):
+            send(signal.SIGINT)
+
+
 def test_broad_handlers_do_not_swallow_a_stop() -> None:
     with StopSignals().listening(), pytest.raises(Stopped), contextlib.suppress(Exception):
         send(signal.SIGTERM)
