@@ -57,5 +57,6 @@ def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:
     """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option, as it was given."""
     near = difflib.get_close_matches(monitor, names, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    shown = ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+    general = sorted(names, key=lambda name: name.count("/"))  # those of single tasks and experts come last
+    shown = ", ".join(general[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
     require(monitor in names, f"{given}: no value of this name is logged; there are {shown or 'none'}.{hint}")

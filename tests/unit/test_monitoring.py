@@ -203,7 +203,7 @@ def test_unknown_monitor_stops_the_run_before_its_first_step(watcher: Any) -> No
     with pytest.raises(InputError) as error:
         MonitorCheck().on_fit_start(run, module)
     message = str(error.value)
-    assert ".monitor=val/los: no value of this name is logged; there are val/loss, val/a/loss, val/a/auroc" in message
+    assert ".monitor=val/los: no value of this name is logged; there are val/loss, train/step_loss" in message
     assert message.endswith("Did you mean val/loss?")
 
 
