@@ -24,6 +24,10 @@ class EpochReport(Callback):
         self.seconds: list[float] = []
         self._start = 0.0
 
+    def logged_names(self) -> list[str]:
+        """Return the names of the values that are logged at the end of an epoch."""
+        return ["seconds_per_epoch"]
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._start = time.perf_counter()
 

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-from mtl.types import MISSING_CLASS, Batch
+from mtl.types import MISSING_CLASS, Batch, check_whole
 
 
 class ExampleImages(Callback):
@@ -21,6 +21,7 @@ class ExampleImages(Callback):
     """
 
     def __init__(self, dirpath: str, count: int = 36) -> None:
+        check_whole("callbacks.examples.count", count, at_least=0)
         self.file, self.count = Path(dirpath) / "examples.png", count
 
     def on_train_batch_start(

@@ -6,22 +6,25 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from callbacks.length import took_step
 from mtl.networks.mixture import MixtureOfExperts
+from mtl.types import check_whole
 
 
 class ExecutionSwitch(Callback):
-    """Let the mixture layers with ``execution=auto`` adapt to the routing of every ``every_steps``-th training batch.
+    """Let the mixture layers with ``execution=auto`` adapt to the routing of a batch of every ``every_steps``-th step.
 
     The choice depends on the routing alone, never on measured time, so a repeated run makes the same choices.
     """
 
     def __init__(self, every_steps: int = 50) -> None:
+        check_whole("callbacks.execution.every_steps", every_steps, at_least=1)
         self.every_steps = every_steps
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (trainer.global_step - 1) % self.every_steps:
+        if not took_step(trainer, batch_idx) or (trainer.global_step - 1) % self.every_steps:
             return
         network: Any = pl_module.network
         for name, routing in outputs["routings"].items():

@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from mtl.types import InputError
+from mtl.types import InputError, check_whole
 
 
 class FiniteGuard(Callback):
@@ -22,6 +22,7 @@ class FiniteGuard(Callback):
     """
 
     def __init__(self, every_steps: int = 50) -> None:
+        check_whole("callbacks.finite.every_steps", every_steps, at_least=1)
         self.every_steps = every_steps
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

@@ -3,86 +3,120 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
 
+from callbacks.length import ends_epoch, took_step, validates_within_epoch
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.run.checkpoint import keep_previous
-from mtl.types import Stopped, require
+from mtl.run.signals import stop_signals
+from mtl.types import Stopped, check_number, check_whole
 
 log = logging.getLogger(__name__)
 
 # Several processes must agree on rank 0's clock, which takes a collective operation, so they do so only now and then
 STEPS_BETWEEN_CLOCKS = 20
+PARTIAL = re.compile(r"\..+\.ckpt\.\d+")  # a checkpoint that was being written: .last.ckpt.<process id>
 
 
 class LastCheckpoint(Checkpoint):
     """Write ``dirpath/last.ckpt`` after each epoch, every ``every_steps`` steps and every ``every_minutes`` minutes.
 
-    The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM or SIGINT (Ctrl-C) the run completes the
-    current step, saves and raises ``Stopped``; a second Ctrl-C stops it immediately.
+    The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM, SIGHUP or SIGINT (Ctrl-C) the run completes
+    the current step, saves and raises ``Stopped``; a second Ctrl-C stops it immediately.
+
+    A checkpoint is written only between two optimiser steps, since gradients that are being accumulated are not part of
+    it, and after the validation that follows a step, which a resumed run would leave out. A run that ends within
+    an epoch (``trainer.max_steps``, ``trainer.max_time``) is saved as of its last step, and resumes from there.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
     def __init__(self, dirpath: str, every_steps: int | None = None, every_minutes: float | None = None) -> None:
-        require(
-            every_steps is None or every_steps >= 1,
-            f"callbacks.last.every_steps={every_steps}: must be at least 1 or null",
-        )
-        require(
-            every_minutes is None or every_minutes > 0,
-            f"callbacks.last.every_minutes={every_minutes}: must be greater than 0 or null",
-        )
+        check_whole("callbacks.last.every_steps", every_steps, at_least=1, or_null=True)
+        check_number("callbacks.last.every_minutes", every_minutes, above=0, or_null=True)
         self.path, self.every_steps, self.every_minutes = Path(dirpath) / "last.ckpt", every_steps, every_minutes
-        self._signal = 0
-        self._handlers: dict[int, Any] = {}
+        self._signals = ExitStack()
+        self._stopped: Stopped | None = None  # the run is saved and stops as soon as its values are logged
+        self._ends = False  # trainer.should_stop was set inside an accumulation window
         self._saved_at = 0.0
         self._alone = True  # whether this is the only process
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.is_global_zero and self.path.parent.is_dir():
+            for file in self.path.parent.iterdir():
+                if PARTIAL.fullmatch(file.name):  # of a run that was killed while it saved
+                    file.unlink(missing_ok=True)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._alone = world_size() == 1
         self._saved_at = time.monotonic()
-        self._signal = 0
-        for number in self.SIGNALS:
-            try:
-                self._handlers[number] = signal.signal(number, self._ask_to_stop)
-            except ValueError:  # signal handlers can be set in the main thread only
-                return
+        self._stopped, self._ends = None, False
+        self._listen(always=True)
+        stop_signals.training_starts(str(self.path))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stop_if_saved()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_if_saved()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            return  # validation comes first; then on_train_epoch_end saves
-        number = self._agreed(self._signal, pl_module.device)
-        if number or self._is_due(trainer):
-            self._save(trainer)
-        if number:
-            self._stop(trainer, number)
+        if not took_step(trainer, batch_idx):
+            self._ends = self._ends or trainer.should_stop
+            trainer.should_stop = False  # the run ends after the step: a step is never left half done
+            return
+        trainer.should_stop = trainer.should_stop or self._ends
+        if not ends_epoch(trainer) and not validates_within_epoch(trainer):  # validation comes first
+            self._save_if_asked(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not validates_within_epoch(trainer):
+            return
+        if took_step(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            self._save_if_asked(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
-        number = self._agreed(self._signal, pl_module.device)
-        if number:
-            self._stop(trainer, number)
+        if ends_epoch(trainer):  # otherwise the run ended within the epoch and was saved after its last step
+            self._save(trainer, self._agreed(stop_signals.number, pl_module.device))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._signals.close()
+        best = [path for path in (getattr(c, "best_model_path", "") for c in trainer.checkpoint_callbacks) if path]
+        if stop_signals.is_listening:
+            stop_signals.training_ends(best[0] if best else str(self.path))
+        self._stop_if_saved()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._listen()
+        stop_signals.test_starts()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._signals.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._signals.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
+        self._signals.close()
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        if self._signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._signal = number
+    def _listen(self, always: bool = False) -> None:
+        """Take the signals back from Lightning, which sets handlers of its own before each loop."""
+        self._signals.close()
+        if always or stop_signals.is_listening:
+            self._signals.enter_context(stop_signals.listening())
 
     def _agreed(self, value: int, device: torch.device) -> int:
         """Return the maximum of ``value`` over all processes."""
@@ -104,15 +138,26 @@ class LastCheckpoint(Checkpoint):
             return False
         return bool(self._agreed(int(late and trainer.is_global_zero), trainer.strategy.root_device))
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        due = self._is_due(trainer)
+        number = self._agreed(stop_signals.number, pl_module.device)
+        if due or number or trainer.should_stop or trainer.global_step == trainer.max_steps:
+            self._save(trainer, number)
+
+    def _save(self, trainer: Trainer, number: int) -> None:
+        """Save; if ``number`` is a signal, the run stops as soon as Lightning has logged this step's values."""
         if trainer.is_global_zero:
             keep_previous(self.path)
         trainer.save_checkpoint(self.path, weights_only=False)  # includes the states of optimiser and loops
         self._saved_at = time.monotonic()
+        if number:
+            self._stopped = Stopped(
+                f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, saved; "
+                f"resume with: python train.py ckpt={self.path}",
+                number,
+            )
 
-    def _stop(self, trainer: Trainer, number: int) -> None:
-        raise Stopped(
-            f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, saved; "
-            f"resume with: python train.py ckpt={self.path}",
-            number,
-        )
+    def _stop_if_saved(self) -> None:
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None:
+            raise stopped

@@ -1,10 +1,41 @@
-"""Convert the length of a training phase to optimiser steps."""
+"""Count optimiser steps, and convert the length of a training phase to them.
+
+With ``trainer.accumulate_grad_batches=n`` an optimiser step takes n batches, or the fewer that are left at the end of
+an epoch: Lightning always steps on the last batch. ``trainer.global_step`` counts steps.
+"""
 
 from __future__ import annotations
 
 from pytorch_lightning import Trainer
 
-from mtl.types import require
+from mtl.types import check_number, check_whole, require
+
+
+def took_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Return whether the optimiser stepped on batch ``batch_idx`` of the epoch; for use in ``on_train_batch_end``."""
+    done = batch_idx + 1
+    return done % trainer.accumulate_grad_batches == 0 or done >= trainer.num_training_batches
+
+
+def steps_per_epoch(trainer: Trainer) -> int:
+    """Return the number of optimiser steps of an epoch."""
+    return -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
+
+
+def ends_epoch(trainer: Trainer) -> bool:
+    """Return whether the current batch is the last of its epoch."""
+    return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+
+def validates_within_epoch(trainer: Trainer) -> bool:
+    """Return whether ``trainer.val_check_interval`` asks for a validation after this batch, not the epoch's last."""
+    every = trainer.val_check_batch  # None or infinite: not counted in batches
+    if ends_epoch(trainer) or not every or every == float("inf") or not trainer.enable_validation:
+        return False
+    loop, epochs = trainer.fit_loop.epoch_loop, trainer.check_val_every_n_epoch
+    if epochs is None:
+        return (loop.total_batch_idx + 1) % every == 0
+    return (trainer.current_epoch + 1) % epochs == 0 and (loop.batch_idx + 1) % every == 0
 
 
 class Length:
@@ -15,15 +46,16 @@ class Length:
     ) -> None:
         given = [value for value in (steps, epochs, fraction) if value is not None]
         require(len(given) == 1, f"{what}: give exactly one of steps, epochs, fraction")
-        require(given[0] > 0, f"{what}: the length {given[0]} must be greater than 0")
-        require(fraction is None or fraction <= 1, f"{what}: fraction={fraction} must be at most 1, the whole run")
+        check_whole(f"{what}: steps", steps, at_least=1, or_null=True)
+        check_number(f"{what}: epochs", epochs, above=0, or_null=True)
+        check_number(f"{what}: fraction", fraction, above=0, at_most=1, or_null=True)
         self.what, self.steps, self.epochs, self.fraction = what, steps, epochs, fraction
 
     def in_steps(self, trainer: Trainer) -> float:
         """Return the length in optimiser steps for the run of ``trainer``."""
         if self.steps is not None:
             return self.steps
-        per_epoch = trainer.num_training_batches
+        per_epoch = steps_per_epoch(trainer)
         if self.epochs is not None:
             return self.epochs * per_epoch
         assert self.fraction is not None

@@ -11,13 +11,18 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
+from callbacks.length import took_step
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, layers_with_gates
 from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.gates.permuted import Permutation
 from mtl.training.module import is_logged
-from mtl.types import Batch, Routing
+from mtl.types import Batch, Routing, check_whole
+
+# What a validation pass may log; the names of a network of several layers end in _layer_<n>
+LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
+LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard", "expert_share/")
 
 
 class RoutingMonitor(Callback):
@@ -47,11 +52,17 @@ class RoutingMonitor(Callback):
     """
 
     def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int | None = 5) -> None:
+        check_whole("callbacks.routing.max_shares", max_shares, at_least=0)
+        check_whole("callbacks.routing.pictures_every", pictures_every, at_least=1, or_null=True)
         self.folder, self.max_shares, self.pictures_every = Path(dirpath), max_shares, pictures_every
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
         self._tallies: dict[str, Tally] = {}
         self._sample: dict[str, Tensor] | None = None
+
+    def logged_names(self) -> list[str]:
+        """Return patterns of the names that a validation pass may log."""
+        return [f"val/{name}*" for name in (*LOGGED, *LOGGED_OF_LAYERS)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probabilities.add(trainer.global_step, _gates(pl_module))
@@ -59,7 +70,7 @@ class RoutingMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        if not is_logged(trainer, trainer.global_step - 1):
+        if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
         self.probabilities.add(trainer.global_step, _gates(pl_module))
         for index, (name, routing) in enumerate(outputs["routings"].items()):

@@ -11,7 +11,7 @@ from torch import nn
 from callbacks.length import Length
 from mtl.training.module import is_logged
 from mtl.training.schedules import SHAPES, check_schedule
-from mtl.types import require
+from mtl.types import check_name, check_switch, require
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ class ScheduledBuffer(Callback):
         fraction: float | None = None,
         required: bool = True,
     ) -> None:
+        check_name("schedule: target", target)
         check_schedule(shape, start, end)
+        check_switch(f"schedule of {target}: required", required)
         self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
         self.length = Length(f"schedule of {target}", steps, epochs, fraction)
         self._buffers: list[tuple[nn.Module, str]] = []  # (module, name), since moving a module replaces its buffers

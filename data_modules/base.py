@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from mtl.types import Batch, DataSpec, require
 
@@ -79,12 +79,30 @@ class EvaluationSampler(Sampler[Tensor]):
         yield from [torch.arange(0)] * (len(self) - len(batches))
 
 
+class OwnOrder(SequentialSampler):
+    """Yield what ``sampler`` yields.
+
+    For ``trainer.overfit_batches``, Lightning replaces every sampler that is not a SequentialSampler by one that yields
+    numbers. This one stays: our samplers yield batches, and repeat them by themselves (see ``_position``).
+    """
+
+    def __init__(self, sampler: Sampler[Any]) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]  # ours have a length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sampler)
+
+
 class RowsLoader(DataLoader[Any]):
     """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
         # A loader draws a seed each epoch; without its own generator it would advance the one that dropout uses
-        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=torch.Generator())
+        own, sampler = torch.Generator(), OwnOrder(sampler)
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
 
     def state_dict(self) -> dict[str, int]:
         """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
@@ -167,10 +185,13 @@ class TensorDataModule(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _position(self) -> tuple[int, int]:
-        """Return the epoch and the number of its batches that are done."""
+        """Return the epoch, which sets the order of rows, and the number of its batches that are done.
+
+        Batches, not optimiser steps: a step takes several with ``trainer.accumulate_grad_batches``.
+        """
         if self.trainer is None or not self.trainer.training:
             return 0, 0
         # From the count of batches: Lightning's epoch counter is still one too low when a run resumes from a checkpoint
         done = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
         epoch, batches = divmod(done, int(self.trainer.num_training_batches))
-        return epoch, batches
+        return (0 if self.trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches

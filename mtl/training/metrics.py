@@ -120,6 +120,10 @@ class Evaluation(nn.Module):
                     result[f"{name}/{metric_name}"] = float(metric.compute())
         return result
 
+    def names(self) -> list[str]:
+        """Return the names of all values that ``compute`` may return: the loss first, then task by task."""
+        return ["loss", *(f"{task}/{name}" for task in self.tasks for name in ("loss", *self._of(task)))]
+
     def reset(self) -> None:
         self.meter.reset()
         for name in self.tasks:

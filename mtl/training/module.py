@@ -67,6 +67,16 @@ class MultiTaskModule(LightningModule):
         self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
         return {"loss": torch.stack(losses).sum(), "routings": routings}
 
+    def logged_names(self) -> list[str]:
+        """Return the names that this module logs in training and validation; ``*`` stands for any text."""
+        names = [*(f"val/{name}" for name in self.evaluation.names()), "train/step_loss", "train/loss"]
+        return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*"]
+
+    def on_train_start(self) -> None:
+        for logger in self.loggers:  # a logger that replaces its file has to know which rows a resumed run goes on from
+            if hasattr(logger, "resume_at"):
+                logger.resume_at(self.trainer.global_step)
+
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of task losses twice: this process's part, for the gradient, and of all rows."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)

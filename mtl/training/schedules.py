@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mtl.types import require
+from mtl.types import check_choice, check_number, require
+
+LARGEST = 1e30  # a float32 buffer holds it, and its square is finite
 
 
 def constant(fraction: float, start: float, end: float) -> float:
@@ -47,8 +49,10 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 
 def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for an unknown shape, or for values that the shape does not allow."""
-    require(shape in SHAPES, f"schedule shape {shape!r}: accepted are {', '.join(SHAPES)}")
-    positive = shape not in ("log_linear", "inverse_sqrt") or (start > 0 and end > 0)
+    check_choice("schedule: shape", shape, list(SHAPES))
+    for name, value in {"start": start, "end": end}.items():
+        check_number(f"schedule: {name}", value, at_least=-LARGEST, at_most=LARGEST)
+    positive = shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / LARGEST
     require(
         positive,
         f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)",

@@ -105,15 +105,13 @@ def test_killed_run_resumes_exactly(moment: int, whole: tuple[str, int, Path], t
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     before = losses(folder)
-    log.unlink()
     saved = read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"]
     again = start(folder, kind, processes, f"ckpt={folder}/checkpoints/last.ckpt", "callbacks.progress=null")
     assert again.wait(300) == 0, (tmp_path / "run.txt").read_text()
     after, expected = losses(folder), losses(reference)
     print(f"\n{kind}, {processes} process(es): killed after step {max(before)}, saved at {saved}")
-    assert sorted(after) == list(range(saved, STEPS[kind]))
-    for step, value in (before | after).items():
-        assert value == expected[step], step
+    assert all(before[step] == expected[step] for step in before)
+    assert after == expected  # the file goes on where the run does
     final = state(reference)
     for name, value in state(folder).items():
         same = torch.equal(value, final[name]) if isinstance(value, torch.Tensor) else value == final[name]

@@ -14,6 +14,8 @@ import torch
 from matplotlib.image import imread
 
 from callbacks.example_images import ExampleImages, captions
+from callbacks.execution_switch import ExecutionSwitch
+from callbacks.length import Length, steps_per_epoch, took_step
 from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport
@@ -24,6 +26,7 @@ from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxSelectorGate, TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
+from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.types import MISSING_CLASS, Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
 
@@ -115,8 +118,9 @@ def scheduled(**options: Any) -> ScheduledBuffer:
     return ScheduledBuffer("gate.temperature", **{"start": 1.0, "end": 0.1, "epochs": 2} | options)
 
 
-def trainer(step: int) -> Any:
-    return SimpleNamespace(global_step=step, num_training_batches=10, log_every_n_steps=5, max_epochs=5, max_steps=-1)
+def trainer(step: int, batches: int = 10, accumulate: int = 1) -> Any:
+    limits = {"log_every_n_steps": 5, "max_epochs": 5, "max_steps": -1}
+    return SimpleNamespace(global_step=step, num_training_batches=batches, accumulate_grad_batches=accumulate, **limits)
 
 
 def test_schedule_moves_the_buffer() -> None:
@@ -136,6 +140,30 @@ def test_schedule_is_a_function_of_the_step_alone() -> None:
         callback.on_train_start(trainer(0), module)
         callback.on_train_batch_start(trainer(7), module, None, 0)
         assert float(module.gate.temperature) == pytest.approx(1 - 0.9 * 7 / 20)
+
+
+def test_lengths_count_optimiser_steps() -> None:
+    accumulating = trainer(0, batches=10, accumulate=4)  # steps on batches 4, 8 and 10
+    assert [batch for batch in range(10) if took_step(accumulating, batch)] == [3, 7, 9]
+    assert steps_per_epoch(accumulating) == 3
+    assert Length("x", epochs=2).in_steps(accumulating) == 6
+    assert Length("x", fraction=0.4).in_steps(accumulating) == 6
+    assert Length("x", steps=5).in_steps(accumulating) == 5
+    accumulating.max_steps = 10
+    assert Length("x", fraction=0.5).in_steps(accumulating) == 5
+    assert steps_per_epoch(trainer(0)) == 10
+
+
+def test_execution_adapts_once_in_an_accumulated_step() -> None:
+    layer = MixtureOfExperts(StackedDense(4, 3, [2]), TopKGate(1, 4, 3))
+    seen: list[int] = []
+    layer.dispatch.adapt = lambda weights: seen.append(len(weights))
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=2)
+    for batch in range(12):
+        rows = torch.full((batch + 1, 1, 4), 0.25)
+        outputs = {"routings": {"mixture": Routing(rows)}}
+        callback.on_train_batch_end(trainer((batch + 1) // 3, 12, 3), module, outputs, None, batch)
+    assert seen == [3, 9]  # the batches on which steps 1 and 3 were taken
 
 
 def test_schedule_without_its_target() -> None:

@@ -1,0 +1,159 @@
+"""Keep the best checkpoints of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from callbacks.length import ends_epoch, validates_within_epoch
+from callbacks.monitored import require_logged
+from mtl.distributed import gather
+from mtl.types import check_choice, check_name, check_switch, check_whole, require
+
+log = logging.getLogger(__name__)
+
+NAME = "best.ckpt"
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keep the ``save_top_k`` best checkpoints (-1: all) by ``monitor`` in ``dirpath``; ``best.ckpt`` is the best.
+
+    With ``save_top_k=1`` there is only ``best.ckpt``. Otherwise the files are named after epoch and step, and
+    ``best.ckpt`` is a second name of the best of them. Each validation counts once; a NaN or infinite value never
+    counts. ``every_n_epochs``: look only at the end of every n-th epoch, and at the validations within it.
+
+    The state holds the names of the files without their folder, so that a run folder may be moved or copied. A resumed
+    run goes on with the files that are in its folder.
+    """
+
+    def __init__(
+        self,
+        dirpath: str,
+        monitor: str = "val/loss",
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int = 1,
+        every_n_epochs: int = 1,
+        save_weights_only: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        check_name("callbacks.best.monitor", monitor)
+        check_choice("callbacks.best.mode", mode, ("min", "max"))
+        check_whole("callbacks.best.every_n_epochs", every_n_epochs, at_least=1)
+        check_switch("callbacks.best.save_weights_only", save_weights_only)
+        check_switch("callbacks.best.verbose", verbose)
+        check_whole("callbacks.best.save_top_k", save_top_k, at_least=-1)
+        require(save_top_k != 0, "callbacks.best.save_top_k=0: must be at least 1, or -1 to keep all checkpoints")
+        super().__init__(
+            dirpath,
+            "best" if save_top_k == 1 else "best_epoch{epoch:03d}_step{step}",
+            monitor,
+            verbose,
+            save_top_k=save_top_k,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            auto_insert_metric_name=False,
+            every_n_epochs=every_n_epochs,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+        self._validated = False  # whether there was a validation since the value was last looked at
+        self._lost = ""  # the best checkpoint that a resumed run lacks
+        self._writes = True  # whether this is the process that writes files
+
+    @property
+    def state_key(self) -> str:
+        return "ModelCheckpoint" + super().state_key.removeprefix(type(self).__qualname__)  # as in earlier checkpoints
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._writes = trainer.is_global_zero
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._lost and self._writes:
+            found = f"the best of the others is {self.best_model_path}" if self.best_model_path else "starting anew"
+            log.warning("the best checkpoint so far, %s, is not in %s: %s", self._lost, self.dirpath, found)
+        self._lost = ""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._validated = True
+        if validates_within_epoch(trainer):
+            self._look(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if ends_epoch(trainer):  # a run that ends within an epoch resumes there, as if it had not validated
+            self._look(trainer, pl_module)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.monitor is not None
+        validated, self._validated = self._validated, False
+        of_validation = self.monitor.startswith("val/") or self.monitor not in trainer.callback_metrics
+        if not (validated if of_validation else ends_epoch(trainer)):
+            return  # the value is an earlier one
+        require_logged(f"callbacks.best.monitor={self.monitor}", self.monitor, list(trainer.callback_metrics))
+        value = float(trainer.callback_metrics[self.monitor])
+        if not math.isfinite(value):
+            log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
+            return
+        super().on_train_epoch_end(trainer, pl_module)
+        if self.save_top_k != 1 and self.best_model_path and self._writes and not trainer.fast_dev_run:
+            give_second_name(Path(self.best_model_path), Path(self.best_model_path).with_name(NAME))
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+        scores = {Path(path).name: score for path, score in self.best_k_models.items()}
+        return state | {key: Path(state[key]).name for key in paths} | {"best_k_models": scores, "dirpath": ""}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the files of ``state_dict`` that exist in ``dirpath``, with their scores."""
+        folder, best = Path(str(self.dirpath)), Path(state_dict["best_model_path"]).name
+        scores = {Path(path).name: score for path, score in state_dict["best_k_models"].items()}
+        here: list[str] = gather([name for name in scores if (folder / name).is_file()])[0]  # rank 0 has the files
+        self._lost = best if best not in here else ""
+        ranked = sorted(here, key=lambda name: float(scores[name]), reverse=self.mode == "max")
+        kept = ranked if self.save_top_k == -1 else ranked[: self.save_top_k]
+        paths = {str(folder / self._name_for(folder, name)): scores[name] for name in kept}
+        full, first = len(kept) == self.save_top_k, next(iter(paths), "")
+        super().load_state_dict(
+            state_dict
+            | {
+                "dirpath": self.dirpath,
+                "best_k_models": paths,
+                "best_model_path": first,
+                "best_model_score": paths.get(first),
+                "kth_best_model_path": list(paths)[-1] if full else "",
+                "kth_value": list(paths.values())[-1] if full else self.kth_value,
+                "last_model_path": "",
+            }
+        )
+
+    def _name_for(self, folder: Path, name: str) -> str:
+        """Return the name under which to go on with a checkpoint; ``save_top_k`` may differ from when it was saved."""
+        if (name == NAME) == (self.save_top_k == 1):
+            return name
+        new = NAME if self.save_top_k == 1 else "best_earlier.ckpt"
+        if self._writes:
+            give_second_name(folder / name, folder / new)
+        return new
+
+
+def give_second_name(path: Path, name: Path) -> None:
+    """Make ``name`` the same file as ``path``, or a copy of it; a reader of ``name`` never sees half a file."""
+    if name.exists() and name.samefile(path):
+        return
+    temporary = name.with_name(f".{name.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    temporary.replace(name)

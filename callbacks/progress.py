@@ -1,0 +1,15 @@
+"""Show a progress bar."""
+
+from __future__ import annotations
+
+from pytorch_lightning.callbacks import RichProgressBar
+
+from mtl.types import check_whole
+
+
+class Progress(RichProgressBar):
+    """Show the progress of each epoch, redrawn every ``refresh_rate`` batches (0: no bar)."""
+
+    def __init__(self, refresh_rate: int = 10, leave: bool = False) -> None:
+        check_whole("callbacks.progress.refresh_rate", refresh_rate, at_least=0)
+        super().__init__(refresh_rate=refresh_rate, leave=leave)

@@ -1,0 +1,113 @@
+"""Log to a CSV file that a resumed run continues."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import rank_zero_only
+
+from mtl.types import check_whole
+
+Row = dict[str, Any]
+
+
+class CSVLog(CSVLogger):
+    """Write the logged values to ``<save_dir>/<name>/metrics.csv``, one row for each call.
+
+    A resumed run keeps the rows up to the step that it resumes from, and appends to them. Rows are written to the file
+    whenever ``flush_logs_every_n_steps`` of them have gathered, and at the end of an epoch, a test or the run.
+    """
+
+    def __init__(
+        self, save_dir: str, name: str = "csv", version: str = "", flush_logs_every_n_steps: int = 100
+    ) -> None:
+        check_whole("logger.flush_logs_every_n_steps", flush_logs_every_n_steps, at_least=1)
+        super().__init__(save_dir, name, version, flush_logs_every_n_steps=flush_logs_every_n_steps)
+        self._table = Table(Path(self.log_dir) / "metrics.csv")
+
+    @property
+    def experiment(self) -> Any:
+        """The table; its methods are those that ``CSVLogger`` calls."""
+        return self._table
+
+    @rank_zero_only
+    def resume_at(self, step: int) -> None:
+        """Drop the rows of the file from ``step`` on, since they will be computed again; a new run starts at 0."""
+        self._table.keep_before(step)
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: ``config.yaml`` in the run folder holds all options."""
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self._table.save()
+
+
+class Table:
+    """Rows of named values in a CSV file; the columns are sorted, and new ones may come at any time.
+
+    The file is whole at any moment: a row is appended at once, and a file with other columns is written beside it and
+    renamed. A kill in the middle of a row leaves half a line, which ``keep_before`` drops.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics: list[Row] = []  # rows to be written
+        self.columns: list[str] | None = None  # of the file; None: not read yet
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Add a row."""
+        self.metrics.append({name: getattr(value, "item", lambda v=value: v)() for name, value in metrics.items()})
+        self.metrics[-1]["step"] = step
+
+    def keep_before(self, step: int) -> None:
+        """Keep only the rows of the file with a smaller step than ``step``."""
+        rows = [row for row in self._read() if _step(row) < step]
+        if rows or self.path.exists():
+            self._write(rows)
+
+    def save(self) -> None:
+        """Write the rows that were added to the file."""
+        if not self.metrics:
+            return
+        rows, self.metrics = self.metrics, []
+        if self.columns is None or not set().union(*rows) <= set(self.columns):
+            self._write([*self._read(), *rows])
+            return
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerows(rows)
+
+    def _read(self) -> list[Row]:
+        if not self.path.is_file():
+            return []
+        *lines, _ = self.path.read_text(errors="replace").split(
+            "\n"
+        )  # the last part has no end of line: it is not whole
+        rows = csv.DictReader(line for line in lines if "\0" not in line)
+        return [row for row in rows if None not in row and None not in row.values() and _step(row) >= 0]
+
+    def _write(self, rows: Iterable[Row]) -> None:
+        """Replace the file by one with ``rows``; empty cells are no reason for a column."""
+        filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
+        self.columns = sorted(set().union(*filled))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(filled)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+
+def _step(row: Row) -> int:
+    """Return the step of a row, -1 if it has none."""
+    text = str(row.get("step", ""))
+    return int(text) if text.isdigit() else -1

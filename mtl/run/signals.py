@@ -1,0 +1,87 @@
+"""Stop a run on SIGTERM, SIGINT (Ctrl-C) and SIGHUP: at once where nothing is lost, after the step while it trains."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from mtl.types import Stopped
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+BEFORE = "before the first step; nothing to save"
+
+
+class StopSignals:
+    """Remember which signal asked the program to stop, and stop it at once unless a training loop is watching.
+
+    ``number`` is the signal that asked, 0 if none did. Outside training, the handler raises ``Stopped`` where the
+    program is. Between ``training_starts`` and ``training_ends`` it only sets ``number``, which the loop reads after
+    each step; a SIGINT that comes after another signal then stops the program at once.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_listening = False
+        self._training = False
+        self._message = BEFORE
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals inside the ``with`` block; put the earlier handlers back at its end, whatever happens.
+
+        A block inside another one puts our handlers in place again, where Lightning has replaced them by its own. A
+        signal that is ignored stays ignored (``nohup``, a job in the background). Outside the main thread, where Python
+        allows no handlers, this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        outermost = not self.is_listening
+        if outermost:
+            self.number, self._training, self._message = 0, False, BEFORE
+        earlier = {number: signal.getsignal(number) for number in NUMBERS}
+        try:
+            self.is_listening = True
+            for number, handler in earlier.items():
+                if handler != signal.SIG_IGN:
+                    signal.signal(number, self._handle)
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if outermost:
+                self.is_listening = self._training = False
+
+    def training_starts(self, checkpoint: str) -> None:
+        """Let signals wait for the end of a step; ``checkpoint``: the file that a run stopped at once resumes from."""
+        self._training = True
+        self._message = f"at once, without saving; resume from the last save with: python train.py ckpt={checkpoint}"
+
+    def training_ends(self, weights: str) -> None:
+        """Stop at once again, also for a signal that came meanwhile; ``weights``: the checkpoint to be tested."""
+        self._training = False
+        self._message = (
+            f"during the test; the trained weights are in {weights}, test them with: python train.py evaluate={weights}"
+        )
+        if self.number:
+            self._stop()
+
+    def test_starts(self) -> None:
+        """Say so in the message of a run that only tests."""
+        if self._message == BEFORE:
+            self._message = "during the test; nothing to save"
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = bool(self.number)
+        self.number = number
+        if not self._training or (again and number == signal.SIGINT):
+            self._stop()
+
+    def _stop(self) -> None:
+        raise Stopped(f"stopped by {signal.Signals(self.number).name} {self._message}", self.number)
+
+
+stop_signals = StopSignals()  # handlers belong to the process, so there is one for all

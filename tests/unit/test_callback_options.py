@@ -1,0 +1,90 @@
+"""Bad options of callbacks: one sentence that names the option, when the callback is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from callbacks.best_checkpoint import BestCheckpoint
+from callbacks.early_stopping import EarlyStop
+from callbacks.example_images import ExampleImages
+from callbacks.execution_switch import ExecutionSwitch
+from callbacks.finite_guard import FiniteGuard
+from callbacks.hardening import PermutationHardening
+from callbacks.last_checkpoint import LastCheckpoint
+from callbacks.progress import Progress
+from callbacks.routing_monitor import RoutingMonitor
+from callbacks.scheduled_buffer import ScheduledBuffer
+from mtl.types import InputError, check_number, check_whole
+
+NO_COUNT: list[Any] = [0, -1, 1.5, "abc", True, math.nan, math.inf, [3], 10**30]
+NO_NUMBER: list[Any] = ["abc", True, math.nan, math.inf, -math.inf, [3], 10**400]
+
+
+def schedule(**options: Any) -> ScheduledBuffer:
+    return ScheduledBuffer("gate.temperature", **{"start": 1.0, "end": 0.1} | options)
+
+
+CASES: list[tuple[Callable[..., Any], str, list[Any]]] = [
+    (EarlyStop, "patience", [*NO_COUNT[1:], None]),
+    (EarlyStop, "min_delta", [*NO_NUMBER, -0.5, None]),
+    (EarlyStop, "mode", ["foo", None, 3, []]),
+    (EarlyStop, "monitor", ["", None, 3]),
+    (EarlyStop, "check_finite", ["maybe", None, 1]),
+    (EarlyStop, "stopping_threshold", NO_NUMBER),
+    (lambda **options: BestCheckpoint("x", **options), "save_top_k", [*NO_COUNT[2:], 0, -5, None]),
+    (lambda **options: BestCheckpoint("x", **options), "every_n_epochs", NO_COUNT),
+    (lambda **options: BestCheckpoint("x", **options), "mode", ["foo", None]),
+    (lambda **options: BestCheckpoint("x", **options), "monitor", ["", None, 3]),
+    (lambda **options: BestCheckpoint("x", **options), "save_weights_only", ["perhaps", 1]),
+    (lambda **options: LastCheckpoint("x", **options), "every_steps", NO_COUNT),
+    (lambda **options: LastCheckpoint("x", **options), "every_minutes", [*NO_NUMBER, 0, -1]),
+    (ExecutionSwitch, "every_steps", [*NO_COUNT, None]),
+    (FiniteGuard, "every_steps", [*NO_COUNT, None]),
+    (lambda **options: RoutingMonitor("x", **options), "pictures_every", NO_COUNT),
+    (lambda **options: RoutingMonitor("x", **options), "max_shares", [*NO_COUNT[1:], None]),
+    (lambda **options: ExampleImages("x", **options), "count", [*NO_COUNT[1:], None]),
+    (Progress, "refresh_rate", [*NO_COUNT[1:], None]),
+    (PermutationHardening, "steps", NO_COUNT),
+    (PermutationHardening, "epochs", [*NO_NUMBER, 0, -1]),
+    (PermutationHardening, "fraction", [*NO_NUMBER, 0, -1, 1.1]),
+    (schedule, "steps", NO_COUNT),
+    (schedule, "epochs", [*NO_NUMBER, 0, -1]),
+    (schedule, "fraction", [*NO_NUMBER, 0, -1, 2]),
+    (lambda **options: schedule(steps=5, **options), "start", [*NO_NUMBER, 1e308, None]),
+    (lambda **options: schedule(steps=5, **options), "end", [*NO_NUMBER, -1e308, None]),
+    (lambda **options: schedule(steps=5, **options), "shape", ["bent", None, 3, []]),
+    (lambda **options: schedule(steps=5, **options), "required", ["maybe", None]),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        pytest.param(make, name, value, id=f"{number}-{name}-{str(value)[:12]}")
+        for number, (make, name, values) in enumerate(CASES)
+        for value in values
+    ],
+)
+def test_a_bad_option_is_one_sentence(make: Callable[..., Any], name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"{name}.*: must be "):
+        make(**{name: value})
+
+
+def test_good_values_pass() -> None:
+    for at_least in (0, 1):
+        check_whole("x", 1, at_least)
+    check_whole("x", None, 1, or_null=True)
+    check_number("x", 0.5, above=0, at_most=1)
+    check_number("x", 3)
+    with pytest.raises(InputError, match=r"^x=2: must be a finite number greater than 0 and at most 1 or null$"):
+        check_number("x", 2, above=0, at_most=1, or_null=True)
+    EarlyStop(patience=0, min_delta=0.1, mode="max", stopping_threshold=0.9)
+    LastCheckpoint("x", every_steps=3, every_minutes=0.5)
+    BestCheckpoint("x", save_top_k=-1)
+    RoutingMonitor("x", pictures_every=None, max_shares=0)
+    schedule(fraction=1)
+    schedule(epochs=0.5, shape="inverse_sqrt", start=1e-30, end=1e30)

@@ -1,0 +1,302 @@
+"""The best checkpoint and early stopping, on a run whose validation losses are given."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from callbacks.best_checkpoint import BestCheckpoint
+from callbacks.compile_report import CompileReport
+from callbacks.early_stopping import EarlyStop
+from callbacks.last_checkpoint import LastCheckpoint
+from callbacks.monitored import MonitorCheck
+from callbacks.routing_monitor import RoutingMonitor
+from mtl.run.checkpoint import AtomicCheckpointIO
+from mtl.run.signals import NUMBERS, stop_signals
+from mtl.training.module import MultiTaskModule
+from mtl.types import InputError, Stopped, TaskSpec
+from train import HARMLESS_WARNINGS
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{message}") for message in HARMLESS_WARNINGS]
+
+
+class Scripted(LightningModule):
+    """Logs the given validation losses, one for each validation."""
+
+    def __init__(self, losses: Sequence[float], config: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.losses, self.config = list(losses), config or {}
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/loss", self.losses.pop(0))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = {"fast": "auto"}
+
+    def logged_names(self) -> list[str]:
+        return ["val/loss"]
+
+
+def fit(
+    losses: Sequence[float], callbacks: list[Callback], ckpt: Path | None = None, config: Any = None, **options: Any
+) -> Trainer:
+    trainer = Trainer(
+        max_epochs=options.pop("max_epochs", len(losses)),
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=options.pop("num_sanity_val_steps", 0),
+        plugins=[AtomicCheckpointIO()],
+        callbacks=callbacks,
+        **options,
+    )
+    rows = DataLoader(torch.ones(4, 1), batch_size=2)
+    trainer.fit(Scripted(losses, config), rows, rows, ckpt_path=ckpt, weights_only=True)
+    return trainer
+
+
+def step_of(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_best_of_several_is_the_best_file(tmp_path: Path) -> None:
+    """Of two steps an epoch, the best are those of epochs 4, 2 and 3."""
+    best = BestCheckpoint(str(tmp_path), save_top_k=3)
+    fit([0.9, 0.8, 0.2, 0.3, 0.1, 0.5, 0.7], [best])
+    kept = ["best_epoch002_step6.ckpt", "best_epoch003_step8.ckpt", "best_epoch004_step10.ckpt"]
+    assert names(tmp_path) == ["best.ckpt", *kept]
+    assert Path(best.best_model_path).name == kept[2]
+    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 10
+    assert float(best.best_model_score) == pytest.approx(0.1)
+
+
+def test_single_best_checkpoint_has_one_file(tmp_path: Path) -> None:
+    best = BestCheckpoint(str(tmp_path), mode="max")
+    fit([0.2, 0.9, 0.4], [best])
+    assert names(tmp_path) == ["best.ckpt"]
+    assert step_of(Path(best.best_model_path)) == 4
+
+
+def test_nan_and_infinity_are_never_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    best = BestCheckpoint(str(tmp_path), save_top_k=2)
+    fit([math.nan, 0.5, -math.inf], [best])
+    assert names(tmp_path) == ["best.ckpt", "best_epoch001_step4.ckpt"]
+    assert "epoch 0: val/loss is nan, so its checkpoint is not kept" in caplog.text
+    empty = BestCheckpoint(str(tmp_path / "none"))
+    fit([math.nan], [empty])
+    assert empty.best_model_path == ""
+
+
+def test_epoch_without_validation_does_not_count(tmp_path: Path) -> None:
+    best, early = BestCheckpoint(str(tmp_path), save_top_k=-1), EarlyStop(patience=2)
+    trainer = fit([0.5, 0.6, 0.7, 0.8], [best, early], max_epochs=8, check_val_every_n_epoch=2)
+    assert trainer.current_epoch == 6  # the second and third validation bring no improvement
+    assert names(tmp_path) == [
+        "best.ckpt",
+        *(f"best_epoch{epoch:03d}_step{2 * epoch + 2}.ckpt" for epoch in (1, 3, 5)),
+    ]
+
+
+def test_each_validation_within_an_epoch_counts(tmp_path: Path) -> None:
+    best = BestCheckpoint(str(tmp_path), save_top_k=2)
+    fit([0.9, 0.8, 0.1, 0.5], [best], max_epochs=2, val_check_interval=0.5)
+    assert step_of(tmp_path / "best.ckpt") == 3
+    assert names(tmp_path)[1:] == ["best_epoch001_step3.ckpt", "best_epoch001_step4.ckpt"]
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_moved_run_goes_on_with_its_best(top: int, how: str, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    fit([0.3, 0.2, 0.6], [BestCheckpoint(str(here), save_top_k=top), LastCheckpoint(str(here))])
+    (shutil.copytree if how == "copied" else shutil.move)(here, there)
+    best = BestCheckpoint(str(there), save_top_k=top)
+    fit([0.9], [best, LastCheckpoint(str(there))], there / "last.ckpt", max_epochs=4)
+    assert step_of(there / "best.ckpt") == 4
+    assert Path(best.best_model_path).parent == there
+    assert float(best.best_model_score) == pytest.approx(0.2)
+    fit([0.1], [best, LastCheckpoint(str(there))], there / "last.ckpt", max_epochs=5)
+    assert step_of(there / "best.ckpt") == 10
+    if how == "copied":
+        assert step_of(here / "best.ckpt") == 4
+    assert len([name for name in names(there) if name.startswith("best_")]) == (0 if top == 1 else 3)
+
+
+def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit([0.2], [BestCheckpoint(str(tmp_path)), LastCheckpoint(str(tmp_path))])
+    (tmp_path / "best.ckpt").unlink()
+    best = BestCheckpoint(str(tmp_path))
+    fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=2)
+    assert caplog.text.count("the best checkpoint so far, best.ckpt, is not in") == 1
+    assert float(best.best_model_score) == pytest.approx(0.9)
+
+
+def test_state_of_lightnings_own_callback_is_taken_over(tmp_path: Path) -> None:
+    plain = ModelCheckpoint(
+        tmp_path / "old", "best", "val/loss", enable_version_counter=False, save_on_train_epoch_end=True
+    )
+    fit([0.2, 0.4], [plain, LastCheckpoint(str(tmp_path / "old"))])
+    (tmp_path / "old").rename(tmp_path / "new")
+    best = BestCheckpoint(str(tmp_path / "new"))
+    assert best.state_key == plain.state_key
+    fit([0.9], [best, LastCheckpoint(str(tmp_path / "new"))], tmp_path / "new" / "last.ckpt", max_epochs=3)
+    assert Path(best.best_model_path) == tmp_path / "new" / "best.ckpt"
+    assert float(best.best_model_score) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 2)])
+def test_another_number_of_kept_checkpoints(before: int, after: int, tmp_path: Path) -> None:
+    fit([0.3, 0.1, 0.2], [BestCheckpoint(str(tmp_path), save_top_k=before), LastCheckpoint(str(tmp_path))])
+    best = BestCheckpoint(str(tmp_path), save_top_k=after)
+    fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=4)
+    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 4
+    fit([0.05], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=5)
+    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 10
+    assert len(best.best_k_models) == min(after, before + 2)
+
+
+def test_early_stopping_says_why_and_takes_a_new_patience(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = fit([0.1, 0.2, 0.3, 0.4], [EarlyStop(patience=2), LastCheckpoint(str(tmp_path))])
+    assert trainer.current_epoch == 3
+    assert "early stopping: Monitored metric val/loss did not improve in the last 2 records" in caplog.text
+    trainer = fit(
+        [0.4] * 9, [EarlyStop(patience=5), LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=9
+    )
+    assert trainer.current_epoch == 6
+
+
+@pytest.mark.parametrize("watcher", [BestCheckpoint("x", monitor="val/los"), EarlyStop(monitor="val/los")])
+def test_unknown_monitor_stops_the_run_before_its_first_step(watcher: Any) -> None:
+    run: Any = SimpleNamespace(callbacks=[watcher])
+    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary"), TaskSpec("b", "regression")], None)
+    with pytest.raises(InputError) as error:
+        MonitorCheck().on_fit_start(run, module)
+    message = str(error.value)
+    assert ".monitor=val/los: no value of this name is logged; there are val/loss, train/step_loss" in message
+    assert message.endswith("Did you mean val/loss?")
+
+
+@pytest.mark.parametrize("monitor", ["val/loss", "val/a/auroc", "train/loss", "train/aux/x", "val/experts_per_sample"])
+def test_known_monitors_pass(monitor: str) -> None:
+    callbacks = [BestCheckpoint("x", monitor=monitor), EarlyStop(monitor=monitor), RoutingMonitor("x")]
+    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary")], None)
+    run: Any = SimpleNamespace(callbacks=callbacks)
+    MonitorCheck().on_fit_start(run, module)
+
+
+def test_callbacks_of_others_may_log_anything(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(Callback):
+        pass
+
+    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary")], None)
+    run: Any = SimpleNamespace(callbacks=[EarlyStop(monitor="mine"), Own()])
+    MonitorCheck().on_fit_start(run, module)
+    assert "callbacks.early_stopping.monitor=mine: nothing that is known logs this name" in caplog.text
+
+
+@pytest.mark.parametrize("make", [lambda path: BestCheckpoint(path, monitor="mine"), lambda path: EarlyStop("mine")])
+def test_monitor_that_turns_out_to_be_missing_is_one_message(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"monitor=mine: no value of this name is logged; there are val/loss"):
+        fit([0.1], [make(str(tmp_path))])
+
+
+class SignalIn(Callback):
+    """Send a signal in one of the trainer's hooks."""
+
+    def __init__(self, hook: str, number: int = signal.SIGTERM) -> None:
+        setattr(self, hook, lambda *_: signal.raise_signal(number))
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in NUMBERS]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("hook", ["on_before_backward", "on_validation_epoch_start", "on_train_epoch_end"])
+def test_signal_in_training_saves_and_stops(hook: str, number: int, tmp_path: Path) -> None:
+    before = handlers()
+    with stop_signals.listening(), pytest.raises(Stopped, match=r"after step \d, saved; resume with: .* ckpt="):
+        fit([0.1] * 9, [SignalIn(hook, number), LastCheckpoint(str(tmp_path))])
+    assert step_of(tmp_path / "last.ckpt") == (1 if hook == "on_before_backward" else 2)
+    assert handlers() == before
+
+
+def test_signal_in_the_last_epoch_stops_before_the_test(tmp_path: Path) -> None:
+    last = LastCheckpoint(str(tmp_path))
+    with stop_signals.listening(), pytest.raises(Stopped, match=r"weights are in .*last.ckpt, test them with"):
+        fit([0.1], [SignalIn("on_validation_epoch_start"), last])
+
+
+def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
+    callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
+    with stop_signals.listening(), pytest.raises(Stopped, match="before the first step; nothing to save"):
+        fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
+
+
+def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
+    best, before = BestCheckpoint(str(tmp_path)), handlers()
+    callbacks = [SignalIn("on_test_batch_start"), LastCheckpoint(str(tmp_path)), best]
+    with stop_signals.listening():
+        trainer = fit([0.1], callbacks)
+        with pytest.raises(Stopped, match=rf"during the test; .* evaluate={best.best_model_path}"):
+            trainer.test(Scripted([]), DataLoader(torch.ones(4, 1)), verbose=False)
+    assert handlers() == before
+
+
+def test_process_gets_its_handlers_back_after_a_run(tmp_path: Path) -> None:
+    before = handlers()
+    fit([0.1], [LastCheckpoint(str(tmp_path))])
+    assert handlers() == before
+    with pytest.raises(Stopped):
+        fit([0.1] * 3, [SignalIn("on_before_backward"), LastCheckpoint(str(tmp_path))])
+    assert handlers() == before
+    with pytest.raises(InputError):
+        fit([0.1], [LastCheckpoint(str(tmp_path)), EarlyStop("mine")])
+    assert handlers() == before
+
+
+def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
+    for name in (".last.ckpt.4711", ".best.ckpt.12", ".hidden", "mine.ckpt", ".last.ckpt.txt"):
+        (tmp_path / name).touch()
+    fit([0.1], [LastCheckpoint(str(tmp_path))])
+    assert names(tmp_path) == [".hidden", ".last.ckpt.txt", "last.ckpt", "mine.ckpt"]
+
+
+def test_compilation_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fit([0.1, 0.2], [CompileReport()])
+    assert "compiling" not in caplog.text
+    fit([0.1, 0.2], [CompileReport()], config={"compile": True})
+    assert caplog.text.count("compiling the network on its first batch; this can take minutes") == 1
+    assert caplog.text.count("s, compilation included") == 1

@@ -1,0 +1,133 @@
+"""Signals stop the program at once where nothing is lost, and after the step while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+
+from mtl.run.signals import NUMBERS, StopSignals
+from mtl.types import Stopped
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_before_training_stops_at_once(number: int) -> None:
+    name = signal.Signals(number).name
+    with (
+        StopSignals().listening(),
+        pytest.raises(Stopped, match=f"stopped by {name} before the first step; nothing to save") as stop,
+    ):
+        send(number)
+    assert stop.value.number == number
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.training_starts("a/last.ckpt")
+        assert signals.number == 0
+        send(number)
+        assert signals.number == number
+        with pytest.raises(Stopped, match=r"weights are in a/best.ckpt, test them with: .* evaluate=a/best.ckpt"):
+            signals.training_ends("a/best.ckpt")
+
+
+def test_a_second_interrupt_stops_training_at_once() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.training_starts("a/last.ckpt")
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        with pytest.raises(Stopped, match=r"by SIGINT at once, without saving; resume .* ckpt=a/last.ckpt"):
+            send(signal.SIGINT)
+
+
+def test_a_signal_in_the_test_names_the_weights() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.training_starts("last.ckpt")
+        signals.training_ends("best.ckpt")
+        with pytest.raises(Stopped, match=r"by SIGHUP during the test; the trained weights are in best.ckpt"):
+            send(signal.SIGHUP)
+
+
+def test_a_signal_while_only_testing_has_nothing_to_save() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.test_starts()
+        with pytest.raises(Stopped, match="stopped by SIGINT during the test; nothing to save"):
+            send(signal.SIGINT)
+
+
+def test_broad_handlers_do_not_swallow_a_stop() -> None:
+    with StopSignals().listening(), pytest.raises(Stopped), contextlib.suppress(Exception):
+        send(signal.SIGTERM)
+
+
+def test_handlers_are_restored_whatever_happens() -> None:
+    signals, before = StopSignals(), [signal.getsignal(number) for number in NUMBERS]
+
+    def run(error: type[BaseException]) -> None:
+        with signals.listening():
+            with signals.listening():
+                pass
+            assert signals.is_listening
+            assert [signal.getsignal(number) for number in NUMBERS] == [signals._handle] * 3
+            raise error
+
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            run(error)
+        assert [signal.getsignal(number) for number in NUMBERS] == before
+    assert not signals.is_listening
+
+
+def test_an_inner_block_takes_the_signals_back() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Lightning replaces handlers before each loop
+        with signals.listening():
+            assert signal.getsignal(signal.SIGTERM) == signals._handle
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup python train.py
+    try:
+        with StopSignals().listening():
+            send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def test_other_threads_leave_the_handlers_alone() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with StopSignals().listening():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_the_next_run_starts_without_a_request() -> None:
+    signals = StopSignals()
+    with signals.listening():
+        signals.training_starts("last.ckpt")
+        send(signal.SIGTERM)
+    with signals.listening():
+        assert signals.number == 0
+        with pytest.raises(Stopped, match="before the first step"):
+            send(signal.SIGTERM)
