@@ -28,10 +28,7 @@ log = logging.getLogger("mtl")
 HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
     ".*Checkpoint directory .* exists and is not empty.*",  # a resumed run writes to its own folder
-    ".*The dirpath has changed.*",  # a run that only evaluates has a folder of its own, and writes no checkpoint
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
-    ".*monitor=.val/loss.* could not find the monitored key.*",  # if a run ends within its first epoch, _run warns
-    ".*Early stopping conditioned on metric .val/loss. .*",  # the same
     ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice
     ".*Grad strides do not match bucket view strides.*",  # the stride of a dimension of size 1 means nothing
     ".*broadcast_buffers. is deprecated.*",  # its successor is not in every version that we accept
@@ -86,6 +83,14 @@ def temporary_folder() -> str:
     return folder
 
 
+def run_label(network: str, gate: str, *, _root_: DictConfig) -> str:
+    """Return the gate's name; for another network than mmoe its own name, and its gate's if it has one."""
+    if network == "mmoe":
+        return str(gate)
+    return f"{network}_{gate}" if _root_.network and "gate" in _root_.network else str(network)
+
+
+OmegaConf.register_new_resolver("run_label", run_label, replace=True)
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
 
@@ -148,15 +153,13 @@ def _run(cfg: DictConfig) -> float | None:
             raise InputError(
                 f"another process of this run has ended; resume with: python train.py ckpt={last}"
             ) from error
-        if trainer.interrupted:
-            raise InputError(f"stopped by the user; resume with: python train.py ckpt={folder}/checkpoints/last.ckpt")
         saved = trainer.checkpoint_callback
         score = getattr(saved, "best_model_score", None)
         best = None if score is None else float(score)
         checkpoint = str(getattr(saved, "best_model_path", "")) or None
         if checkpoint is None:
             monitor = getattr(saved, "monitor", "val/loss")
-            log.warning("no %s, since the run ended within its first epoch: testing the last weights", monitor)
+            log.warning("no finite %s was measured: testing the last weights", monitor)
         if cfg.tested == "last":
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
@@ -172,10 +175,12 @@ def _run(cfg: DictConfig) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
+    from mtl.run.signals import stop_signals
     from mtl.types import Stopped
 
     try:
-        return start(cfg, HydraConfig.get())
+        with stop_signals.listening():
+            return start(cfg, HydraConfig.get())
     except Stopped as stop:
         log.warning("%s", stop)
         sys.exit(128 + stop.number if IS_FIRST else 0)

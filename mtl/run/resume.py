@@ -35,7 +35,17 @@ FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eva
 # Config groups that fill other sections than the one of their own name
 SECTIONS = {"recipe": ("setting", "experts")}
 # Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
-NAMES = ("accelerator", "devices", "gradient_clip_algorithm", "mode", "monitor", "precision", "shape", "target")
+NAMES = (
+    "accelerator",
+    "devices",
+    "gradient_clip_algorithm",
+    "max_time",
+    "mode",
+    "monitor",
+    "precision",
+    "shape",
+    "target",
+)
 
 LINK = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # a reference to another value, and nothing else
 

@@ -18,7 +18,18 @@ MOVED = {
     "mtl.permutation.Permutation": "mtl.gates.permuted.Permutation",
     "mtl.sweep.SweepTable": "mtl.run.sweep.SweepTable",
     "mtl.console.ConsoleHandler": "mtl.run.console.ConsoleHandler",
-    "callbacks.progress_bar.ProgressBar": "pytorch_lightning.callbacks.RichProgressBar",
+    "callbacks.progress_bar.ProgressBar": "callbacks.progress.Progress",
+    "pytorch_lightning.callbacks.RichProgressBar": "callbacks.progress.Progress",
+    "pytorch_lightning.callbacks.ModelCheckpoint": "callbacks.best_checkpoint.BestCheckpoint",
+    "pytorch_lightning.callbacks.EarlyStopping": "callbacks.early_stopping.EarlyStop",
+    "pytorch_lightning.loggers.CSVLogger": "mtl.run.csv_log.CSVLog",
+}
+# Options of callbacks that no longer exist
+DROPPED = {
+    "callbacks.hardening.PermutationHardening": ("target",),  # permutations are found by type
+    "callbacks.progress.Progress": ("refresh_rate",),  # once in refreshes per second
+    "callbacks.best_checkpoint.BestCheckpoint": ("filename", "enable_version_counter", "save_on_train_epoch_end"),
+    "callbacks.early_stopping.EarlyStop": ("strict", "check_on_train_epoch_end"),
 }
 REMOVED = {"callbacks.connection_report.ConnectionReport"}  # callbacks whose work another one does now
 # Old and new names of configuration keys; references to them change as well
@@ -34,10 +45,11 @@ def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
     if "format" in checkpoint:
         return checkpoint
     config, state = checkpoint["config"], checkpoint["state_dict"]
-    if "fast" in config:
-        return checkpoint | {"config": settled(config)}
-    config = _with_new_names(config) | {"fast": "auto"}
+    engine_is_current = "fast" in config
+    config = _with_new_names(config) | {"fast": config.get("fast", "auto")}
     config["callbacks"] = {name: _callback(node) for name, node in config.get("callbacks", {}).items() if _kept(node)}
+    if engine_is_current:
+        return checkpoint | {"config": settled(config)}
     state = {_parameter(name, state): value for name, value in state.items()}
     checkpoint = checkpoint | {"config": settled(config), "state_dict": state}
     if "callbacks" in checkpoint:
@@ -97,11 +109,8 @@ def _callback(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     node = dict(node)
-    kind = str(node.get("_target_", ""))
-    if kind.endswith("PermutationHardening"):
-        node.pop("target", None)  # no longer an option: permutations are found by type
-    if kind.endswith("RichProgressBar"):
-        node["refresh_rate"] = 10  # once in refreshes per second, now in batches
+    for option in DROPPED.get(str(node.get("_target_", "")), ()):
+        node.pop(option, None)
     for old, new in TARGETS:
         if str(node.get("target", "")).startswith(old):
             node["target"] = node["target"].replace(old, new, 1)
