@@ -42,6 +42,8 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     if isinstance(error, MissingConfigException):
         return _missing_file(error, words)
     text = str(error)
+    if isinstance(error, ValueError) and "integer string conversion" in text:  # from Python, while Hydra reads a word
+        return f"{_cut(max(words, key=len, default='a number'))}: has more digits than any option takes"
     for pattern, answer in SENTENCES.items():
         if (isinstance(error, HydraException | OmegaConfBaseException)) and (match := re.search(pattern, text)):
             return answer(match, words)
@@ -82,6 +84,9 @@ def _no_such_option(match: re.Match[str], words: list[str]) -> str:
     value = word.partition("=")[2]
     if key in _groups():
         return f"{_cut(word)}: the configuration chosen by the other options has no {key}; leave this option out"
+    if "/" in key:
+        near = _nearest(key, _groups())
+        return f"{_cut(word)}: there is no group {_cut(key)}{f'; did you mean {near}?' if near else ''}"
     near = _nearest_option(key, words)
     if near:
         return f"{_cut(word)}: no such option; did you mean {near}={_cut(value)}? (+{_cut(word)} adds a new option)"

@@ -97,6 +97,10 @@ class Number(Kind):
         large = self.low is None or number > self.low or (number == self.low and not self.above)
         return large and (self.high is None or number < self.high or (number == self.high and not self.below))
 
+    def hint(self, value: Any) -> str:
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        return "; inf and nan are not accepted" if infinite else ""
+
 
 @dataclass(frozen=True)
 class Flag(Kind):
@@ -118,7 +122,7 @@ class Text(Kind):
 
     @property
     def text(self) -> str:
-        return "text" if self.low == 0 else "text that is not empty"
+        return "text" if self.low == 0 else "non-empty text"
 
     def accepts(self, value: Any) -> bool:
         if isinstance(value, PathLike):
@@ -126,7 +130,8 @@ class Text(Kind):
         return isinstance(value, str) and len(value) >= self.low and "\0" not in value
 
     def hint(self, value: Any) -> str:
-        return f"; write \"'{value}'\"" if isinstance(value, int | float) and len(shown(value)) < LONGEST else ""
+        number = isinstance(value, int | float) and not isinstance(value, bool) and len(shown(value)) < LONGEST
+        return f"; write \"'{value}'\"" if number else ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,8 @@ class Choice(Kind):
 
     @property
     def text(self) -> str:
-        return f"one of {', '.join(shown(value) for value in self.values)}"
+        names = list({str(value): shown(value) for value in self.values}.values())
+        return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
 
     def accepts(self, value: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in self.values)
@@ -172,9 +178,10 @@ class OneOf(Kind):
         return any(kind.accepts(value) for kind in self.kinds)
 
     def problems(self, where: str, value: Any) -> Iterator[str]:
-        lists = [kind for kind in self.kinds if isinstance(kind, ListOf)]
-        if isinstance(value, list | tuple) and len(lists) == 1:  # name the entry that is wrong
-            return lists[0].problems(where, value)
+        wanted = ListOf if isinstance(value, list | tuple) else (MapOf, Fields) if isinstance(value, dict) else ()
+        inside = [kind for kind in self.kinds if isinstance(kind, wanted)]
+        if len(inside) == 1 and not self.accepts(value):  # name the entry that is wrong
+            return inside[0].problems(where, value)
         return super().problems(where, value)
 
     def hint(self, value: Any) -> str:
@@ -331,12 +338,12 @@ def _needs_quotes(text: str) -> bool:
     return True
 
 
-def suggestion(name: Any, names: Iterable[str], before: str = "") -> str:
-    """Return "; did you mean NAME?" with the most similar of ``names``, "" if none is similar."""
+def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float = 0.6) -> str:
+    """Return "; did you mean NAME?" with the most similar of ``names``, "" if none is more similar than ``cutoff``."""
     if not isinstance(name, str):
         return ""
     lower = {other.lower(): other for other in names}
-    near = difflib.get_close_matches(name.lower(), lower, 1, 0.6)
+    near = difflib.get_close_matches(name.lower(), lower, 1, cutoff)
     return f"; did you mean {before}{lower[near[0]]}?" if near else ""
 
 

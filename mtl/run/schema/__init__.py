@@ -28,6 +28,8 @@ SPECIAL: dict[str, Kind] = {  # Hydra's own keys of a section with _target_
     "_convert_": Choice(("none", "partial", "object", "all")),
     "_args_": ListOf(),
 }
+# Arguments that the program fills in, and that are no options where the section leaves them out
+SUPPLIED = {"params", "spec", "inputs", "num_tasks", "num_experts", "input_dim"}
 CALLBACK = OneOf((Described(), Null(), Choice((False,))))
 
 
@@ -39,19 +41,14 @@ def check(cfg: DictConfig) -> None:
     try:
         found: dict[str, str] = {}
         for problem in _problems(Reader(cfg)):
-            found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
+            key = problem.split("=")[0].split(": ")[0]
+            choose = f"; {key}=NAME chooses one" if key in tables.OBJECTS else ""
+            found.setdefault(key, problem + choose)  # one for each option
     except RecursionError:
         raise InputError("the configuration is nested too deeply, or refers to itself; use fewer of ${}") from None
     if found:
         more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
         raise InputError("; ".join([*list(found.values())[:MOST], *more]))
-
-
-def unknown_option(where: str, target: Any, name: str) -> str:
-    """Return the sentence that ``target``, which section ``where`` describes, has no option ``name``."""
-    names = list(options(target).kinds)
-    title = getattr(target, "__name__", str(target))
-    return f"{where}.{name}: {title} has no option {name}{suggestion(name, names)}; it has {listed(names)}"
 
 
 def _problems(reader: Reader) -> Iterator[str]:
@@ -84,7 +81,7 @@ def _setting(node: Node, mentioned: set[str]) -> Iterator[str]:
         kind = tables.SETTING.get(name)
         if kind is not None:
             yield from kind.problems(child.key, child.plain())
-        elif name not in mentioned and (near := suggestion(name, tables.SETTING, "setting.")):
+        elif name not in mentioned and (near := suggestion(name, tables.SETTING, "setting.", 0.8)):
             yield f"{child.key}: nothing refers to it{near}"
 
 
@@ -149,7 +146,15 @@ def _object(section: Node) -> Iterator[str]:
         if kind is not None:
             yield from kind.problems(child.key, child.plain())
         elif known.closed and name not in known.kinds and not name.startswith("_"):
-            yield unknown_option(section.key, target, name)
+            yield _unknown_option(section, target, name)
+
+
+def _unknown_option(section: Node, target: Any, name: str) -> str:
+    """Return the sentence that ``target``, which ``section`` describes, has no option ``name``."""
+    names = [other for other in options(target).kinds if other in section.value or other not in SUPPLIED]
+    near = suggestion(name, names)
+    title = getattr(target, "__name__", str(target))
+    return f"{section.key}.{name}: {title} has no option {name}{f'{near} It' if near else '; it'} has {listed(names)}"
 
 
 def _too_many_devices(trainer: Node) -> Iterator[str]:
@@ -160,7 +165,10 @@ def _too_many_devices(trainer: Node) -> Iterator[str]:
     devices, accelerator = section.get("devices", "auto"), section.get("accelerator", "auto")
     if not tables.Devices().accepts(devices):
         return  # said already
-    asked = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 0
+    if isinstance(devices, list):
+        asked = len(devices)
+    else:
+        asked = devices if isinstance(devices, int) else int(devices) if devices.isdecimal() else 0
     gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and gpus):
         if torch.backends.mps.is_available():

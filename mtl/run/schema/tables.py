@@ -70,7 +70,7 @@ class Batches(Kind):
 
     @property
     def text(self) -> str:
-        return f"a whole number of batches, or a share {'from 0' if self.zero else 'above 0 and up'} to 1"
+        return f"a whole number of batches (or a share of them, {'from 0' if self.zero else 'above 0 and up'} to 1)"
 
     def accepts(self, value: Any) -> bool:
         if not Number(0, above=not self.zero).accepts(value):
@@ -91,7 +91,7 @@ class Devices(Kind):
             return value in ("auto", "-1") or re.fullmatch(r"\d{1,6}(,\d{1,6})*,?", value) is not None
         if isinstance(value, list | tuple):
             return ListOf(Whole(0, MANY), 1).accepts(value) and len(set(value)) == len(value)
-        return value != 0 and Whole(-1, MANY).accepts(value)
+        return value != 0 and Whole(-1).accepts(value)
 
 
 COUNT, COUNT_OR_ZERO, LONG = Whole(1, MANY), Whole(0, MANY), Whole(1, BILLION)

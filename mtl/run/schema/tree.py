@@ -84,7 +84,8 @@ class Reader:
         match = REFERENCE.fullmatch(raw)
         if match is None or len(trail) > 50:
             return None
-        path, value = (), self.raw
+        path: Path = ()
+        value: Any = self.raw
         names = re.findall(r"\w+", match[1])
         for index, name in enumerate(names):
             if isinstance(value, dict) and name in value:
@@ -109,10 +110,26 @@ class Reader:
             is_section = isinstance(node, DictConfig | ListConfig)
             return OmegaConf.to_container(node, resolve=True) if is_section else node
         except RecursionError:
-            reason = "refers to itself; give it a value of its own"
+            reason, text = "refers to itself; give it a value of its own", ""
         except Exception as error:  # a resolver may raise anything
-            reason = self._reason(error)
-        raise InputError(f"{'.'.join(map(str, path))}={shown(raw)}: {reason}") from None
+            reason, text = self._reason(error), str(error)
+        key = ".".join(map(str, path))
+        for reference in re.findall(r"\w+(?:\.\w+)+", f"{raw} {text}"):
+            self._require_sections(key, reference)
+        raise InputError(f"{key}={shown(raw)}: {reason}") from None
+
+    def _require_sections(self, key: str, reference: str) -> None:
+        """Raise InputError if ``reference``, which option ``key`` holds, leads through a value that is no section."""
+        value, names = self.raw, reference.split(".")
+        for index, name in enumerate(names[:-1], start=1):
+            if not isinstance(value, dict) or name not in value:
+                return
+            value, where = value[name], ".".join(names[:index])
+            if isinstance(value, str) and "${" in value:
+                self._read(tuple(names[:index]), value, ())  # the error may be in there
+                return
+            section = isinstance(value, dict) or (isinstance(value, list) and names[index].isdecimal())
+            require(section, f"{where}={shown(value)}: must be a section, since {key} refers to {reference}")
 
     def _reason(self, error: Exception) -> str:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
