@@ -47,6 +47,8 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     for pattern, answer in SENTENCES.items():
         if (isinstance(error, HydraException | OmegaConfBaseException)) and (match := re.search(pattern, text)):
             return answer(match, words)
+    if isinstance(error, ValueError) and "Config group override must be" in text:
+        return _no_choice(words)
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException):
         first = _first_line(error) or _first_line(error.__cause__)
         key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
@@ -54,10 +56,24 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     return None
 
 
+def _no_choice(words: list[str]) -> str | None:
+    """Return the sentence for a group that is given a number, a flag or a dict instead of a choice."""
+    groups = _groups()
+    for word in words:
+        key, _, value = word.lstrip(PREFIX).partition("=")
+        if not key:
+            return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
+        if key in groups and value not in (choices := _choices(key)):
+            without = "; ~logger runs without one" if key == "logger" else ""
+            return f"{_cut(word)}: must name one of {', '.join(choices)}{without}"
+    return None
+
+
 def _unreadable(word: str) -> str:
     name, equals, _ = word.partition("=")
     if not equals:
-        return f"{_cut(word)}: must be OPTION=VALUE, such as gate=comet; python train.py --help lists the options"
+        word = _cut(word) or "an empty word"
+        return f"{word}: must be OPTION=VALUE, such as gate=comet; python train.py --help lists the options"
     if not re.fullmatch(r"[+~]{0,2}[\w.@/$:-]+", name):
         return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
     return (
@@ -73,6 +89,7 @@ def _missing_file(error: MissingConfigException, words: list[str]) -> str:
     word = next((word for word in words if _key(word).split("@")[0] == group), "")
     options = list(error.options or _choices(group))
     where = f"{_cut(word)}: " if word else f"{_first_line(error)}: "
+    choice = choice or "without a name"
     near = _nearest(choice, options)
     meant = f"; did you mean {group}={near}? There are" if near else "; there are"
     return f"{where}there is no {group} {_cut(choice)}{meant} {', '.join(options)}"
@@ -80,8 +97,11 @@ def _missing_file(error: MissingConfigException, words: list[str]) -> str:
 
 def _no_such_option(match: re.Match[str], words: list[str]) -> str:
     key = match[1]
-    word = next((word for word in words if _key(word).split("@")[0] == key), key)
+    word = next((word for word in words if _key(word) == key), key)
     value = word.partition("=")[2]
+    if "@" in key:
+        group = key.partition("@")[0]
+        return f"{_cut(word)}: nothing is placed there; a choice is written {group}=NAME, without @"
     if key in _groups():
         return f"{_cut(word)}: the configuration chosen by the other options has no {key}; leave this option out"
     if "/" in key:
@@ -121,6 +141,8 @@ def _chosen_twice(match: re.Match[str], words: list[str]) -> str:
     same = [word for word in words if _key(word) == match[1]]
     if len(same) > 1:
         return _given_twice(match, words)
+    if same and same[0].startswith("+"):
+        return f"{_cut(same[0])}: {match[1]} is chosen already; write {_cut(same[0].lstrip('+'))} to replace it"
     files = f"the configuration files choose {match[1]} more than once"
     return f"{files}; in a defaults list, write override /{match[1]}: {match[2]}"
 
@@ -131,6 +153,8 @@ def _there_already(match: re.Match[str], words: list[str]) -> str:
 
 
 def _cannot_merge(match: re.Match[str], words: list[str]) -> str:
+    if "${" in match[1]:
+        return f"{_cut(match[1])}: the value cannot be read; write ${{section.option}}, and close every brace"
     return f"{_cut(match[1])}: does not fit the configuration; a section takes {{name: value}}, an option one value"
 
 

@@ -219,6 +219,14 @@ def test_references_that_lead_nowhere(values: dict[str, Any], message: str) -> N
     assert message in answer(configuration("", values))
 
 
+@pytest.mark.parametrize("section", ["gate", "experts", "permutation", "data", "network", "optimizer", "trainer"])
+def test_sections_that_the_command_line_leaves_out(section: str) -> None:
+    cfg = configuration()
+    OmegaConf.set_struct(cfg, False)
+    del cfg[section]
+    assert f"choose one with {section}=NAME" in answer(cfg)
+
+
 def test_references_that_stand_for_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtl.run.schema.tree.LARGEST", 10_000)
     values = {"setting.a0": [1] * 10} | {f"setting.a{i}": [f"${{setting.a{i - 1}}}"] * 10 for i in range(1, 9)}
@@ -441,17 +449,18 @@ def failure(*words: str) -> Exception:
         (["gate=comet", "gate.k.a=1"], "gate.k.a"),
         (["hydra/launcher=nothing"], "there is no hydra/launcher nothing"),
         (["setting.k=${a.b"], "the value cannot be read"),
-        (["setting.k='${a.b'"], "setting.k"),
-        (["setting=5"], "setting=5"),
-        (["gate@network.gate=comet"], "gate@network.gate=comet"),
-        (["+gate=topk"], "gate"),
-        (["~gate", "gate=comet"], "gate"),
+        (["setting.k='${a.b'"], "close every brace"),
+        (["gate=5"], "gate=5: must name one of comet"),
+        (["logger=true"], "logger=true: must name one of csv, tensorboard; ~logger"),
+        (["gate=null"], "gate=null: must name one of comet"),
+        (["gate@network.gate=comet"], "without @"),
+        (["+gate=topk"], "write gate=topk to replace it"),
         (["hydra.searchpath=5"], "hydra.searchpath"),
         (["gate=a,b", "gate=${x}"], "several values"),
         (["=3"], "must be the name of an option"),
-        ([""], "must be OPTION=VALUE"),
-        (["gate="], "gate="),
-        (["ünknown=3"], "ünknown=3"),
+        ([""], "an empty word: must be OPTION=VALUE"),
+        (["gate="], "there is no gate without a name"),
+        (["ünknown=3"], "ünknown=3: "),
         (["network/gate=comet"], "there is no group network/gate"),
         (["seed=" + "9" * 5000], "9..."),
     ],

@@ -42,7 +42,8 @@ def check(cfg: DictConfig) -> None:
         found: dict[str, str] = {}
         for problem in _problems(Reader(cfg)):
             key = problem.split("=")[0].split(": ")[0]
-            choose = f"; {key}=NAME chooses one" if key in tables.OBJECTS else ""
+            whole = key in tables.OBJECTS and problem.startswith(f"{key}=")
+            choose = f"; choose one with {key}=NAME" if whole else ""
             found.setdefault(key, problem + choose)  # one for each option
     except RecursionError:
         raise InputError("the configuration is nested too deeply, or refers to itself; use fewer of ${}") from None
@@ -68,7 +69,7 @@ def _problems(reader: Reader) -> Iterator[str]:
             yield f"{name}: there is no such section or option{near or ', and nothing refers to it'}"
     for name in ("data", "network", "optimizer", "trainer", "callbacks"):
         if name not in root:
-            yield f"{name}: this section is missing"
+            yield f"{name}: this section is missing; choose one with {name}=NAME"
     if isinstance(root.get("trainer"), Node):
         yield from _too_many_devices(root["trainer"])
 

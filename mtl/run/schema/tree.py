@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from mtl.kinds import shown, suggestion
+from mtl.run.schema import tables
 from mtl.types import InputError, require
 
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${setting.k}, without resolvers or nesting
@@ -134,6 +135,8 @@ class Reader:
     def _reason(self, error: Exception) -> str:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if match := re.search(r"Interpolation key '(.+)' not found", text):
+            if match[1] in tables.OBJECTS:
+                return f"there is no section {match[1]}; choose one with {match[1]}=NAME"
             keys = [".".join(map(str, path)) for path in _paths(self.raw)]
             return f"there is no {match[1]}{suggestion(match[1], keys)}"
         if match := re.search(r"Environment variable '(.+)' not found", text):
