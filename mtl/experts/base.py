@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mtl.dropout import Masks
 from mtl.experts.pairs import Pairs, mix_pairs
+from mtl.kinds import Count, Dropout
 from mtl.types import require
 
 
@@ -23,7 +24,7 @@ class Experts(nn.Module, ABC):
     dimension of every parameter and buffer must be E, since pruning selects experts along it.
     """
 
-    def __init__(self, num_experts: int, output_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, num_experts: Count, output_dim: int, dropout: Dropout = 0.0) -> None:
         super().__init__()
         require(num_experts >= 1, f"num_experts={num_experts}: must be at least 1")
         require(0 <= dropout < 1, f"dropout={dropout}: must be at least 0 and less than 1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -14,27 +15,38 @@ from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
 from mtl.fast import accelerated
 from mtl.fast import conv as fast
+from mtl.kinds import Count, CountOrZero, Dropout
 from mtl.types import require
 
-OPTIONS = {"channels", "kernel", "pool", "padding"}  # of a convolution
 Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
+
+
+class Convolution(TypedDict):
+    """The options of one convolution; ``pool`` is 1 and ``padding`` 0 if they are left out."""
+
+    channels: Count
+    kernel: Count
+    pool: NotRequired[Count]
+    padding: NotRequired[CountOrZero]
+
+
+OPTIONS = {"channels", "kernel", "pool", "padding"}
 
 
 class StackedConv(Experts):
     """Convolutions, each with max-pooling and relu, then dense layers, for each of E experts.
 
-    ``input_dim`` (C, H, W); ``convolutions``: a list of ``{channels, kernel, pool, padding}`` (pool 1 and padding 0 by
-    default); ``units`` and ``dropout`` of the dense layers after flattening: see ``StackedDense``. Weights
-    ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
+    ``input_dim`` (C, H, W); ``convolutions``: see ``Convolution``; ``units`` and ``dropout`` of the dense layers after
+    flattening: see ``StackedDense``. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
     """
 
     def __init__(
         self,
-        num_experts: int,
-        input_dim: Sequence[int],
-        convolutions: Sequence[Mapping[str, int]],
-        units: Sequence[int] = (),
-        dropout: float = 0.0,
+        num_experts: Count,
+        input_dim: Sequence[Count],
+        convolutions: Sequence[Convolution],
+        units: Sequence[Count] = (),
+        dropout: Dropout = 0.0,
     ) -> None:
         images = not isinstance(input_dim, int)  # (C, H, W)
         require(images, "convolutional experts need images as input; experts=dense takes other inputs")

@@ -14,6 +14,7 @@ from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
 from mtl.fast import accelerated, matmul
 from mtl.fast import experts as fast
+from mtl.kinds import Count, Dropout
 from mtl.types import require
 
 
@@ -54,7 +55,7 @@ class StackedDense(Experts):
     Without units the experts return their input.
     """
 
-    def __init__(self, num_experts: int, input_dim: int, units: Sequence[int], dropout: float = 0.0) -> None:
+    def __init__(self, num_experts: Count, input_dim: Count, units: Sequence[Count], dropout: Dropout = 0.0) -> None:
         images = isinstance(input_dim, Sequence)  # (C, H, W)
         require(not images, f"dense experts cannot take images {input_dim} as input; experts=conv does")
         require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")

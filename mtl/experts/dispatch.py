@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from mtl import fast
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
+from mtl.kinds import Choice
 from mtl.types import Routing, require
 
 log = logging.getLogger(__name__)
 
 EXECUTIONS = ("auto", "dense", "sparse")
+Execution = Annotated[str, Choice(EXECUTIONS)]
 # Shares of (sample, expert) pairs in use. Sparse and dense cost the same at about 0.7; the gap prevents switching
 # back and forth
 SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.75
@@ -32,7 +34,7 @@ class Dispatch(nn.Module):
     zeros still carry a gradient is always executed dense.
     """
 
-    def __init__(self, execution: str = "auto") -> None:
+    def __init__(self, execution: Execution = "auto") -> None:
         super().__init__()
         require(execution in EXECUTIONS, f"network.execution={execution}: accepted are {', '.join(EXECUTIONS)}")
         self.execution, self.sparse = execution, False

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mtl.distributed import batch_mean
 from mtl.fast import accelerated, matmul
 from mtl.functional import at_least_float32, entropy
+from mtl.kinds import Count
 from mtl.types import InputSpec, Routing, require
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -33,9 +34,9 @@ class Gate(nn.Module):
 
     def __init__(
         self,
-        num_tasks: int,
-        num_experts: int,
-        input_dim: int | None = None,
+        num_tasks: Count,
+        num_experts: Count,
+        input_dim: Count | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         shared: bool = False,
     ) -> None:

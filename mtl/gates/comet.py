@@ -12,6 +12,7 @@ from mtl.fast import accelerated
 from mtl.fast import gates as fast
 from mtl.functional import LOG_EPS, smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
+from mtl.kinds import Count, NotNegative, Positive
 from mtl.types import Routing
 
 
@@ -33,9 +34,9 @@ class CometGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        k: int = 2,
-        gamma: float = 1.0,
-        entropy_weight: float = 0.0,
+        k: Count = 2,
+        gamma: Positive = 1.0,
+        entropy_weight: NotNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

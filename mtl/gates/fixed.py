@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from mtl.gates.base import Gate, check_choice, check_k
+from mtl.kinds import Choice, Count, NotNegative, Seed
 from mtl.types import InputError, Routing, require
 
 PATTERNS = ("full", "none", "shared_bottom", "random")
@@ -31,10 +32,10 @@ class FixedGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        pattern: str = "full",
-        k: int = 1,
-        seed: int = 0,
-        weights: Sequence[Sequence[float]] | None = None,
+        pattern: Annotated[str, Choice((*PATTERNS, *LONG_NAMES))] = "full",
+        k: Count = 1,
+        seed: Seed = 0,
+        weights: Sequence[Sequence[NotNegative]] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtl.distributed import broadcast
 from mtl.functional import at_least_float32, logistic_noise
 from mtl.gates.base import Gate, check_number
+from mtl.kinds import InnerShare, NotNegative, Positive, Share
 from mtl.types import Routing, require
 
 
@@ -35,10 +36,10 @@ class GumbelMatrixGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        temperature: float = 1.0,
-        initial_probability: float = 0.5,
-        budget: float = 1.0,
-        budget_weight: float = 0.0,
+        temperature: Positive = 1.0,
+        initial_probability: InnerShare = 0.5,
+        budget: Share = 1.0,
+        budget_weight: NotNegative = 0.0,
         sample_in_evaluation: bool = False,
         **common: Any,
     ) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mtl.distributed import batch_mean
 from mtl.functional import logistic_noise
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
+from mtl.kinds import InnerShare, NotNegative, Positive
 from mtl.types import Routing, require
 
 
@@ -34,9 +35,9 @@ class GumbelSoftmaxGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        temperature: float = 1.0,
-        sparsity_weight: float = 0.0,
-        initial_probability: float = 0.9,
+        temperature: Positive = 1.0,
+        sparsity_weight: NotNegative = 0.0,
+        initial_probability: InnerShare = 0.9,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mtl.gates.base import Gate, check_count
+from mtl.kinds import Count, Seed
 from mtl.types import Categorical, InputSpec, Routing, require
 
 
@@ -29,8 +30,8 @@ class HashGate(Gate):
         input_dim: int | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         input_name: str | None = None,
-        table_size: int | None = None,
-        seed: int = 0,
+        table_size: Count | None = None,
+        seed: Seed = 0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, inputs, **common)

@@ -16,6 +16,7 @@ from mtl.fast import accelerated
 from mtl.fast import gates as fast
 from mtl.functional import entropy
 from mtl.gates.base import Gate
+from mtl.kinds import Count, NotNegative, Positive
 from mtl.types import Routing, require
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
@@ -45,10 +46,10 @@ class Permutation(nn.Module):
         num_experts: int,
         num_tasks: int = 1,
         per_task: bool = False,
-        tau: float = 1e-3,
-        rounds: float = 20,
-        entropy_weight: float = 0.0,
-        noise: float = 0.0,
+        tau: Positive = 1e-3,
+        rounds: Count = 20,
+        entropy_weight: NotNegative = 0.0,
+        noise: NotNegative = 0.0,
     ) -> None:
         super().__init__()
         require(tau > 0, f"permutation.tau={tau}: must be greater than 0")

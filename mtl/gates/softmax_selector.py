@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
+from mtl.kinds import Count, NotNegative, Positive
 from mtl.types import Routing
 
 
@@ -27,9 +28,9 @@ class SoftmaxSelectorGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        k: int = 2,
-        temperature: float = 1.0,
-        entropy_weight: float = 0.0,
+        k: Count = 2,
+        temperature: Positive = 1.0,
+        entropy_weight: NotNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

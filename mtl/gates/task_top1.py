@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtl.gates.balance import balance_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
+from mtl.kinds import NotNegative
 from mtl.types import Routing
 
 
@@ -28,7 +29,7 @@ class TaskTop1Gate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        balance_weight: float = 0.0,
+        balance_weight: NotNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_choice, check_k, check_number
+from mtl.kinds import Choice, Count, NotNegative
 from mtl.types import Routing, require
 
 log = logging.getLogger(__name__)
+
+ORDERS = ("before", "after")  # normalise, then keep k, or the other way round
 
 
 class TopKGate(Gate):
@@ -30,18 +33,18 @@ class TopKGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        k: int = 2,
+        k: Count = 2,
         noisy: bool = False,
-        normalize: str = "after",
-        importance_weight: float = 0.0,
-        load_weight: float = 0.0,
-        balance_weight: float = 0.0,
-        z_weight: float = 0.0,
+        normalize: Annotated[str, Choice(ORDERS)] = "after",
+        importance_weight: NotNegative = 0.0,
+        load_weight: NotNegative = 0.0,
+        balance_weight: NotNegative = 0.0,
+        z_weight: NotNegative = 0.0,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         check_k(k, num_experts)
-        check_choice("normalize", normalize, ("before", "after"))
+        check_choice("normalize", normalize, ORDERS)
         self.loss_weights = {
             "importance": importance_weight,
             "load": load_weight,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,10 +37,18 @@ class SharedBottom(nn.Module):
 class SingleTask(nn.Module):
     """A separate network for each task: nothing is shared, so one run trains T single-task baselines."""
 
-    def __init__(self, spec: DataSpec, **parts: Any) -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        bottom: Callable[..., nn.Module],
+        experts: Callable[..., nn.Module],
+        heads: Callable[..., Heads],
+    ) -> None:
         super().__init__()
         self.tasks = list(spec.tasks)
-        self.networks = nn.ModuleList(SharedBottom(replace(spec, tasks=[task]), **parts) for task in self.tasks)
+        self.networks = nn.ModuleList(
+            SharedBottom(replace(spec, tasks=[task]), bottom, experts, heads) for task in self.tasks
+        )
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mtl.functional import at_least_float32
+from mtl.kinds import Count
 from mtl.types import Categorical, Image, InputSpec, Numeric, require
 
 EMBEDDING_RANGE = 0.05
 
 
-def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> TabularBottom | ImageBottom:
+def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> TabularBottom | ImageBottom:
     """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
@@ -52,7 +53,7 @@ class TabularBottom(nn.Module):
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). ``output_dim`` D is known after construction.
     """
 
-    def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: int = 128) -> None:
+    def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> None:
         super().__init__()
         require(embedding_dim >= 1, f"network.bottom.embedding_dim={embedding_dim}: must be at least 1")
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.kinds import MANY, Choice, Count, Row, Whole
 from mtl.types import require
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
+Size = Annotated[Sequence[int], Row((Whole(1, MANY), Whole(1, MANY)))]  # height and width
+Pool = Annotated[str, Choice(("max", "average"))]
 
 
 class Component(nn.Module):
@@ -37,11 +40,11 @@ class Convolutions(Component):
     def __init__(
         self,
         input_dim: Shape,
-        channels: int,
-        kernels: Sequence[int | Sequence[int]],
-        stride: int = 1,
+        channels: Count,
+        kernels: Sequence[Count | Size],
+        stride: Count = 1,
         same: bool = False,
-        groups: int | None = None,
+        groups: Count | None = None,
     ) -> None:
         super().__init__()
         in_channels, height, width = image(input_dim, "Convolutions")
@@ -83,7 +86,7 @@ class Convolutions(Component):
 class Pooling(Component):
     """Max or average pooling (``kind``) over ``kernel`` x ``kernel`` windows; ``same`` pads by half a kernel."""
 
-    def __init__(self, input_dim: Shape, kind: str, kernel: int, stride: int = 1, same: bool = False) -> None:
+    def __init__(self, input_dim: Shape, kind: Pool, kernel: Count, stride: Count = 1, same: bool = False) -> None:
         super().__init__()
         channels, height, width = image(input_dim, "Pooling")
         require(kind in ("max", "average"), f"Pooling: kind={kind}; accepted are max, average")
@@ -101,7 +104,7 @@ class Pooling(Component):
 class Identity(Component):
     """Identity; with ``stride`` above 1, a strided 1 x 1 convolution."""
 
-    def __init__(self, input_dim: Shape, stride: int = 1) -> None:
+    def __init__(self, input_dim: Shape, stride: Count = 1) -> None:
         super().__init__()
         self.output_dim, self.kind = input_dim, "identity"
         self.body: nn.Module = nn.Identity()
@@ -118,7 +121,7 @@ class Identity(Component):
 class NormRelu(Component):
     """GroupNorm and relu."""
 
-    def __init__(self, input_dim: Shape, groups: int) -> None:
+    def __init__(self, input_dim: Shape, groups: Count) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(groups, image(input_dim, "NormRelu")[0])
         self.output_dim, self.kind = input_dim, "norm"
@@ -131,7 +134,7 @@ class NormRelu(Component):
 class DenseLayers(Component):
     """Dense layers of ``units``, each with a relu; then, if given, a linear layer with ``outputs`` units."""
 
-    def __init__(self, input_dim: Shape, units: Sequence[int], outputs: int | None = None) -> None:
+    def __init__(self, input_dim: Shape, units: Sequence[Count], outputs: Count | None = None) -> None:
         super().__init__()
         require(isinstance(input_dim, int), "DenseLayers: needs vectors as input")
         assert isinstance(input_dim, int)

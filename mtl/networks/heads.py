@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.experts.dense import StackedDense, StackedLinear
+from mtl.kinds import Count, Dropout
 from mtl.types import TaskSpec
 
 
@@ -19,7 +20,7 @@ class Heads(nn.Module):
     """
 
     def __init__(
-        self, tasks: Sequence[TaskSpec], input_dim: int, units: Sequence[int] = (), dropout: float = 0.0
+        self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
         super().__init__()
         self.tasks = list(tasks)
@@ -72,7 +73,7 @@ class SeparateHeads(nn.Module):
     """
 
     def __init__(
-        self, tasks: Sequence[TaskSpec], input_dim: int, units: Sequence[int] = (), dropout: float = 0.0
+        self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
         super().__init__()
         self.heads = nn.ModuleList(Heads([task], input_dim, units, dropout) for task in tasks)

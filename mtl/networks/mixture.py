@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.experts.base import Experts
-from mtl.experts.dispatch import Dispatch
+from mtl.experts.dispatch import Dispatch, Execution
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.types import InputError, Routing
@@ -21,7 +21,9 @@ class MixtureOfExperts(nn.Module):
     ``execution``: see ``Dispatch``.
     """
 
-    def __init__(self, experts: Experts, gate: Gate, trunk: nn.Module | None = None, execution: str = "auto") -> None:
+    def __init__(
+        self, experts: Experts, gate: Gate, trunk: nn.Module | None = None, execution: Execution = "auto"
+    ) -> None:
         super().__init__()
         self.experts, self.trunk, self.gate, self.dispatch = experts, trunk, gate, Dispatch(execution)
 

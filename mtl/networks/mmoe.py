@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from mtl.experts.base import Experts
+from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation, permuted
+from mtl.kinds import Count
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import DataSpec, NetworkOutput, require, sum_losses
@@ -29,13 +31,13 @@ class MMoE(nn.Module):
     def __init__(
         self,
         spec: DataSpec,
-        num_experts: int,
+        num_experts: Count,
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
         heads: Callable[..., Heads],
         static_gate: bool = False,
-        execution: str = "auto",
+        execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
         gate_trunk: Callable[..., nn.Module] | None = None,
     ) -> None:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
+from mtl.kinds import Count, Described, ListOf, Share
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
 from mtl.types import DataSpec, NetworkOutput, Routing, require, sum_losses
 
 Factory = Callable[..., Component]
-OPTIONS = {"components", "after", "stride", "copies"}  # of a layer
+
+
+class Layer(TypedDict):
+    """The options of a routed layer: see ``RoutedLayer``."""
+
+    components: Annotated[Sequence[Factory], ListOf(Described(), low=1)]
+    after: NotRequired[Sequence[Factory]]
+    stride: NotRequired[Count | None]
+    copies: NotRequired[Count]
+
+
+OPTIONS = {"components", "after", "stride", "copies"}
 
 
 class RoutedLayer(nn.Module):
@@ -32,8 +44,8 @@ class RoutedLayer(nn.Module):
         components: Sequence[Factory],
         gate: Callable[..., Gate],
         after: Sequence[Factory] = (),
-        stride: int | None = None,
-        copies: int = 1,
+        stride: Count | None = None,
+        copies: Count = 1,
     ) -> None:
         super().__init__()
         require(len(components) >= 1 and copies >= 1, "a routed layer needs at least one component")
@@ -130,7 +142,7 @@ class PrunedLayer(nn.Module):
 class RoutedNetwork(nn.Module):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
-    ``layers``: a list of ``{components, after, stride, copies}`` (see ``RoutedLayer``). ``gate(num_tasks=,
+    ``layers``: see ``Layer``. ``gate(num_tasks=,
     num_experts=, input_dim=None, inputs=)`` builds the gate of a layer. ``dropout`` applies to the features before the
     heads. With ``heads=None`` the output of the last layer, one number per task, is the prediction.
     """
@@ -139,11 +151,11 @@ class RoutedNetwork(nn.Module):
         self,
         spec: DataSpec,
         bottom: Callable[..., nn.Module],
-        layers: Sequence[Mapping[str, Any]],
+        layers: Sequence[Layer],
         gate: Callable[..., Gate],
         heads: Callable[..., Heads | SeparateHeads] | None,
         stem: Sequence[Factory] = (),
-        dropout: float = 0.0,
+        dropout: Share = 0.0,
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__()

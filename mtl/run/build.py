@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from mtl.run.checkpoint import AtomicCheckpointIO
 from mtl.training.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, InputError, require
 
+WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
+
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
     """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
@@ -31,7 +34,7 @@ def check_options(cfg: DictConfig) -> None:
     require(cfg.fast in ("auto", False), f"fast={cfg.fast}: accepted are auto, false")
     try:
         _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"optimizer: {error}") from None
     if cfg.get("compile"):
         execution = cfg.network.get("execution", "dense")
@@ -86,8 +89,8 @@ def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
 def _plain_errors(where: str) -> Iterator[None]:
     """Raise InputError for mistakes that the user can correct, instead of Hydra's wrapping exception.
 
-    A wrapped InputError is raised unchanged. An unknown option, or a value that Lightning rejects, becomes an
-    InputError that names ``where``, the section of the configuration.
+    A wrapped InputError is raised unchanged. An unknown or missing option, or a value that Lightning rejects, becomes
+    an InputError that names ``where``, the section of the configuration.
     """
     try:
         yield
@@ -96,7 +99,7 @@ def _plain_errors(where: str) -> Iterator[None]:
         while cause is not None:
             if isinstance(cause, InputError):
                 raise cause from None
-            unknown = isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause)
+            unknown = isinstance(cause, TypeError) and re.search(WRONG_ARGUMENTS, str(cause)) is not None
             refused = isinstance(cause, MisconfigurationException) or (
                 where == "trainer" and isinstance(cause, TypeError | ValueError)
             )

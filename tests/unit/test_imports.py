@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"types", "compat", "memory"},
+    {"types", "kinds", "compat", "memory"},
     {"functional", "dropout", "distributed"},
     {"fast"},
     {"gates", "experts"},

@@ -1,0 +1,266 @@
+"""Say in one sentence why Hydra could not compose the configuration, with the nearest option or choice.
+
+Imports neither torch nor ``mtl``, so that a mistyped option is answered at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+CONF = Path(__file__).resolve().parent
+LONGEST = 80  # characters of a word that a sentence repeats
+PREFIX = "+~"
+
+
+def explain(error: BaseException, words: Sequence[str]) -> str | None:
+    """Return a plain sentence for an error of Hydra or OmegaConf, None for one that this function does not know.
+
+    ``words``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by composing
+    the configuration that the config groups among ``words`` choose. Never raises.
+    """
+    try:
+        return _explain(error, [str(word) for word in words])
+    except Exception:  # the error itself will be shown
+        return None
+
+
+def _explain(error: BaseException, words: list[str]) -> str | None:
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if isinstance(error, MissingConfigException):
+        return _missing_file(error, words)
+    text = str(error)
+    if isinstance(error, ValueError) and "integer string conversion" in text:  # from Python, while Hydra reads a word
+        return f"{_cut(max(words, key=len, default='a number'))}: has more digits than any option takes"
+    for pattern, answer in SENTENCES.items():
+        if (isinstance(error, HydraException | OmegaConfBaseException)) and (match := re.search(pattern, text)):
+            return answer(match, words)
+    if isinstance(error, ValueError) and "Config group override must be" in text:
+        return _no_choice(words)
+    if isinstance(error, ConfigCompositionException | OmegaConfBaseException):
+        first = _first_line(error) or _first_line(error.__cause__)
+        key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
+        return f"{key}: {first}" if key and first and not first.startswith(str(key)) else first or None
+    return None
+
+
+def _no_choice(words: list[str]) -> str | None:
+    """Return the sentence for a group that is given a number, a flag or a dict instead of a choice."""
+    groups = _groups()
+    for word in words:
+        key, _, value = word.lstrip(PREFIX).partition("=")
+        if not key:
+            return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
+        if key in groups and value not in (choices := _choices(key)):
+            without = "; ~logger runs without one" if key == "logger" else ""
+            return f"{_cut(word)}: must name one of {', '.join(choices)}{without}"
+    return None
+
+
+def _unreadable(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if not equals:
+        word = _cut(word) or "an empty word"
+        return f"{word}: must be OPTION=VALUE, such as gate=comet; python train.py --help lists the options"
+    if not re.fullmatch(r"[+~]{0,2}[\w.@/$:-]+", name):
+        return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
+    return (
+        f"{_cut(word)}: the value cannot be read; put text with special characters in two pairs of quotes, as in "
+        f"\"{_cut(name)}='...'\", and close every bracket, brace and quote"
+    )
+
+
+def _missing_file(error: MissingConfigException, words: list[str]) -> str:
+    group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return f"there is no configuration {error.missing_cfg_file}: {_first_line(error)}"
+    word = next((word for word in words if _key(word).split("@")[0] == group), "")
+    options = list(error.options or _choices(group))
+    where = f"{_cut(word)}: " if word else f"{_first_line(error)}: "
+    choice = choice or "without a name"
+    near = _nearest(choice, options)
+    meant = f"; did you mean {group}={near}? There are" if near else "; there are"
+    return f"{where}there is no {group} {_cut(choice)}{meant} {', '.join(options)}"
+
+
+def _no_such_option(match: re.Match[str], words: list[str]) -> str:
+    key = match[1]
+    word = next((word for word in words if _key(word) == key), key)
+    value = word.partition("=")[2]
+    if "@" in key:
+        group = key.partition("@")[0]
+        return f"{_cut(word)}: nothing is placed there; a choice is written {group}=NAME, without @"
+    if key in _groups():
+        return f"{_cut(word)}: the configuration chosen by the other options has no {key}; leave this option out"
+    if "/" in key:
+        near = _nearest(key, _groups())
+        return f"{_cut(word)}: there is no group {_cut(key)}{f'; did you mean {near}?' if near else ''}"
+    near = _nearest_option(key, words)
+    if near:
+        return f"{_cut(word)}: no such option; did you mean {near}={_cut(value)}? (+{_cut(word)} adds a new option)"
+    return f"{_cut(word)}: not in the configuration; to add an option that it leaves out, write +{_cut(word)}"
+
+
+def _no_such_group(match: re.Match[str], words: list[str]) -> str:
+    near = _nearest(match[2], _groups())
+    return f"{_cut(match[1])}: there is no group {match[2]}{f'; did you mean {near}?' if near else ''}"
+
+
+def _nothing_to_delete(match: re.Match[str], words: list[str]) -> str:
+    key = match[1].partition("=")[0]
+    near = _nearest_option(key, words)
+    return f"~{_cut(match[1])}: there is no {key} to remove{f'; did you mean ~{near}?' if near else ''}"
+
+
+def _several_values(match: re.Match[str], words: list[str]) -> str:
+    name, _, values = match[1].partition("=")
+    return (
+        f"{_cut(match[1])}: several values need -m, which runs one after the other; a list is written "
+        f'"{name}=[{_cut(values)}]", and text with a comma "{name}=\'...\'"'
+    )
+
+
+def _given_twice(match: re.Match[str], words: list[str]) -> str:
+    same = [word for word in words if _key(word) == match[1]]
+    return f"{match[1]} is given twice: {' and '.join(same)}; leave one out"
+
+
+def _chosen_twice(match: re.Match[str], words: list[str]) -> str:
+    same = [word for word in words if _key(word) == match[1]]
+    if len(same) > 1:
+        return _given_twice(match, words)
+    if same and same[0].startswith("+"):
+        return f"{_cut(same[0])}: {match[1]} is chosen already; write {_cut(same[0].lstrip('+'))} to replace it"
+    files = f"the configuration files choose {match[1]} more than once"
+    return f"{files}; in a defaults list, write override /{match[1]}: {match[2]}"
+
+
+def _there_already(match: re.Match[str], words: list[str]) -> str:
+    word = next((word for word in words if _key(word) == match[1]), f"+{match[1]}=...")
+    return f"{_cut(word)}: the configuration has {match[1]} already; write {_cut(word.lstrip('+'))}"
+
+
+def _cannot_merge(match: re.Match[str], words: list[str]) -> str:
+    if "${" in match[1]:
+        return f"{_cut(match[1])}: the value cannot be read; write ${{section.option}}, and close every brace"
+    return f"{_cut(match[1])}: does not fit the configuration; a section takes {{name: value}}, an option one value"
+
+
+SENTENCES = {
+    r"Could not override '([^'\n]+)'": _no_such_option,
+    r"Override (\S+) looks like a config group override, but config group '([^'\n]+)'": _no_such_group,
+    r"Could not delete (?:from config\. )?'([^'\n]+)'": _nothing_to_delete,
+    r"Ambiguous value for argument '(.+)'": _several_values,
+    r"Sweep parameters '(.+)' requires": _several_values,
+    r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'": _chosen_twice,
+    r"Could not append to config\. An item is already at '([^'\n]+)'": _there_already,
+    r"Could not add '([^'\n=]+)=?[^'\n]*'\. '[^']+' is already": _there_already,
+    r"Error merging override (.+)": _cannot_merge,
+}
+
+
+def _nearest_option(key: str, words: list[str]) -> str:
+    """Return the existing option, section or group that is most like ``key``, "" if none is."""
+    options = [*_options(words), *_groups()]
+    section = key.rpartition(".")[0]
+    beside = [name for name in options if name.rpartition(".")[0] == section]
+    near = _nearest(key, beside) or _nearest(key, options, 0.75)
+    if near:
+        return near
+    last = key.rpartition(".")[2]  # the right name in the wrong place: batch_size is data.batch_size
+    same = [name for name in options if name.rpartition(".")[2] == last]
+    return min(same, key=len, default="")
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the most similar of ``names``; only the last parts are compared if the rest is the same."""
+    lower = {other.lower(): other for other in names}
+    section = name.rpartition(".")[0].lower()
+    if section:
+        ends = {key.rpartition(".")[2]: other for key, other in lower.items() if key.rpartition(".")[0] == section}
+        near = difflib.get_close_matches(name.rpartition(".")[2].lower(), ends, 1, cutoff)
+        if near:
+            return ends[near[0]]
+    near = difflib.get_close_matches(name.lower(), lower, 1, cutoff)
+    return lower[near[0]] if near else ""
+
+
+def _options(words: list[str]) -> list[str]:
+    """Return the dotted names of all options of the configuration that the groups among ``words`` choose."""
+    groups = set(_groups())
+    chosen = [word for word in words if _key(word).split("@")[0] in groups and "," not in word]
+    for kept in (chosen, []):
+        try:
+            with _hydra():
+                cfg = compose("train", kept)
+        except HydraException:
+            continue
+        raw: Any = OmegaConf.to_container(cfg, resolve=False)
+        return list(_names(raw, raw))
+    return []
+
+
+@contextmanager
+def _hydra() -> Iterator[Any]:
+    """Yield Hydra's loader of the configuration: that of the running program, else one of this folder."""
+    if GlobalHydra.instance().is_initialized():
+        yield GlobalHydra.instance().config_loader()
+    else:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            yield GlobalHydra.instance().config_loader()
+
+
+def _names(node: Any, sections: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[str]:
+    if isinstance(node, str) and (match := re.fullmatch(r"\$\{(\w+)\}", node)):
+        node = sections.get(match[1])
+    if not isinstance(node, dict) or depth > 8:
+        return
+    for name, child in node.items():
+        if not str(name).startswith("_"):
+            yield f"{prefix}{name}"
+            yield from _names(child, sections, f"{prefix}{name}.", depth + 1)
+
+
+def _groups() -> list[str]:
+    """Return the names of the config groups, such as gate and network/gate_trunk."""
+    with _hydra() as loader:
+        return list(_groups_below("", loader))
+
+
+def _groups_below(parent: str, loader: Any) -> Iterator[str]:
+    for name in loader.list_groups(parent):
+        group = f"{parent}/{name}" if parent else name
+        if group != "hydra":
+            yield group
+            yield from _groups_below(group, loader)
+
+
+def _choices(group: str) -> list[str]:
+    with _hydra() as loader:
+        return list(loader.get_group_options(group, ObjectType.CONFIG))
+
+
+def _key(word: str) -> str:
+    return word.lstrip(PREFIX).partition("=")[0]
+
+
+def _first_line(error: BaseException | None) -> str:
+    return next(iter(str(error).splitlines()), "") if error is not None else ""
+
+
+def _cut(text: str) -> str:
+    """Return ``text`` in printable characters, cut to a readable length."""
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -1,0 +1,186 @@
+"""Check the composed configuration before anything is built: types, ranges, choices, names.
+
+What a class accepts follows from the annotations of its constructor (see ``mtl.kinds``), so a new gate, network or data
+set needs no entry here. ``tables`` holds the options that belong to no class of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from mtl.kinds import Choice, Described, Flag, Kind, ListOf, Null, OneOf, listed, shown, suggestion
+from mtl.run.schema import tables
+from mtl.run.schema.annotations import find, options
+from mtl.run.schema.tree import Node, Reader
+from mtl.types import InputError
+
+MOST = 4  # problems that one message names
+PROCESSES = 8  # on any machine; more on one with more cores
+SPECIAL: dict[str, Kind] = {  # Hydra's own keys of a section with _target_
+    "_partial_": Flag(),
+    "_recursive_": Flag(),
+    "_convert_": Choice(("none", "partial", "object", "all")),
+    "_args_": ListOf(),
+}
+# Arguments that the program fills in, and that are no options where the section leaves them out
+SUPPLIED = {"params", "spec", "inputs", "num_tasks", "num_experts", "input_dim"}
+CALLBACK = OneOf((Described(), Null(), Choice((False,))))
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise InputError, one sentence for each of the first few problems, if a value of ``cfg`` cannot be right.
+
+    Classes that ``_target_`` names are imported, nothing is built, and no file is read.
+    """
+    try:
+        found: dict[str, str] = {}
+        for problem in _problems(Reader(cfg)):
+            key = problem.split("=")[0].split(": ")[0]
+            whole = key in tables.OBJECTS and problem.startswith(f"{key}=")
+            choose = f"; choose one with {key}=NAME" if whole else ""
+            found.setdefault(key, problem + choose)  # one for each option
+    except RecursionError:
+        raise InputError("the configuration is nested too deeply, or refers to itself; use fewer of ${}") from None
+    if found:
+        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+        raise InputError("; ".join([*list(found.values())[:MOST], *more]))
+
+
+def _problems(reader: Reader) -> Iterator[str]:
+    root = reader.tree().value
+    mentioned = reader.mentioned()
+    for name, node in root.items():
+        if name in tables.TOP:
+            yield from tables.TOP[name].problems(node.key, node.plain())
+        elif name in tables.OBJECTS:
+            yield from _section(name, node, tables.OBJECTS[name])
+        elif name == "setting":
+            yield from _setting(node, mentioned)
+        elif name == "callbacks":
+            yield from _callbacks(node)
+        elif name != "hydra" and name not in mentioned:
+            near = suggestion(name, [*tables.TOP, *tables.OBJECTS, "setting", "callbacks"])
+            yield f"{name}: there is no such section or option{near or ', and nothing refers to it'}"
+    for name in ("data", "network", "optimizer", "trainer", "callbacks"):
+        if name not in root:
+            yield f"{name}: this section is missing; choose one with {name}=NAME"
+    if isinstance(root.get("trainer"), Node):
+        yield from _too_many_devices(root["trainer"])
+
+
+def _setting(node: Node, mentioned: set[str]) -> Iterator[str]:
+    if not isinstance(node.value, dict):
+        yield f"setting={shown(node.plain())}: must be a section with {listed(tables.SETTING)}"
+        return
+    for name, child in node.value.items():
+        kind = tables.SETTING.get(name)
+        if kind is not None:
+            yield from kind.problems(child.key, child.plain())
+        elif name not in mentioned and (near := suggestion(name, tables.SETTING, "setting.", 0.8)):
+            yield f"{child.key}: nothing refers to it{near}"
+
+
+def _callbacks(node: Node) -> Iterator[str]:
+    if not isinstance(node.value, dict):
+        yield f"callbacks={shown(node.plain())}: must be a section; callbacks.NAME=null leaves out one callback"
+        return
+    for name, child in node.value.items():
+        # Values without a class, such as a recipe's for a schedule that was not chosen, mean nothing
+        if not isinstance(child.value, dict) or "_target_" in child.value:
+            yield from _section(f"callbacks.{name}", child, CALLBACK)
+
+
+def _section(name: str, node: Node, kind: Kind) -> Iterator[str]:
+    """Yield the problems of a section that describes an object, and of all objects inside."""
+    wrong = list(kind.problems(node.key, node.plain()))
+    yield from wrong
+    if wrong or not isinstance(node.value, dict):
+        return
+    partial = node.value.get("_partial_")
+    is_partial = partial is not None and partial.value is True
+    if is_partial and (name in tables.BUILT or name.startswith("callbacks.")):
+        yield f"{node.key}._partial_=true: must be false, since this section is built as it stands"
+    inside = list(_inside(node))
+    yield from inside
+    if inside:
+        return
+    target = find(node.value["_target_"].value, f"{node.key}._target_")
+    is_module = isinstance(target, type) and issubclass(target, nn.Module | torch.optim.Optimizer)
+    if name in tables.FACTORIES and is_module and not is_partial:
+        yield f"{node.key}._partial_={'false' if partial else 'null'}: must be true; its sizes are filled in later"
+    if name in tables.BUILT or name.startswith("callbacks."):
+        missing = sorted(options(target).required - node.value.keys())
+        if missing and "_args_" not in node.value:
+            yield f"{node.key}: {target.__name__} needs {', '.join(missing)}; give {node.key}.{missing[0]}=..."
+
+
+def _inside(node: Node) -> Iterator[str]:
+    """Yield the problems of all objects that ``node`` describes, itself or below."""
+    if isinstance(node.value, dict) and "_target_" in node.value:
+        yield from _object(node)
+    for child in node.children():
+        yield from _inside(child)
+
+
+def _object(section: Node) -> Iterator[str]:
+    """Yield the problems of one section with ``_target_``: of its class, and of the options that it gives."""
+    named = section.value["_target_"]
+    path = named.plain()
+    wrong = list(tables.NAME.problems(named.key, path))
+    if not wrong:
+        try:
+            target = find(path, named.key)
+        except InputError as error:
+            wrong = [str(error)]
+    yield from wrong
+    if wrong:
+        return
+    known = options(target)
+    for name, child in section.value.items():
+        kind = SPECIAL.get(name) if name.startswith("_") else known.kinds.get(name)
+        if kind is not None:
+            yield from kind.problems(child.key, child.plain())
+        elif known.closed and name not in known.kinds and not name.startswith("_"):
+            yield _unknown_option(section, target, name)
+
+
+def _unknown_option(section: Node, target: Any, name: str) -> str:
+    """Return the sentence that ``target``, which ``section`` describes, has no option ``name``."""
+    names = [other for other in options(target).kinds if other in section.value or other not in SUPPLIED]
+    near = suggestion(name, names)
+    title = getattr(target, "__name__", str(target))
+    return f"{section.key}.{name}: {title} has no option {name}{f'{near} It' if near else '; it'} has {listed(names)}"
+
+
+def _too_many_devices(trainer: Node) -> Iterator[str]:
+    """Yield a sentence if one machine is asked for more devices than it has, or for more processes than make sense."""
+    section = trainer.plain()
+    if not isinstance(section, dict):
+        return
+    devices, accelerator = section.get("devices", "auto"), section.get("accelerator", "auto")
+    if not tables.Devices().accepts(devices):
+        return  # said already
+    if isinstance(devices, list):
+        asked = len(devices)
+    else:
+        asked = devices if isinstance(devices, int) else int(devices) if devices.isdecimal() else 0
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and gpus):
+        if torch.backends.mps.is_available():
+            return
+        if gpus == 0:
+            yield f"trainer.accelerator={accelerator}: this machine has no GPU; use trainer.accelerator=cpu"
+        elif asked > gpus:
+            yield f"trainer.devices={shown(devices)}: this machine has {gpus} GPUs; give at most {gpus}"
+    elif accelerator in ("cpu", "auto") and asked > max(PROCESSES, cores):
+        most = max(PROCESSES, cores)
+        yield (
+            f"trainer.devices={shown(devices)}: so many processes on the {cores} CPU cores of this machine would only "
+            f"slow each other down; give at most {most}"
+        )

@@ -1,0 +1,487 @@
+"""The schema: which values of the composed configuration are answered, with which sentence, and which are accepted."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+import train  # registers what conf/data/table.yaml and the run folder need
+from conf.explain import explain
+from mtl.kinds import Count, Number, Positive, shown
+from mtl.run import build, schema
+from mtl.run.schema.annotations import find, kind_of, options
+from mtl.types import InputError
+from tests.conftest import ROOT
+from tests.integration.helpers import GROUPS, compose_small
+
+NAN, INF = float("nan"), float("inf")
+PERMUTED = "gate=topk permutation=sinkhorn"
+ROUTED = "network=routed_omniglot gate=gumbel_matrix"
+IMAGES = "data=multi_mnist"
+
+
+assert train.main  # imported for its effect
+
+
+@cache
+def composed(words: str) -> DictConfig:
+    return compose_small(Path("outputs/test"), *words.split())
+
+
+def configuration(words: str = "", values: Mapping[str, Any] | None = None) -> DictConfig:
+    """Return a copy of the configuration that ``words`` give, with ``values`` by dotted name."""
+    cfg = copy.deepcopy(composed(words))
+    for key, value in (values or {}).items():
+        OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+    return cfg
+
+
+def answer(cfg: DictConfig) -> str:
+    with pytest.raises(InputError) as caught:
+        schema.check(cfg)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert len(message) < 1000
+    return message
+
+
+def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
+    """Return a case for each value of each row (option, values, words of the message)."""
+    return [
+        pytest.param(key, value, words, id=f"{key}={shown(value)}") for key, values, words in rows for value in values
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    cases(
+        ("seed", [-1, True, 1.5, "abc", None, 10**20, 2**32, [1], {"a": 1}], "whole number from 0 to 4,294,967,295"),
+        ("seed", [10**5000], "digits"),
+        ("label", [None, 5, "", " ", "a" * 300, "ü" * 100, "a/b", "a\nb", "a\0b", "\udc80"], "label="),
+        ("ckpt", [5, "", True, ["a"]], "non-empty text or null"),
+        ("evaluate", [5, ""], "non-empty text or null"),
+        ("tested", ["foo", None, True], "one of best, last"),
+        ("tested", ["lst"], "did you mean last"),
+        ("fast", [True, "maybe", 0, None], "one of auto, false"),
+        ("compile", ["maybe", 1, None], "true or false"),
+        ("task_batches", [3, "yes"], "true or false"),
+        ("paths.data_dir", [5, "", None, ["a"]], "non-empty text"),
+        ("paths", [5, None], "paths=.*must be a section"),
+        ("setting", [5, None, "abc", []], "setting=.*must be a section"),
+        ("setting.num_experts", [10**12, 0, -1, "abc", 2.5, True, None, 10**400], "from 1 to 1,000,000"),
+        ("setting.k", [0, "two", [1], {"a": 1}], "from 1 to 1,000,000"),
+        ("setting.expert_units", [4], r"must be a list.*write \[4\]"),
+        ("setting.expert_units", [None, "abc"], "must be a list"),
+        ("setting.expert_units", [["abc"], [0], [1.5], [True], [[4]], [None], [4, -1]], r"expert_units\[[01]\]="),
+        ("setting.head_units", [[10**12], 5, ["é"]], "head_units"),
+        ("setting.convolutions", [5, [5], [{"channels": "a"}]], "setting.convolutions"),
+        ("setting.dropout", ["abc", 1, NAN, -0.1, True, None, INF], "number of at least 0 and less than 1"),
+        ("setting.static_gate", ["maybe", 1, None], "true or false"),
+        ("setting.embedding_dim", [0, 1.5], "setting.embedding_dim"),
+        ("setting.batch_size", [1.5, True, "8", 0], "setting.batch_size"),
+        ("setting.learning_rate", [0, -1, NAN, INF, 10**400, None], "greater than 0"),
+        ("setting.max_epochs", ["abc", 1.5, -2, True], "setting.max_epochs"),
+        ("setting.patience", ["abc", -1, None, 2.5], "setting.patience"),
+        ("setting.comet", [5, None], "setting.comet=.*must be a section"),
+        ("setting.comet.gamma", [0, "abc"], "setting.comet.gamma"),
+        ("setting.dselect_k", [5, {"gamma": 0}], "setting.dselect_k"),
+        ("setting.permutation.epochs", [0, "abc"], "setting.permutation.epochs"),
+        ("setting.expert_unit", [4], "did you mean setting.expert_units"),
+        ("data", [None, 5, "abc", []], "data=.*section with _target_"),
+        ("data.batch_size", [1.5, True, "8", None], "data.batch_size=.*whole number"),
+        ("data.pin_memory", ["maybe", 1], "data.pin_memory=.*true or false"),
+        ("data.nope", [1], "SyntheticMoEDataModule has no option nope; it has"),
+        ("data.batch_sise", [1], "did you mean batch_size"),
+        ("data.rows", [5, "abc", [1.5, 1, 1]], "data.rows"),
+        ("network", [None, 5, "abc"], "network=.*section with _target_"),
+        ("network.execution", ["foo", None], "network.execution=.*one of auto, dense, sparse"),
+        ("network.num_experts", [0, 10**12], "network.num_experts"),
+        ("network.gate", [None, 5, {"a": 1}], "network.gate=.*section with _target_"),
+        ("network.bottom.embedding_dim", [0, "abc"], "network.bottom.embedding_dim"),
+        ("network.heads.dropout", [2], "network.heads.dropout=2"),
+        ("experts.units", [[[4]], 4, [0]], "experts.units"),
+        ("experts.dropout", [1.0], "experts.dropout"),
+        ("gate", [None, 5, "abc", []], "gate=.*must be a section"),
+        ("gate.k", [[1], 0, "two", 1.0], "gate.k=.*whole number from 1"),
+        ("gate.gamma", [INF, 0, True, None], "gate.gamma=.*number greater than 0"),
+        ("gate.gama", [1], "gate.gama: CometGate has no option gama; did you mean gamma"),
+        ("gate.shared", ["perhaps"], "gate.shared=perhaps: must be true or false"),
+        ("gate._partial_", [False, "abc"], "gate._partial_"),
+        ("gate._target_", ["mtl.gates.CommetGate"], "no CommetGate in mtl.gates; did you mean mtl.gates.CometGate"),
+        ("gate._target_", ["nothing.Gate"], "there is no module nothing"),
+        ("gate._target_", ["mtl..gates", ".", "a b"], "gate._target_="),
+        ("gate._target_", [5, None, "", ["a"]], "gate._target_=.*text"),
+        ("gate._target_", ["mtl.gates.base.WEIGHT_RANGE", "mtl.gates"], "must name a class or a function"),
+        ("optimizer", [None, 5], "optimizer=.*section with _target_"),
+        ("optimizer.lr", [True, NAN, INF, -1, 0, "abc", None, [1]], "optimizer.lr=.*number greater than 0"),
+        ("optimizer.fused", ["maybe"], "optimizer.fused"),
+        ("optimizer.betas", [0.9, [0.9], [0.9, 1.5]], "optimizer.betas"),
+        ("optimizer.weight_decay", [-1, NAN], "optimizer.weight_decay"),
+        ("optimizer.weight_decai", [0.1], "Adam has no option weight_decai; did you mean weight_decay"),
+        ("trainer", [None, 5, "abc"], "trainer=.*section with _target_"),
+        ("trainer.accumulate_grad_batches", [0, "abc", 1.5], "trainer.accumulate_grad_batches"),
+        ("trainer.max_epochs", ["abc", 1.5, -2, True], "trainer.max_epochs"),
+        ("trainer.max_steps", [-2, None, "abc"], "trainer.max_steps"),
+        ("trainer.max_time", ["abc", {"fortnights": 1}], "trainer.max_time"),
+        ("trainer.devices", [1000, 10**12, 10**5000], "give at most"),
+        ("trainer.devices", ["abc", 0, -5, [], [0, 0], 1.5, True, None], "trainer.devices"),
+        ("trainer.accelerator", ["abacus", None], "trainer.accelerator"),
+        ("trainer.precision", [17, "float", True], "trainer.precision=.*32-true"),
+        ("trainer.gradient_clip_val", [-1, "abc", NAN], "trainer.gradient_clip_val"),
+        ("trainer.gradient_clip_value", [1], "did you mean gradient_clip_val"),
+        ("trainer.limit_train_batches", [-1, 1.5, "abc", True], "trainer.limit_train_batches"),
+        ("trainer.val_check_interval", [0, -1, 1.5, "abc"], "trainer.val_check_interval"),
+        ("trainer.check_val_every_n_epoch", [0, 1.5], "trainer.check_val_every_n_epoch"),
+        ("trainer.log_every_n_steps", [-1, 1.5], "trainer.log_every_n_steps"),
+        ("trainer.num_nodes", [0, "abc"], "trainer.num_nodes"),
+        ("trainer.deterministic", ["maybe"], "trainer.deterministic"),
+        ("callbacks", [None, 5, "abc"], "callbacks=.*must be a section"),
+        ("callbacks.best", [5, "abc", True], "callbacks.best=.*or null"),
+        ("callbacks.best.mode", ["middle"], "one of min, max"),
+        ("callbacks.best.save_top_k", [-2, 1.5], "callbacks.best.save_top_k"),
+        ("callbacks.early_stopping.patience", ["abc", -1], "callbacks.early_stopping.patience"),
+        ("callbacks.early_stopping.strict", ["maybe"], "callbacks.early_stopping.strict"),
+        ("callbacks.execution.every_steps", [1.5, "abc", True, None], "callbacks.execution.every_steps=.*whole number"),
+        ("callbacks.last._partial_", [True], "must be false"),
+        ("callbacks.mine", [{"_target_": "callbacks.last_checkpoint.LastCheckpoint"}], "LastCheckpoint needs dirpath"),
+        ("logger", [5, "abc", True], "logger=.*must be a section"),
+        ("unknown.section", [1], "unknown: there is no such section"),
+        ("setings", [{}], "did you mean setting"),
+    ),
+)  # fmt: skip
+def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> None:
+    assert re.search(message, answer(configuration("", {key: value})))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value", "message"),
+    [
+        ("gate=topk", "gate.noisy", "perhaps", "gate.noisy=perhaps: must be true or false"),
+        ("gate=topk", "gate.normalize", "later", "one of before, after"),
+        ("gate=fixed", "gate.pattern", "ful", "did you mean full"),
+        ("gate=fixed", "gate.weights", [["a"]], "gate.weights[0][0]=a"),
+        ("gate=hash data=movielens", "gate.input_name", 5, "gate.input_name=5: must be text or null"),
+        ("gate=gumbel_matrix", "gate.initial_probability", 1, "greater than 0 and less than 1"),
+        *[(PERMUTED, "permutation.tau", value, "permutation.tau") for value in ("abc", 0, -1, INF, None)],
+        *[(PERMUTED, "permutation.rounds", value, "permutation.rounds") for value in (0, 1.5, "abc", True)],
+        (PERMUTED, "permutation.per_task", "maybe", "permutation.per_task=maybe: must be true or false"),
+        (PERMUTED, "permutation", 5, "permutation=5: must be"),
+        (PERMUTED, "callbacks.permutation_tau.end", "abc", "callbacks.permutation_tau.end=abc: must be"),
+        (ROUTED, "network.layers", 5, "network.layers=5: must be a list"),
+        (ROUTED, "network.layers.0.copies", 0, "network.layers[0].copies=0"),
+        (ROUTED, "network.layers.0.copy", 2, "network.layers[0].copy: no such option; did you mean copies"),
+        (ROUTED, "network.layers.1.components", [], "network.layers[1].components=[]"),
+        (ROUTED, "network.layers.0.components.0.kernels", [[1, 2, 3]], "network.layers.0.components.0.kernels[0]"),
+        (ROUTED, "network.layers.0.components.4.kind", "mean", "one of max, average"),
+        (ROUTED, "network.layers.0.components.4.kernl", 3, "did you mean kernel"),
+        ("network=single_task", "network.num_experts", 3, "SingleTask has no option num_experts"),
+        (IMAGES, "setting.convolutions", [{"channels": 4}], "kernel is missing"),
+        (IMAGES, "setting.convolutions", [{"channels": 4, "kernel": 3, "pol": 2}], "did you mean pool"),
+        (IMAGES, "setting.convolutions", [{"channels": 4, "kernel": 0}], "setting.convolutions[0].kernel=0"),
+        ("optimizer=sgd", "optimizer.momentum", -1, "optimizer.momentum=-1"),
+        ("trainer=ddp_cpu", "trainer.devices", 1000, "would only slow each other down"),
+        ("trainer=ddp_cpu", "trainer.strategy.find_unused_parameters", "maybe", "must be true or false"),
+        ("logger=csv", "logger.flush_logs_every_n_steps", 0, "logger.flush_logs_every_n_steps=0"),
+    ],
+)  # fmt: skip
+def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message: str) -> None:
+    assert message in answer(configuration(words, {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"setting.k": "${nothing}"}, "setting.k=${nothing}: there is no nothing"),
+        ({"setting.k": "${setting.num_expert}"}, "there is no setting.num_expert; did you mean setting.num_experts?"),
+        ({"setting.k": "${setting.k}"}, "setting.k=${setting.k}: refers to itself"),
+        ({"setting.k": "${gate.k}"}, "refers to itself"),
+        ({"setting.comet": "${setting}"}, "refers to itself"),
+        ({"setting.k": "${oc.env:MTL_NOT_SET}"}, "setting.k=${oc.env:MTL_NOT_SET}: the environment variable"),
+        ({"setting.k": "${oc.decode:'['}"}, "setting.k=${oc.decode:'['}: cannot be resolved"),
+        ({"setting.k": "${thing:1}"}, "there is no resolver thing"),
+        ({"setting.k": "???"}, "setting.k is missing; give setting.k=..."),
+        ({"setting.k": "${setting.${label}}"}, "setting.k="),
+        ({"gate": "${nothing}"}, "gate=${nothing}: there is no nothing"),
+    ],
+)  # fmt: skip
+def test_references_that_lead_nowhere(values: dict[str, Any], message: str) -> None:
+    assert message in answer(configuration("", values))
+
+
+@pytest.mark.parametrize("section", ["gate", "experts", "permutation", "data", "network", "optimizer", "trainer"])
+def test_sections_that_the_command_line_leaves_out(section: str) -> None:
+    cfg = configuration()
+    OmegaConf.set_struct(cfg, False)
+    del cfg[section]
+    assert f"choose one with {section}=NAME" in answer(cfg)
+
+
+def test_references_that_stand_for_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtl.run.schema.tree.LARGEST", 10_000)
+    values = {"setting.a0": [1] * 10} | {f"setting.a{i}": [f"${{setting.a{i - 1}}}"] * 10 for i in range(1, 9)}
+    assert "more than 10,000 values" in answer(configuration("", values))
+
+
+def test_a_message_names_the_place_where_the_value_is_written() -> None:
+    message = answer(configuration("", {"setting.k": "abc"}))
+    assert message.startswith("setting.k=abc: must be")
+    assert "gate.k" not in message
+
+
+def test_several_problems_are_one_message() -> None:
+    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "setting.dropout": 2, "compile": "maybe", "fast": "no"}
+    message = answer(configuration("", values))
+    assert message.endswith("; and 2 more")
+    assert "seed=-1" in message
+
+
+def test_unused_sections_may_be_null() -> None:
+    schema.check(configuration("network=single_task", {"gate": None}))
+    schema.check(configuration("network=frozen_experts data=synthetic_recovery", {"experts": None}))
+    nothing = {"permutation": None, "logger": None, "ckpt": None, "evaluate": None, "callbacks.best": None}
+    schema.check(configuration("", nothing))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trainer.max_epochs": -1, "trainer.max_steps": 10},
+        {"trainer.max_epochs": 0},
+        {"trainer.precision": 16},
+        {"trainer.precision": "bf16-mixed"},
+        {"trainer.limit_train_batches": 0.5, "trainer.limit_val_batches": 2, "trainer.overfit_batches": 2},
+        {"trainer.max_time": "00:12:00:00", "trainer.val_check_interval": 0.25},
+        {"trainer.devices": "auto"},
+        {"trainer.devices": 2},
+        {"trainer.gradient_clip_val": 1, "trainer.gradient_clip_algorithm": "norm"},
+        {"trainer.profiler": "simple", "trainer.fast_dev_run": True, "trainer.deterministic": "warn"},
+        {"trainer.strategy": "ddp", "trainer.accelerator": "cpu", "trainer.num_nodes": 2},
+        {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-10, "optimizer.weight_decay": 0},
+        {"setting.expert_units": [], "setting.dropout": 0, "setting.learning_rate": 1},
+        {"callbacks.early_stopping.patience": 0, "callbacks.last.every_minutes": 0.5},
+        {"callbacks.early_stopping": None, "callbacks.mine": None, "callbacks.later": {"epochs": 3}},
+        {"callbacks.routing.pictures_every": None, "callbacks.examples.count": 0},
+        {"network.static_gate": True, "network.execution": "sparse"},
+        {"seed": 2**32 - 1, "fast": False, "compile": True, "tested": "last", "label": "comet+ (é)"},
+        {"sizes": {"units": [4]}, "experts.units": "${sizes.units}"},  # a section of the user's own
+        {"setting.mine": {"width": 3}, "setting.heads": 2},
+        {"data.seed": {"_target_": "builtins.int"}},  # built later: its value is not known yet
+    ],
+    ids=str,
+)
+def test_right_values_are_accepted(values: dict[str, Any]) -> None:
+    schema.check(configuration("", values))
+
+
+def every_file() -> list[str]:
+    """Return compositions that have, together, every file of every group: one per experiment, else many at a time."""
+    files = {group: [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))] for group in GROUPS}
+    experiments = [f"experiment={name}" for name in files.pop("experiment")]
+    trunks = [f"network/gate_trunk={name}" for name in files.pop("network/gate_trunk")]
+    longest = max(map(len, files.values()))
+    rows = [[f"{group}={names[i % len(names)]}" for group, names in files.items()] for i in range(longest)]
+    # All GPUs of this machine, which may have none
+    return experiments + trunks + [" ".join(row).replace("trainer=ddp ", "trainer=ddp_cpu ") for row in rows]
+
+
+@pytest.mark.parametrize("words", every_file())
+def test_every_file_is_accepted(words: str) -> None:
+    schema.check(composed(words))
+
+
+def test_missing_gpus_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert "this machine has no GPU" in answer(configuration("", {"trainer.accelerator": "gpu"}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    schema.check(configuration("trainer=ddp", {"trainer.accelerator": "gpu", "trainer.devices": 2}))
+    message = answer(configuration("trainer=ddp", {"trainer.accelerator": "gpu", "trainer.devices": 4}))
+    assert message == "trainer.devices=4: this machine has 2 GPUs; give at most 2"
+
+
+def test_as_many_processes_as_cores_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    schema.check(configuration("trainer=ddp_cpu", {"trainer.devices": 64}))
+    assert "at most 64" in answer(configuration("trainer=ddp_cpu", {"trainer.devices": 65}))
+
+
+class Pair(TypedDict):
+    left: Count
+    right: NotRequired[int]
+
+
+class Mine:
+    """A class of a user's own."""
+
+    def __init__(
+        self,
+        plain,
+        width: int = 0.5,  # type: ignore[assignment]  # an annotation that is wrong: it is not used
+        rate: Positive = 1.0,
+        name: str = None,  # type: ignore[assignment]  # noqa: RUF013
+        pairs: Sequence[Pair] = (),
+        when: Literal["now", "later", 3] = "now",
+        missing: Unknown = 1,  # type: ignore[name-defined]  # noqa: F821
+        action: Callable[..., Any] | None = None,
+        size: int | tuple[int, int] = 1,
+        shares: dict[str, Annotated[float, Number(0, 1)]] | None = None,
+        **others: Any,
+    ) -> None:
+        self.options = (plain, width, rate, name, pairs, when, missing, action, size, shares, others)
+
+
+MINE = {"_target_": f"{__name__}.Mine", "plain": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"width": "abc", "missing": "abc", "plain": None, "anything": 3, "name": None, "rate": 2}, ""),
+        ({"pairs": [{"left": 1}], "when": 3, "action": {"_target_": "torch.relu"}, "size": [1, 2]}, ""),
+        ({"shares": {"a": 0.5}, "plain": {"_target_": f"{__name__}.Mine", "plain": 2}}, ""),
+        ({"rate": 0}, "mine.rate=0: must be a number greater than 0"),
+        ({"name": 5}, "mine.name=5: must be text or null"),
+        ({"pairs": [{"right": 1}]}, "left is missing"),
+        ({"pairs": [{"left": 0}]}, "mine.pairs[0].left=0"),
+        ({"when": 4}, "one of now, later, 3"),
+        ({"action": 4}, "a section with _target_ or null"),
+        ({"size": [1]}, "a whole number or a list of 2"),
+        ({"shares": {"a": 2}}, "mine.shares.a=2"),
+        ({"plain": {"_target_": f"{__name__}.Mine", "plain": 2, "rate": 0}}, "mine.plain.rate=0"),
+        ({"plain": [{"_target_": f"{__name__}.Nothing"}]}, "there is no Nothing"),
+    ],
+)
+def test_classes_of_a_users_own(values: dict[str, Any], message: str) -> None:
+    cfg = configuration("", {"callbacks.mine": {**MINE, **values}})
+    if not message:
+        schema.check(cfg)
+        return
+    assert message.replace("mine.", "callbacks.mine.") in answer(cfg)
+
+
+def test_options_of_a_base_class_belong_to_a_class_that_takes_common_ones() -> None:
+    from data_modules.table import TableDataModule
+    from mtl.gates import CometGate
+
+    assert {"k", "gamma", "shared", "inputs"} <= set(options(CometGate).kinds)
+    assert {"path", "batch_size"} <= set(options(TableDataModule).kinds)
+    assert options(CometGate).closed
+    assert options(TableDataModule).closed
+    assert not options(Mine).closed
+
+
+@pytest.mark.parametrize("annotation", [Any, torch.device, "text", list[Any], None, type[int], int | torch.device])
+def test_every_annotation_is_read(annotation: Any) -> None:
+    kind_of(annotation)
+
+
+@pytest.mark.parametrize("path", ["os.path.join", "torch.optim.Adam", "mtl.gates.comet.CometGate"])
+def test_classes_and_functions_are_found(path: str) -> None:
+    assert callable(find(path, "gate._target_"))
+
+
+def test_a_module_that_fails_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_that_fails.py").write_text("raise OSError('no such\\nluck')\n")
+    (tmp_path / "module_that_ends.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "module_that_needs.py").write_text("import module_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, message in {
+        "module_that_fails": "module_that_fails cannot be imported: OSError: no such",
+        "module_that_ends": "module_that_ends cannot be imported: SystemExit",
+        "module_that_needs": "there is no module module_that_is_missing",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            find(f"{name}.Gate", "gate._target_")
+
+
+def test_options_that_only_the_constructor_knows_get_one_message(tmp_path: Path) -> None:
+    cfg = configuration("", {"gate": {"_target_": f"{__name__}.Mine", "_partial_": True}})
+    with pytest.raises(InputError, match=r"gate: .*missing 1 required"):
+        build.check_options(cfg)
+
+
+@pytest.fixture
+def hydra() -> Iterator[None]:
+    """Have Hydra ready to compose, as it is while the program runs."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield
+
+
+def failure(*words: str) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        compose("train", list(words))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate.gama=1"], "gate.gama=1: no such option; did you mean gate.gamma=1?"),
+        (["gate=topk", "gate.nosy=true"], "did you mean gate.noisy=true?"),
+        (["gate=commet"], "gate=commet: there is no gate commet; did you mean gate=comet?"),
+        (["data=nothing"], "data=nothing: there is no data nothing; there are books"),
+        (["gates=comet"], "did you mean gate=comet?"),
+        (["batch_size=64"], "did you mean data.batch_size=64?"),
+        (["network.experts.unit=[4]"], "did you mean network.experts.units=[4]?"),
+        (["trainer.gradient_clip_val=1"], "write +trainer.gradient_clip_val=1"),
+        (["+gate.gamma=1"], "the configuration has gate.gamma already; write gate.gamma=1"),
+        (["~gate.gama"], "there is no gate.gama to remove; did you mean ~gate.gamma?"),
+        (["gate=comet,topk"], "several values need -m"),
+        (["seed=1,2"], "seed=1,2: several values need -m"),
+        (["gate"], "gate: must be OPTION=VALUE"),
+        (["data.path=a=b{"], "the value cannot be read"),
+        (["setting.expert_units=[4"], "the value cannot be read"),
+        (["a b=3"], "must be the name of an option"),
+        (["network=single_task", "network/gate_trunk=conv"], "has no network/gate_trunk"),
+        (["nothing/gate=comet"], "there is no group nothing/gate"),
+        (["gate=comet", "gate.k.a=1"], "gate.k.a"),
+        (["hydra/launcher=nothing"], "there is no hydra/launcher nothing"),
+        (["setting.k=${a.b"], "the value cannot be read"),
+        (["setting.k='${a.b'"], "close every brace"),
+        (["gate=5"], "gate=5: must name one of comet"),
+        (["logger=true"], "logger=true: must name one of csv, tensorboard; ~logger"),
+        (["gate=null"], "gate=null: must name one of comet"),
+        (["gate@network.gate=comet"], "without @"),
+        (["+gate=topk"], "write gate=topk to replace it"),
+        (["hydra.searchpath=5"], "hydra.searchpath"),
+        (["gate=a,b", "gate=${x}"], "several values"),
+        (["=3"], "must be the name of an option"),
+        ([""], "an empty word: must be OPTION=VALUE"),
+        (["gate="], "there is no gate without a name"),
+        (["ünknown=3"], "ünknown=3: "),
+        (["network/gate=comet"], "there is no group network/gate"),
+        (["seed=" + "9" * 5000], "9..."),
+    ],
+)
+@pytest.mark.usefixtures("hydra")
+def test_compositions_that_fail_get_one_sentence(words: list[str], message: str) -> None:
+    sentence = explain(failure(*words), words)
+    assert sentence is not None
+    assert message in sentence
+    assert len(sentence.splitlines()) == 1
+
+
+def test_explaining_needs_no_running_program() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        error = failure("gate.gama=1")
+    GlobalHydra.instance().clear()
+    assert "did you mean gate.gamma=1?" in str(explain(error, ["gate.gama=1"]))
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_errors_of_other_kinds_are_not_explained() -> None:
+    assert explain(ValueError("no"), ["gate=comet"]) is None
+    assert explain(KeyboardInterrupt(), []) is None
