@@ -23,6 +23,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from conf.explain import explain
+
 log = logging.getLogger("mtl")
 
 HARMLESS_WARNINGS = (
@@ -117,13 +119,12 @@ def _run(cfg: DictConfig) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
-    from mtl.run import build, errors, results
+    from mtl.run import build, errors, results, schema
     from mtl.types import InputError, require
 
-    require(isinstance(cfg.seed, int), f"seed={cfg.seed}: must be a whole number")
+    schema.check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
-    require(cfg.tested in ("best", "last"), f"tested={cfg.tested}: accepted are best, last")
     build.check_options(cfg)
     fast.enable(cfg.fast == "auto")
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
@@ -228,7 +229,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
 def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` with the option chosen from each config group, which a run that resumes from it composes again."""
     with open_dict(cfg):
-        cfg.label = str(cfg.label)  # resolve it: it refers to Hydra's choices
+        cfg.label = cfg.label  # resolve it: it refers to Hydra's choices
         chosen = {name: option for name, option in hydra_cfg.runtime.choices.items() if not name.startswith("hydra/")}
         cfg.choices = {name: option for name, option in chosen.items() if name != "experiment"}
     return cfg
@@ -249,9 +250,12 @@ def report(error: BaseException) -> NoReturn:
     """Print ``error`` as one message and exit; with HYDRA_FULL_ERROR=1 raise it."""
     if os.environ.get("MTL_FULL_ERROR") == "1":
         raise error
-    from mtl.run.errors import explain
+    sentence = explain(error, [word for word in sys.argv[1:] if not word.startswith("-")])
+    if sentence:
+        sys.exit(f"error: {sentence}")
+    from mtl.run import errors  # takes seconds: it brings torch
 
-    message, status = explain(error, sys.argv[1:])
+    message, status = errors.explain(error)
     sys.stderr.write(message + "\n")
     sys.exit(status)
 

@@ -1,4 +1,4 @@
-"""Try bad input on the real program, each in a process of its own; it is forked from this one, so that it starts fast."""
+"""Try bad input on the real program, each in a process of its own, forked from this one so that it starts fast."""
 
 from __future__ import annotations
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from hydra.errors import HydraException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.run import schema
 from mtl.types import InputError, Stopped
 
 # What torch.distributed says when another process is gone: gloo, its store, NCCL
 _PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
     "Broken pipe",
+    "Connection closed by peer",
     "Connection refused",
+    "Connection reset by peer",
+    "NCCL communicator was aborted",
+    "Socket Timeout",
+    "Timed out waiting",
+    "failed to recv, got 0 bytes",
     "ncclRemoteError",
 )
-_PEER += ("NCCL communicator was aborted", "Timed out waiting", "failed to recv, got 0 bytes", "Socket Timeout")
 _MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
 
@@ -43,8 +44,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def explain(error: BaseException, words: Sequence[str]) -> tuple[str, int]:
-    """Return the message for ``error`` and the exit status; ``words``: the arguments of the command line."""
+def explain(error: BaseException) -> tuple[str, int]:
+    """Return the message for ``error`` and the exit status."""
     chain = list(causes(error))
     for cause in chain:
         if isinstance(cause, Stopped):
@@ -54,15 +55,13 @@ def explain(error: BaseException, words: Sequence[str]) -> tuple[str, int]:
     if any(isinstance(cause, KeyboardInterrupt) for cause in chain):
         return "stopped by Ctrl-C; what was saved before can be resumed with ckpt=<run>/checkpoints/last.ckpt", 130
     for cause in chain:
-        text = _sentence(cause, words)
+        text = _sentence(cause)
         if text:
             return f"error: {text}", 1
     return f"error: {_first_line(error)} ({_place(error)}). This is a mistake in the code. {_FULL}", 1
 
 
-def _sentence(error: BaseException, words: Sequence[str]) -> str | None:
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return schema.explain(error, words) if isinstance(error, Exception) else None
+def _sentence(error: BaseException) -> str | None:
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in _MEMORY)
     if memory and isinstance(error, MemoryError | RuntimeError):
         return (
@@ -78,7 +77,7 @@ def _sentence(error: BaseException, words: Sequence[str]) -> str | None:
         return f"the checkpoint does not fit this network and these data: {' '.join(lines[:2])}"
     if isinstance(error, RecursionError):
         return f"the configuration is nested too deeply ({_first_line(error)})"
-    if isinstance(error, MisconfigurationException):
+    if isinstance(error, MisconfigurationException | OmegaConfBaseException):
         return _first_line(error)
     return None
 

@@ -78,18 +78,17 @@ def config_from_checkpoint(
     merged["choices"] = {**saved.get("choices", {}), **{k: v for k, v in asked["choices"].items() if k in given}}
 
     try:
-        final = OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
+        final = plain(OmegaConf.create(merged), resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"the configuration in checkpoint {path} does not fit this program: {reason}") from None
-    assert isinstance(final, dict)
     wrong = _differences(saved, final, FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"))
     require(
         not wrong,
         f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
         "checkpoint's, or start a new run without it",
     )
-    result = OmegaConf.create({str(key): value for key, value in final.items()})
+    result = OmegaConf.create(final)
     OmegaConf.set_struct(result, True)
     return result
 
@@ -106,9 +105,9 @@ def config_to_load(path: str | Path, trust: Sequence[str] = (), data_dir: str | 
     return OmegaConf.create({"compile": False} | {key: config[key] for key in ("gate", "network")} | {"data": data})
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Return a configuration as nested dicts and lists, with its interpolations as they are written."""
-    container = OmegaConf.to_container(cfg)
+def plain(cfg: DictConfig, resolve: bool = False) -> dict[str, Any]:
+    """Return a configuration as nested dicts and lists; interpolations as they are written, or ``resolve`` d."""
+    container = OmegaConf.to_container(cfg, resolve=resolve)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
 

@@ -90,7 +90,7 @@ def test_stream_outlives_its_reader() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_errors_are_sentences(error: BaseException, text: str, status: int) -> None:
-    message, code = explain(error, [])
+    message, code = explain(error)
     assert text in message
     assert code == status
     assert "\n" not in message
@@ -99,7 +99,7 @@ def test_errors_are_sentences(error: BaseException, text: str, status: int) -> N
 def test_cause_of_a_wrapped_error_is_shown() -> None:
     error = RuntimeError("while building")
     error.__cause__ = InputError("data.x=1: must be 2")
-    assert explain(error, [])[0] == "error: data.x=1: must be 2"
+    assert explain(error)[0] == "error: data.x=1: must be 2"
 
 
 def test_lost_process_is_recognised() -> None:

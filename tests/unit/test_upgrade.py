@@ -88,7 +88,7 @@ def test_names_of_parameters_classes_and_schedules() -> None:
         "hardening": {"_target_": "callbacks.hardening.PermutationHardening"},
         "tau": {"_target_": "callbacks.scheduled_buffer.ScheduledBuffer", "target": "network.*permutation.tau"},
         "entropy": {"_target_": "callbacks.scheduled_buffer.ScheduledBuffer", "target": "network.*gate.entropy_weight"},
-        "progress": {"_target_": "pytorch_lightning.callbacks.RichProgressBar", "refresh_rate": 10},
+        "progress": {"_target_": "callbacks.progress.Progress"},
         "nothing": None,
     }
     assert new["config"]["permutation"]["_target_"] == "mtl.gates.permuted.Permutation"

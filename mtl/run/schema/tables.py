@@ -107,6 +107,7 @@ TOP: dict[str, Kind] = {
     "ckpt": or_null(NAME),
     "evaluate": or_null(NAME),
     "trust": or_null(ListOf(NAME)),
+    "choices": Fields({}, extra=True),
     "fast": Choice(("auto", False)),
     "compile": Flag(),
     "tested": Choice(("best", "last")),
