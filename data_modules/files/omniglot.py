@@ -79,7 +79,10 @@ def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
     """
     key: list[str | int] = [FORMAT, side]
     for file in _files(alphabet):
-        stat = file.stat()
+        try:
+            stat = file.stat()
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}; delete {alphabet} and start again") from None
         key += [file.parent.name, file.name, stat.st_size, stat.st_mtime_ns]
     content = cached(cache / f"omniglot-{alphabet.name}.pt", lambda: parse(alphabet, side), key)
     return content["image"], content["character"]
