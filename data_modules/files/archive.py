@@ -42,8 +42,9 @@ def extract_zip(archive: Path, dest_dir: Path, max_bytes: int = MAX_BYTES) -> No
     """Unpack ``archive`` into ``dest_dir``; leave files that exist already unchanged.
 
     Files are unpacked into a hidden folder inside ``dest_dir`` and then renamed, so each is complete or absent. Raises
-    InputError if the archive is damaged, if a member's path leads out of ``dest_dir``, if all members have more than
-    ``max_bytes``, or if ``dest_dir`` cannot be written. Two processes must not unpack the same archive at the same time.
+    InputError if the archive is damaged, if a member's path leads out of ``dest_dir``, if all members together have
+    more than ``max_bytes``, or if ``dest_dir`` cannot be written. Two processes must not unpack the same archive at the
+    same time.
     """
     try:
         with zipfile.ZipFile(archive) as content:

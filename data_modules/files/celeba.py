@@ -14,6 +14,7 @@ from torchvision.datasets.utils import download_file_from_google_drive
 
 from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
+from data_modules.files.download import clean
 from data_modules.files.reading import read_bytes
 from mtl.types import InputError, require
 
@@ -59,7 +60,7 @@ def _fetch(folder: Path, name: str) -> None:
         os.replace(part, folder / name)
     except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
         raise InputError(
-            f"cannot download {name} from Google Drive: {error}. It needs pip install gdown, and Google often refuses; "
+            f"cannot download {name} from Google Drive: {clean(str(error))}. It needs pip install gdown, and Google often refuses; "
             f"{_by_hand(folder)}"
         ) from error
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from data_modules.digits import DigitsDataModule, resplit, to_colour
 from data_modules.files import svhn
 from mtl.types import Batch, Image, InputError, TaskSpec
 from tests.digit_files import write_digits
+from tests.file_server import serving
 from tests.svhn_files import write_svhn
 
 SIZES = {"train": 40, "extra": 30, "test": 20}
@@ -136,12 +137,20 @@ def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert len(parsed) == 2
 
 
-def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """Yield the address of the folder ``server``."""
+    (tmp_path / "server").mkdir()
+    with serving(tmp_path / "server") as url:
+        yield url
+
+
+def serve(folder: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Write files as on the servers, make their checksums the expected ones, and return their addresses as options."""
     sums = write_digits(folder / "mnist", compressed=True)
     monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
     expect_svhn(write_svhn(folder / "svhn", SIZES), monkeypatch)
-    addresses = {f"{name}_url": (folder / name).as_uri() for name in ("mnist", "svhn")}
+    addresses = {f"{name}_url": f"{site}/{name}" for name in ("mnist", "svhn")}
     return {"download": True, **addresses}
 
 
@@ -150,8 +159,8 @@ def expect_svhn(sums: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(SVHN, "split_list", official)
 
 
-def test_files_are_fetched_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = serve(tmp_path / "server", monkeypatch)
+def test_files_are_fetched_and_checked(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = serve(tmp_path / "server", site, monkeypatch)
     data = module(tmp_path / "data", **options)
     assert sum(len(rows) for rows in data.splits.values()) == 250
     assert (tmp_path / "data" / "SVHN" / "extra_32x32.mat").is_file()
@@ -205,9 +214,9 @@ def test_damaged_file(tmp_path: Path, keep: int) -> None:
         svhn.parse(file)
 
 
-@pytest.mark.parametrize("parts", [[], ["train", "train"], ["train", "val"], "train"])
+@pytest.mark.parametrize("parts", [[], ["train", "val"]])
 def test_parts_are_checked(tmp_path: Path, parts: object) -> None:
-    with pytest.raises(InputError, match=r"data\.svhn_parts=\[.*\]: must name some of train, extra, test, each once"):
+    with pytest.raises(InputError, match=r"data\.svhn_parts=\[.*\]: must name some of train, extra, test$"):
         DigitsDataModule(str(tmp_path), svhn_parts=parts, batch_size=2)
 
 
