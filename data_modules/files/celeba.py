@@ -60,8 +60,8 @@ def _fetch(folder: Path, name: str) -> None:
         os.replace(part, folder / name)
     except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
         raise InputError(
-            f"cannot download {name} from Google Drive: {clean(str(error))}. It needs pip install gdown, and Google often refuses; "
-            f"{_by_hand(folder)}"
+            f"cannot download {name} from Google Drive: {clean(str(error))}. It needs pip install gdown, and "
+            f"Google often refuses; {_by_hand(folder)}"
         ) from error
     finally:
         part.unlink(missing_ok=True)

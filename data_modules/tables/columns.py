@@ -42,7 +42,8 @@ def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
 def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
     """Return file, column, row and content of a cell, for messages."""
     value = frame[name][index]
-    return f"{where}, column {name!r}, row {frame[ROW][index]}: {quote(value) if isinstance(value, str) else value!r}"
+    content = quote(value) if isinstance(value, str) else repr(value)
+    return f"{where}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
 def parse(column: pl.Series) -> pl.Series:

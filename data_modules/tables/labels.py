@@ -126,8 +126,8 @@ class Labels:
         if len(new):
             raise InputError(
                 f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
-                f"the training rows ({', '.join(map(shown, classes[:10]))}); {len(new)} rows have such labels. Split the "
-                "rows in another way, or empty these cells"
+                f"the training rows ({', '.join(map(shown, classes[:10]))}); {len(new)} rows have such labels. "
+                "Split the rows in another way, or empty these cells"
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
 

@@ -15,7 +15,7 @@ ARGUMENTS = {
     "alpha": 0.3,
     "split": (0.5, 0.25, 0.25),
     "download": False,
-    "base_url": "http://nowhere.invalid",
+    "base_url": "http://a.invalid",
     "batch_size": 8,
 }
 

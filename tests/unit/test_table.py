@@ -162,7 +162,7 @@ def bad(tmp_path: Path, text: str) -> Path:
         (
             "x,y\n1,2,3,4\n",
             {"y": {"kind": "binary"}},
-            "bad.csv, line 2 has 4 cells, but the first line names 2 columns",
+            "line 2 has 4 cells, but the first line names 2 columns",
         ),
         (
             "x,y\n1,0\n2,1\n" * 9,
