@@ -243,6 +243,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follow redirects to http and https addresses only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not is_address(newurl):
+            fp.close()
         _check_address(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

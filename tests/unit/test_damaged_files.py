@@ -45,8 +45,8 @@ CASES: dict[str, Callable[[str], TensorDataModule]] = {  # one file of each kind
     "celeba/list_attr_celeba.txt": lambda root: CelebADataModule(root, ["Young"], workers=0, scale=8, **OFFLINE),
     "celeba/list_eval_partition.txt": lambda root: CelebADataModule(root, ["Young"], workers=0, scale=8, **OFFLINE),
     "celeba/img_align_celeba/000003.jpg": lambda root: CelebADataModule(root, ["Young"], workers=0, scale=8, **OFFLINE),
-    "omniglot-py/images_background/Keble/character01/0001_01.png": lambda root: OmniglotDataModule(
-        root, alphabets=["Keble"], side=14, **OFFLINE
+    "omniglot-py/images_background/Gujarati/character01/0001_01.png": lambda root: OmniglotDataModule(
+        root, alphabets=["Gujarati"], side=14, **OFFLINE
     ),
 }
 
