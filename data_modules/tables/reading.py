@@ -58,6 +58,8 @@ def _read_csv(path: Path, separator: str, null_values: Sequence[str]) -> pl.Data
     raw = raw.removeprefix(BOM).rstrip(b"\r\n")
     require(len(raw) > 0, f"{path} is empty")
     _check_text(raw, path)
+    carriage = b"\r" in raw and b"\n" not in raw
+    require(not carriage, f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
     names = _check_cells(raw, separator, path)
     require(b"\n" in raw, f"{path} has a header but no rows")
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from torchvision.datasets import MNIST, SVHN
 
 from data_modules import digits
 from data_modules.digits import DigitsDataModule, resplit, to_colour
-from data_modules.files import svhn
+from data_modules.files import mnist, svhn
 from mtl.types import Batch, Image, InputError, TaskSpec
 from tests.digit_files import write_digits
 from tests.file_server import serving
@@ -171,6 +173,33 @@ def test_files_are_fetched_and_checked(tmp_path: Path, site: str, monkeypatch: p
     ):
         module(tmp_path / "other", **options)
     assert not list((tmp_path / "other" / "SVHN").glob("[!.]*"))
+
+
+@pytest.mark.parametrize("source", [mnist, svhn])
+def test_only_one_of_two_programs_fetches_a_file(
+    tmp_path: Path, source: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_digits(tmp_path / "server", compressed=True)
+    fetched: list[str] = []
+
+    def fetch(url: str, dest: Path, **options: object) -> None:
+        fetched.append(dest.name)
+        archive = tmp_path / "server" / dest.name
+        dest.write_bytes(archive.read_bytes() if archive.exists() else b"")
+
+    monkeypatch.setattr(source, "fetch", fetch)
+    part, both = "mnist" if source is mnist else "train", threading.Barrier(2)
+
+    def prepare() -> None:
+        both.wait()
+        source.prepare(tmp_path / "data", part, True)
+
+    threads = [threading.Thread(target=prepare) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == len(set(fetched)) == (4 if source is mnist else 1)
 
 
 def test_missing_files(tmp_path: Path) -> None:

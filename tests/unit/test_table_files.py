@@ -169,7 +169,7 @@ def test_byte_order_mark_and_other_line_ends_are_accepted(tmp_path: Path) -> Non
         data = module(save(tmp_path / "t.csv", content), {"z": {"column": "y", "kind": "binary"}}, ignore=["a"])
         assert list(data.spec.inputs) == ["b"]
         assert sum(len(rows) for rows in data.splits.values()) == 40
-    assert "end lines by a line feed" in refusal(save(tmp_path / "t.csv", GOOD.replace("\n", "\r")))
+    assert "its lines end with carriage returns" in refusal(save(tmp_path / "t.csv", GOOD.replace("\n", "\r")))
 
 
 @pytest.mark.parametrize(
