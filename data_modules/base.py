@@ -10,6 +10,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
+from data_modules.options import SEEDS, flag, whole
 from mtl.types import Batch, DataSpec, require
 
 
@@ -130,12 +131,11 @@ class TensorDataModule(LightningDataModule):
         pin_memory: bool = False,
     ) -> None:
         super().__init__()
-        require(batch_size >= 1, f"data.batch_size={batch_size}: a batch needs at least 1 row")
-        require(eval_batch_size >= 1, f"data.eval_batch_size={eval_batch_size}: a batch needs at least 1 row")
-        for name, value in {"seed": seed, "shuffle_seed": shuffle_seed}.items():
-            require(isinstance(value, int), f"data.{name}={value!r}: must be an integer")
-        self.batch_size, self.eval_batch_size, self.pin_memory = batch_size, eval_batch_size, pin_memory
-        self.seed, self.shuffle_seed = seed, shuffle_seed
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.eval_batch_size = whole("eval_batch_size", eval_batch_size, 1)
+        self.seed = whole("seed", seed, 0, SEEDS - 1)
+        self.shuffle_seed = whole("shuffle_seed", shuffle_seed, 0, SEEDS - 1)
+        self.pin_memory = flag("pin_memory", pin_memory)
         self._spec: DataSpec | None = None
         self.splits: dict[str, Batch] = {}
 

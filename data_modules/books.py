@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from data_modules.files.cache import cached
-from data_modules.interactions import InteractionsDataModule, Words, quote, read_lines, repair, versions
+from data_modules.files.reading import quote
+from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
+from data_modules.options import number, whole
 from data_modules.sampling import unique
-from data_modules.splits import is_share
 from mtl.types import InputError, require
 
 logger = logging.getLogger(__name__)
@@ -45,17 +46,14 @@ class BooksDataModule(InteractionsDataModule):
         min_records: int = 5,
         max_broken: float = 0.001,
         alpha: float = 0.5,
-        negatives: str = "uniform",
+        negatives: Literal["uniform", "per_user"] = "uniform",
         split: Sequence[float] = (0.8, 0.1, 0.1),
         download: bool = True,
         base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
-        whole = isinstance(min_records, int) and min_records >= 1
-        require(whole, f"data.min_records={min_records}: must be a whole number of at least 1")
-        require(is_share(max_broken), f"data.max_broken={max_broken}: must lie in [0, 1]")
-        self.min_records, self.max_broken = min_records, float(max_broken)
+        self.min_records, self.max_broken = whole("min_records", min_records, 1), number("max_broken", max_broken)
         self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"
 

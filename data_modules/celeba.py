@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from data_modules.files import celeba as celeba_files
 from data_modules.files.cache import cached
 from data_modules.files.celeba_images import decode_all, reduced
 from data_modules.images import pixel_statistics
+from data_modules.options import flag, names, path, shown, whole
 from data_modules.splits import SPLITS
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
@@ -38,26 +38,23 @@ class CelebADataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: str,
-        attributes: Sequence[str],
+        attributes: str | Sequence[str],
         scale: int = 2,
         workers: int = 2,
         download: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        names = [attributes] if isinstance(attributes, str) else list(attributes)
-        unknown = [name for name in names if name not in celeba_files.ATTRIBUTES]
+        given = [attributes] if isinstance(attributes, str) else attributes
+        self.attributes = names("attributes", given, "[Male,Smiling]")
+        unknown = [name for name in self.attributes if name not in celeba_files.ATTRIBUTES]
         known = ", ".join(celeba_files.ATTRIBUTES)
-        require(bool(names), f"data.attributes=[]: name at least one of {known}")
-        require(not unknown, f"data.attributes: unknown {', '.join(map(str, unknown))}; accepted are {known}")
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        require(not repeated, f"data.attributes: {', '.join(repeated)} more than once; name each once, of {known}")
-        good = isinstance(scale, int) and scale in SCALES
-        require(good, f"data.scale={scale}: must be one of {', '.join(map(str, SCALES))}")
-        good = isinstance(workers, int) and workers >= 0
-        require(good, f"data.workers={workers}: must be a number of processes, or 0 to decode in this one")
-        self.attributes, self.scale, self.workers, self.download = names, scale, workers, download
-        self.data_dir = Path(data_dir).expanduser()
+        require(bool(self.attributes), f"data.attributes=[]: name at least one of {known}")
+        require(not unknown, f"data.attributes: unknown {', '.join(map(shown, unknown))}; accepted are {known}")
+        self.scale = whole("scale", scale, 1, max(SCALES))
+        require(self.scale in SCALES, f"data.scale={scale}: must be one of {', '.join(map(str, SCALES))}")
+        self.workers = whole("workers", workers, 0, 256)  # processes; 0 decodes in this one
+        self.download, self.data_dir = flag("download", download), path("data_dir", data_dir, "a folder")
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:

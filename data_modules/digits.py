@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from data_modules.base import TensorDataModule
 from data_modules.files import mnist, svhn
 from data_modules.images import pixel_statistics
+from data_modules.options import address, flag, names, path, shown
 from data_modules.splits import SPLITS
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
 
@@ -45,13 +45,14 @@ class DigitsDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        parts = list(svhn_parts)
-        good = 0 < len(parts) == len(set(parts)) and set(parts) <= set(svhn.PARTS)
-        require(good, f"data.svhn_parts={parts}: must name some of {', '.join(svhn.PARTS)}, each once")
+        parts = names("svhn_parts", svhn_parts, "[train,test]")
+        good = len(parts) > 0 and set(parts) <= set(svhn.PARTS)
+        require(good, f"data.svhn_parts={shown(parts)}: must name some of {', '.join(svhn.PARTS)}")
         self.parts = [part for part in svhn.PARTS if part in parts]  # in a fixed order, on which the split depends
-        self.data_dir = Path(data_dir).expanduser()
+        self.data_dir, self.download = path("data_dir", data_dir, "a folder"), flag("download", download)
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
-        self.download, self.mnist_url, self.svhn_url = download, mnist_url, svhn_url
+        self.mnist_url = None if mnist_url is None else address("mnist_url", mnist_url)
+        self.svhn_url = None if svhn_url is None else address("svhn_url", svhn_url)
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from data_modules.files.mnist import CLASSES, prepare, read
 from data_modules.images import pixel_statistics
+from data_modules.options import address, flag, path
 from data_modules.splits import SPLITS, check_rows
 from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Image, TaskSpec, require
@@ -38,11 +38,10 @@ class FourMNISTsDataModule(TasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        if rows is not None:
-            check_rows(rows)
-        self.rows = None if rows is None else list(rows)
-        self.folder = Path(data_dir).expanduser() / "MNIST"
-        self.download, self.base_url = download, base_url
+        self.rows = None if rows is None else check_rows(rows)
+        self.folder = path("data_dir", data_dir, "a folder") / "MNIST"
+        self.download = flag("download", download)
+        self.base_url = None if base_url is None else address("base_url", base_url)
 
     def prepare_data(self) -> None:
         """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""

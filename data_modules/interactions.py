@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 import torch
@@ -17,8 +17,10 @@ from data_modules.base import TensorDataModule
 from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
+from data_modules.files.reading import read_bytes
+from data_modules.options import address, choice, flag, number, path
 from data_modules.sampling import draw_distinct, unique
-from data_modules.splits import SPLITS, check_shares, is_share, stratified_split
+from data_modules.splits import SPLITS, check_shares, stratified_split
 from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
@@ -60,18 +62,14 @@ class InteractionsDataModule(TensorDataModule):
         split: Sequence[float],
         download: bool,
         base_url: str,
-        negatives: str = "uniform",
+        negatives: Literal["uniform", "per_user"] = "uniform",
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(bool(data_dir), f"data.data_dir={data_dir!r}: must name a folder")
-        require(negatives in NEGATIVES, f"data.negatives={negatives}: must be one of {', '.join(NEGATIVES)}")
-        require(is_share(alpha), f"data.alpha={alpha}: must lie in [0, 1]")
-        shares = check_shares(split)
-        require(0 <= self.seed < 2**63, f"data.seed={self.seed}: must lie in [0, 2**63)")
-        self.data_dir = Path(data_dir).expanduser()
-        self.alpha, self.negatives, self.shares = float(alpha), negatives, shares
-        self.download, self.base_url = download, base_url.rstrip("/")
+        self.data_dir = path("data_dir", data_dir, "a folder")
+        self.alpha, self.shares = number("alpha", alpha), check_shares(split)
+        self.negatives = choice("negatives", negatives, NEGATIVES)
+        self.download, self.base_url = flag("download", download), address("base_url", base_url)
 
     def obtain(self, file: Path, archive: Path, **checksums: str) -> None:
         """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists; ``checksums`` go to ``fetch``.
@@ -184,14 +182,6 @@ def repair(file: Path) -> str:
 
 def read_lines(file: Path) -> pl.DataFrame:
     """Return the lines of a latin-1 file as the column ``line``, without empty lines at the end."""
-    try:
-        text = file.read_bytes().decode("latin-1").rstrip("\r\n")
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    text = read_bytes(file).decode("latin-1").rstrip("\r\n")
     require(bool(text), f"{file} is empty. {repair(file)}")
     return pl.DataFrame({"line": pl.Series([text]).str.split("\n").explode()})
-
-
-def quote(line: str, limit: int = 60) -> str:
-    """Return ``line`` in quotes, cut after ``limit`` characters."""
-    return repr(line if len(line) <= limit else line[:limit] + "...")

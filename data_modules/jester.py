@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ import torch
 from torch import Tensor
 
 from data_modules.files.cache import cached
-from data_modules.interactions import InteractionsDataModule, Words, quote, repair, versions
+from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
+from data_modules.interactions import InteractionsDataModule, Words, repair, versions
 from mtl.types import Batch, DataSpec, InputError, require
 
 logger = logging.getLogger(__name__)
@@ -26,6 +25,7 @@ FORMAT = 1  # of the cache; increase it when the content changes
 JOKES = 100
 HIGHEST = 10.0
 NOT_RATED = 99.0
+MAX_BYTES = 1_000_000_000  # of a file; the published ones have 8 MB
 SUFFIXES = (".csv", ".csv.gz", ".xls")  # of a part that exists in several formats, the first one is read
 EXPECTED = (
     f"Expected {1 + JOKES} columns without a header: how many jokes the user has rated, then {JOKES} ratings in "
@@ -167,19 +167,15 @@ def _refuse(file: Path, damaged: np.ndarray, tell: Callable[[int], str]) -> None
 
 def _read_csv(file: Path) -> pl.Series:
     """Return the fields of each line: a series of lists of strings."""
-    try:
-        raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("latin-1").rstrip("\r\n")
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{file} is damaged ({error}). {repair(file)}") from error
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    raw = read_gzip(file, MAX_BYTES) if file.suffix == ".gz" else read_bytes(file, MAX_BYTES)
+    text = raw.decode("latin-1").rstrip("\r\n")
     require(bool(text), f"{file} is empty. {repair(file)}")
     return pl.Series([text]).str.split("\n").explode().str.split(",")
 
 
 def _read_excel(file: Path) -> pl.Series:
     """Return the cells of each row of the first sheet: a series of lists of strings."""
+    regular_size(file)
     try:
         frame = pl.read_excel(
             file, has_header=False, drop_empty_rows=False, drop_empty_cols=False, read_options={"dtypes": "string"}
@@ -192,4 +188,5 @@ def _read_excel(file: Path) -> pl.Series:
     except Exception as error:  # the reader's errors have no common base class
         why = str(error).partition("\n")[0]
         raise InputError(f"{file} is not a readable xls file ({why}). {repair(file)}") from error
+    require(len(frame) > 0, f"{file} has no rows. {repair(file)}")
     return frame.select(pl.concat_list(pl.all()).alias("fields"))["fields"]

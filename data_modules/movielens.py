@@ -6,15 +6,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from data_modules.files.cache import cached
-from data_modules.interactions import InteractionsDataModule, Words, quote, read_lines, repair, versions
-from mtl.types import InputError, require
+from data_modules.files.reading import quote
+from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
+from data_modules.options import choice
+from mtl.types import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +55,16 @@ class MovieLensDataModule(InteractionsDataModule):
     def __init__(
         self,
         data_dir: str,
-        variant: str = "1m",
+        variant: Literal["1m", "100k"] = "1m",
         alpha: float = 0.9,
-        negatives: str = "uniform",
+        negatives: Literal["uniform", "per_user"] = "uniform",
         split: Sequence[float] = (0.8, 0.1, 0.1),
         download: bool = True,
         base_url: str = "https://files.grouplens.org/datasets/movielens",
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
-        require(variant in tuple(VARIANTS), f"data.variant={variant}: must be one of {', '.join(VARIANTS)}")
-        self.variant = VARIANTS[variant]
+        self.variant = VARIANTS[choice("variant", variant, list(VARIANTS))]
         self.folder = self.data_dir / self.variant.folder
         self.ratings_file = self.source = self.folder / self.variant.ratings
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from torch.utils.data import Dataset
 from data_modules.base import TensorDataModule, TrainingSampler
 from data_modules.files.mnist import CLASSES, SOURCES, prepare, read
 from data_modules.images import pixel_statistics
+from data_modules.options import address, choice, fits_memory, flag, path, shown
 from data_modules.splits import SPLITS, check_rows
-from mtl.types import Batch, DataSpec, Image, TaskSpec, require
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -34,7 +34,7 @@ class MultiMNISTDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: str,
-        source: str = "mnist",
+        source: Literal["mnist", "fashion_mnist"] = "mnist",
         rows: Sequence[int] = (100_000, 20_000, 20_000),
         fresh: bool = False,
         download: bool = True,
@@ -42,11 +42,11 @@ class MultiMNISTDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(source in SOURCES, f"data.source={source}: must be one of {', '.join(SOURCES)}")
-        check_rows(rows)
-        self.source, self.rows, self.fresh = source, list(rows), fresh
-        self.folder = Path(data_dir).expanduser() / FOLDERS[source]
-        self.download, self.base_url = download, base_url
+        self.source, self.rows = choice("source", source, list(SOURCES)), check_rows(rows)
+        fits_memory(f"data.rows={shown(rows)}: its pictures", sum(self.rows) * CANVAS**2)
+        self.folder = path("data_dir", data_dir, "a folder") / FOLDERS[self.source]
+        self.fresh, self.download = flag("fresh", fresh), flag("download", download)
+        self.base_url = None if base_url is None else address("base_url", base_url)
         self._sources: dict[str, tuple[Tensor, Tensor]] = {}
 
     def prepare_data(self) -> None:

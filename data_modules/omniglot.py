@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from data_modules.files import omniglot as omniglot_files
 from data_modules.images import pixel_statistics
+from data_modules.options import address, check_task_name, flag, names, path, whole
 from data_modules.splits import SPLITS
 from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Image, InputError, TaskSpec, require
@@ -48,17 +48,14 @@ class OmniglotDataModule(TasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        names = list(ALPHABETS if alphabets is None else alphabets)
-        good = not isinstance(alphabets, str) and 0 < len(names) == len(set(names))
-        require(
-            good,
-            f"data.alphabets={alphabets}: must be a list of distinct alphabets, as in [Greek,Korean], or null",
-        )
-        good = isinstance(side, int) and 1 <= side <= omniglot_files.SIDE
-        require(good, f"data.side={side}: must be a number of pixels from 1 to {omniglot_files.SIDE}")
-        self.names, self.side = names, side
-        self.folder, self.cache = (Path(data_dir).expanduser() / name for name in ("omniglot-py", "cache"))
-        self.download, self.base_url = download, base_url
+        self.names = list(ALPHABETS) if alphabets is None else names("alphabets", alphabets, "[Greek,Korean]")
+        require(bool(self.names), "data.alphabets=[]: name at least one alphabet, as in [Greek,Korean], or give null")
+        for name in self.names:
+            check_task_name("data.alphabets", name)
+        self.side = whole("side", side, 1, omniglot_files.SIDE)  # pixels
+        self.folder, self.cache = (path("data_dir", data_dir, "a folder") / name for name in ("omniglot-py", "cache"))
+        self.download = flag("download", download)
+        self.base_url = None if base_url is None else address("base_url", base_url)
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""

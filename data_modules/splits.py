@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from mtl.types import Batch, require
+from data_modules.options import MOST, refused
+from mtl.types import Batch
 
 SPLITS = ("train", "val", "test")
 
 
-def check_shares(split: Sequence[float]) -> list[float]:
-    """Return ``split`` as three floats; raise InputError unless they are positive and sum to 1."""
-    shares = list(split) if hasattr(split, "__iter__") else []
-    fits = len(shares) == 3 and all(is_share(share) and share > 0 for share in shares)
-    require(
-        fits and math.isclose(sum(shares), 1.0),
-        f"data.split={split}: must be three positive shares (train, val, test) that sum to 1",
-    )
-    return [float(share) for share in shares]
+def check_shares(split: object, own_files: Collection[str] = ()) -> list[float]:
+    """Return ``split`` as three floats; raise InputError unless they are shares that sum to 1.
+
+    A share must be positive, unless its split is one of ``own_files``, whose rows come from a file of their own.
+    """
+    shares = list(split) if isinstance(split, list | tuple) else []
+    if len(shares) == 3 and all(map(_is_share, shares)) and math.isclose(sum(shares), 1.0):
+        empty = [name for name, share in zip(SPLITS, shares, strict=True) if share == 0 and name not in own_files]
+        if not empty:
+            return [float(share) for share in shares]
+    raise refused("split", split, "three positive shares (train, val, test) that sum to 1")
 
 
-def is_share(value: object) -> bool:
-    """Return whether ``value`` is a number in [0, 1]."""
-    return isinstance(value, int | float) and 0 <= value <= 1
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def check_rows(rows: Sequence[int]) -> None:
-    """Raise InputError unless ``rows`` are three positive sizes."""
-    good = len(rows) == 3 and all(isinstance(size, int) and size >= 1 for size in rows)
-    require(good, f"data.rows={list(rows)}: must be three sizes of at least 1, for train, val and test")
+def check_rows(rows: object) -> list[int]:
+    """Return ``rows`` as a list; raise InputError unless they are three positive sizes."""
+    sizes = list(rows) if isinstance(rows, list | tuple) else []
+    good = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST]
+    if len(sizes) == len(good) == len(SPLITS):
+        return good
+    raise refused("rows", rows, f"three sizes from 1 to {MOST}, for train, val and test")
 
 
 def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from data_modules.base import TensorDataModule
+from data_modules.options import fits_memory, number, whole
 from data_modules.splits import check_rows, split_rows
-from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 EXPERTS_PER_GROUP = 4
 UNITS = 4  # ReLU units summed in an expert
@@ -34,13 +35,14 @@ class SyntheticMoEDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(num_groups >= 1, f"data.num_groups={num_groups}: must be at least 1")
-        require(tasks_per_group >= 1, f"data.tasks_per_group={tasks_per_group}: must be at least 1")
-        require(input_dim >= 1, f"data.input_dim={input_dim}: must be at least 1")
-        require(0 <= correlation <= 1, f"data.correlation={correlation}: must lie in [0, 1]")
-        check_rows(rows)
-        self.num_groups, self.tasks_per_group, self.rows = num_groups, tasks_per_group, list(rows)
-        self.correlation, self.input_dim = correlation, input_dim
+        self.num_groups, self.tasks_per_group = (
+            whole("num_groups", num_groups, 1),
+            whole("tasks_per_group", tasks_per_group, 1),
+        )
+        self.rows, self.input_dim = check_rows(rows), whole("input_dim", input_dim, 1)
+        self.correlation = number("correlation", correlation)
+        width = self.input_dim + self.num_groups * self.tasks_per_group  # numbers in a row
+        fits_memory("data.rows, data.input_dim, data.num_groups and data.tasks_per_group", 4 * width * sum(self.rows))
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)

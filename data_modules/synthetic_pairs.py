@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_modules.options import fits_memory, number, whole
 from data_modules.splits import SPLITS, check_rows
 from data_modules.task_batches import TasksDataModule
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
@@ -34,17 +35,15 @@ class SyntheticPairsDataModule(TasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(num_pairs >= 1, f"data.num_pairs={num_pairs}: must be at least 1")
-        require(-1 <= rho <= 1, f"data.rho={rho}: must lie in [-1, 1]")
+        self.num_pairs, self.rho, self.rows = whole("num_pairs", num_pairs, 1), number("rho", rho, -1), check_rows(rows)
+        self.input_dim, self.num_sines = whole("input_dim", input_dim, 1), whole("num_sines", num_sines, 0, 100_000)
+        self.noise = number("noise", noise, 0, 1e6)
         fits = input_dim >= 2 * num_pairs
         require(
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
         )
-        require(num_sines >= 0, f"data.num_sines={num_sines}: must be at least 0")
-        require(noise >= 0, f"data.noise={noise}: must be at least 0")
-        check_rows(rows)
-        self.num_pairs, self.rho, self.rows, self.input_dim = num_pairs, rho, list(rows), input_dim
-        self.num_sines, self.noise = num_sines, noise
+        size = sum(self.rows) * (2 * num_pairs * (input_dim + 1) + num_sines) + 2 * num_pairs * input_dim
+        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", 4 * size)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from data_modules.base import TensorDataModule
+from data_modules.options import fits_memory, number, whole
 from data_modules.splits import check_rows, split_rows
-from data_modules.synthetic_moe import draw_experts, relu_sum
-from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+from data_modules.synthetic_moe import UNITS, draw_experts, relu_sum
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 
 class SyntheticRecoveryDataModule(TensorDataModule):
@@ -32,15 +33,11 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(
-            1 <= num_true <= num_experts,
-            f"data.num_true={num_true}: must lie in 1..{num_experts}, the number of experts",
-        )
-        require(signal > 0, f"data.signal={signal}: must be greater than 0")
-        require(input_dim >= 1, f"data.input_dim={input_dim}: must be at least 1")
-        check_rows(rows)
-        self.num_experts, self.num_true, self.rows = num_experts, num_true, list(rows)
-        self.signal, self.input_dim = signal, input_dim
+        self.num_experts, self.rows = whole("num_experts", num_experts, 1), check_rows(rows)
+        self.num_true = whole("num_true", num_true, 1, self.num_experts)
+        self.signal, self.input_dim = number("signal", signal, 1e-6, 1e6), whole("input_dim", input_dim, 1)
+        size = (sum(self.rows) * (1 + UNITS * self.num_true) + UNITS * self.num_experts) * self.input_dim
+        fits_memory("data.rows, data.input_dim and data.num_experts", 4 * size)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)

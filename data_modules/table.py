@@ -5,23 +5,29 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
+from data_modules import options
 from data_modules.base import TensorDataModule
+from data_modules.files.reading import regular_size
+from data_modules.options import refused, shown
 from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import ROW, Scaling, Vocabulary, cell, is_categorical, numbers, read_table
+from data_modules.tables.columns import Vocabulary, as_text, cell, check_kind, is_categorical, scaled_numbers
 from data_modules.tables.example import NAME, TASKS, write_example
 from data_modules.tables.labels import Labels
+from data_modules.tables.reading import ROW, read_table
 from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numeric, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
 NUMERIC = "numeric columns"  # name of the input that holds all of them
+LISTED = 20  # columns that a message lists
+OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
+EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
 class TableDataModule(TensorDataModule):
@@ -56,43 +62,59 @@ class TableDataModule(TensorDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.example = Path(data_dir).expanduser() if not path and not tasks else None
+        if tasks is not None and not isinstance(tasks, Mapping):
+            raise refused("tasks", tasks, f"a mapping from names to columns and kinds, {EXAMPLE}")
+        folder = options.path("data_dir", data_dir, "a folder")
+        self.example = folder if path is None and not tasks else None
         if self.example is not None:
             path, tasks = str(self.example / NAME), TASKS
-        require(bool(path), "data.path is not given: set it to your table, as in data.path=rows.csv")
-        example = "as in 'data.tasks.click={column: clicked, kind: binary}'"
-        require(bool(tasks), f"data.tasks is empty: give at least one task, {example}")
-        self.labels = [Labels.of(name, options, example) for name, options in (tasks or {}).items()]
-        shares = check_shares(split)
+        require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
+        require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
+        self.labels = [Labels.of(name, entry, EXAMPLE) for name, entry in (tasks or {}).items()]
+        files = {"train": path, "val": val_path, "test": test_path}
+        self.paths = {
+            name: options.path(OPTION[name], file, "a table") for name, file in files.items() if file is not None
+        }
+        own_files = [name for name in self.paths if name != "train"]
+        self.shares = dict(zip(SPLITS, check_shares(split, own_files), strict=True))
+        good = split_column is None or (isinstance(split_column, str) and bool(split_column))
+        require(good, f"data.split_column={shown(split_column)}: must be the name of a column, or null")
         require(
-            split_column is None or not (val_path or test_path),
-            f"data.split_column={split_column} with data.val_path or data.test_path: give one or the other",
+            split_column is None or not own_files,
+            f"data.split_column={shown(split_column)} with data.val_path or data.test_path: give one or the other",
         )
-        require(isinstance(min_count, int) and min_count >= 1, f"data.min_count={min_count}: must be at least 1")
-        require(len(separator) == 1, f"data.separator={separator!r}: must be one character")
-        listed = [*categorical, *numeric, *ignore]
-        twice = {name for name in listed if listed.count(name) > 1}
+        self.split_column, self.min_count = split_column, options.whole("min_count", min_count, 1)
+        self.separator, self.null_values = separator, options.names("null_values", null_values, '["","NA"]')
+        self.categorical = options.names("categorical", categorical, "[city,user]")
+        self.numeric = options.names("numeric", numeric, "[age]")
+        self.ignore = options.names("ignore", ignore, "[comment]")
+        good = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
+        require(
+            good and separator not in '"\r\n\0',
+            f"data.separator={shown(separator)}: must be one ASCII character, neither a double quote nor a line break",
+        )
+        self._check_listed()
+
+    def _check_listed(self) -> None:
+        """Raise InputError if a column is given two roles."""
+        listed = [*self.categorical, *self.numeric, *self.ignore]
+        twice = sorted({name for name in listed if listed.count(name) > 1})
         require(
             not twice,
-            f"data.categorical, data.numeric, data.ignore: {', '.join(sorted(twice))} is named more than once",
+            f"data.categorical, data.numeric, data.ignore: {', '.join(map(shown, twice))} is named more than once",
         )
         for task in self.labels:
             require(
-                task.column not in (*categorical, *numeric),
+                task.column not in (*self.categorical, *self.numeric),
                 f"data.tasks.{task.name}: its column {task.column!r} is also named as an input",
             )
-        self.paths = {"train": Path(str(path)).expanduser()}
-        self.paths |= {name: Path(file).expanduser() for name, file in (("val", val_path), ("test", test_path)) if file}
-        self.categorical, self.numeric, self.ignore = list(categorical), list(numeric), list(ignore)
-        self.shares, self.split_column = dict(zip(SPLITS, shares, strict=True)), split_column
-        self.min_count, self.separator, self.null_values = min_count, separator, list(null_values)
 
     def prepare_data(self) -> None:
         """Write the example table if no file is given; raise InputError if a file is missing."""
         if self.example is not None:
             write_example(self.example)
-        for path in self.paths.values():
-            require(path.is_file(), f"data.path={path}: no such file")
+        for name, path in self.paths.items():
+            regular_size(path, f"data.{OPTION[name]}")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         if self.example is not None:
@@ -111,9 +133,10 @@ class TableDataModule(TensorDataModule):
         logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(splits[name])} {name}" for name in SPLITS))
         return DataSpec(specs, tasks), splits
 
-    def _read(self, path: Path) -> pl.DataFrame:
-        """Return the rows of a file; raise InputError if a column named in an option is missing."""
-        frame = read_table(path, self.separator, self.null_values)
+    def _read(self, split: str) -> pl.DataFrame:
+        """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
+        path = self.paths[split]
+        frame = read_table(path, self.separator, self.null_values, f"data.{OPTION[split]}")
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels} | {
             "data.categorical": self.categorical,
             "data.numeric": self.numeric,
@@ -126,17 +149,17 @@ class TableDataModule(TensorDataModule):
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 require(
                     column in frame.columns,
-                    f"{option}: {path} has no column {column!r}{hint}; it has {', '.join(frame.columns[1:])}",
+                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(frame.columns[1:])}",
                 )
         return frame
 
     def _split(self) -> dict[str, pl.DataFrame]:
         """Return the rows of each split, from one file or several."""
-        frames = {name: self._read(path) for name, path in self.paths.items()}
+        frames = {name: self._read(name) for name in self.paths}
         rest = frames.pop("train")
         for name, frame in frames.items():
             missing = [column for column in rest.columns if column not in (*frame.columns, *self.ignore)]
-            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {', '.join(missing)}")
+            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listing(missing)}")
         if self.split_column is not None:
             return self._by_column(rest, self.split_column)
         shares = {name: share for name, share in self.shares.items() if name not in frames}
@@ -150,7 +173,8 @@ class TableDataModule(TensorDataModule):
         return frames
 
     def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-        split = rows[column].cast(pl.String)
+        check_kind(rows, column, str(self.paths["train"]), f" to {', '.join(SPLITS)}")
+        split = as_text(rows[column])
         bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
         if len(bad):
             raise InputError(
@@ -171,20 +195,22 @@ class TableDataModule(TensorDataModule):
         used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
         summary: list[str] = []  # what became of each column, for the log
         for name in (column for column in train.columns if column not in used):
+            for split, frame in frames.items():
+                check_kind(frame, name, where[split], f", or leave it out with data.ignore=[{name}]")
             column = train[name]
             if column.n_unique() < 2:
                 summary.append(f"{name} left out: constant in the training rows")
             elif name in self.categorical or (name not in self.numeric and is_categorical(train, name, where["train"])):
+                require(name != NUMERIC, f"{where['train']}: rename the column {NUMERIC!r}, a name that is in use")
                 vocabulary = Vocabulary.of(column, self.min_count)
                 specs[name] = Categorical(vocabulary.size)
                 for split, frame in frames.items():
                     inputs[split][name] = vocabulary.encode(frame[name])
                 summary.append(f"{name}: {vocabulary.size - 1} categories")
             else:
-                values = {split: numbers(frame, name, where[split]) for split, frame in frames.items()}
-                scaling = Scaling.of(values["train"])
+                scaling, columns = scaled_numbers(frames, name, where)
                 for split in SPLITS:
-                    scaled[split] += scaling.encode(values[split])
+                    scaled[split] += columns[split]
                 summary.append(f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}")
         require(bool(summary), f"{where['train']}: no column is left as input")
         if scaled["train"]:
@@ -194,3 +220,9 @@ class TableDataModule(TensorDataModule):
         require(bool(specs), f"{where['train']}: every input column is constant in the training rows")
         logger.info("inputs: %s", "; ".join(summary))
         return specs, inputs
+
+
+def listing(columns: Sequence[str]) -> str:
+    """Return the names of columns for a message, the first ones if there are many."""
+    more = f", ... ({len(columns)} columns)" if len(columns) > LISTED else ""
+    return ", ".join(map(shown, columns[:LISTED])) + more

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from data_modules.base import RowsLoader, TensorDataModule
+from data_modules.options import choice, number, whole
 from mtl.types import Batch, DataSpec, require
 
 ORDERS = ("round_robin", "proportional", "temperature", "uniform")
@@ -146,15 +147,16 @@ class TasksDataModule(TensorDataModule):
     """
 
     def __init__(
-        self, order: str = "round_robin", temperature: float = 2.0, tasks_per_step: int = 1, **common: Any
+        self,
+        order: Literal["round_robin", "proportional", "temperature", "uniform"] = "round_robin",
+        temperature: float = 2.0,
+        tasks_per_step: int = 1,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
-        require(order in ORDERS, f"data.order={order}: must be one of {', '.join(ORDERS)}")
-        good = isinstance(temperature, int | float) and temperature > 0
-        require(good, f"data.temperature={temperature}: must be a number greater than 0")
-        good = isinstance(tasks_per_step, int) and tasks_per_step >= 1
-        require(good, f"data.tasks_per_step={tasks_per_step}: must be at least 1")
-        self.order, self.temperature, self.tasks_per_step = order, float(temperature), tasks_per_step
+        self.order = choice("order", order, ORDERS)
+        self.temperature = number("temperature", temperature, 0.1, 1e6)  # below 0.1, n^(1/temperature) may overflow
+        self.tasks_per_step = whole("tasks_per_step", tasks_per_step, 1, 10_000)
         self.tasks: dict[str, dict[str, Batch]] = {}
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:

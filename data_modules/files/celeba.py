@@ -14,10 +14,13 @@ from torchvision.datasets.utils import download_file_from_google_drive
 
 from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
+from data_modules.files.download import clean
+from data_modules.files.reading import read_bytes
 from mtl.types import InputError, require
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
+MAX_BYTES = 4_000_000_000  # of all images; the official ones have 1.4 GB
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 NAMES = """
     5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair
@@ -40,7 +43,7 @@ def prepare(folder: Path, download: bool) -> None:
                 require(download, f"{folder / name} is missing and data.download=false: {_by_hand(folder)}")
                 _fetch(folder, name)
         if not (folder / IMAGES).is_dir():
-            extract_zip(folder / ARCHIVE, folder)
+            extract_zip(folder / ARCHIVE, folder, MAX_BYTES)
         require(_complete(folder), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 
 
@@ -57,8 +60,8 @@ def _fetch(folder: Path, name: str) -> None:
         os.replace(part, folder / name)
     except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
         raise InputError(
-            f"cannot download {name} from Google Drive: {error}. It needs pip install gdown, and Google often refuses; "
-            f"{_by_hand(folder)}"
+            f"cannot download {name} from Google Drive: {clean(str(error))}. It needs pip install gdown, and "
+            f"Google often refuses; {_by_hand(folder)}"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -98,7 +101,7 @@ def read_attributes(file: Path, names: Iterable[str]) -> Tensor:
     Raises InputError, which names the damaged line.
     """
     lines = [*_lines(file), "", ""]
-    if not re.fullmatch(r"\d+\s*", lines[0], re.ASCII):
+    if not re.fullmatch(r"\d{1,9}\s*", lines[0], re.ASCII):
         raise _damaged(file, 1, lines[0], "the number of images")
     if tuple(lines[1].split()) != ATTRIBUTES:
         raise _damaged(file, 2, lines[1], f"the {len(ATTRIBUTES)} official attribute names")
@@ -119,10 +122,7 @@ def read_attributes(file: Path, names: Iterable[str]) -> Tensor:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        text = file.read_text(encoding="ascii", errors="replace").rstrip()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; prepare_data() fetches it") from error
+    text = read_bytes(file).decode("ascii", errors="replace").rstrip()
     require(bool(text), f"{file} is empty: get the official file again")
     return text.split("\n")
 

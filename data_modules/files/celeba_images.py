@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def decode(file: Path, scale: int) -> Tensor:
     """Return the image at 1/``scale`` of full size, ``[3, height, width]`` uint8. Raises InputError."""
     height, width = reduced(scale)
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise OSError("it is not a regular file")  # reading a pipe would never end
         with Image.open(file) as image:
             size = image.size
             if size == (WIDTH, HEIGHT):

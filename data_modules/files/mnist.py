@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
-from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from data_modules.files.archive import extract_gzip
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
-from mtl.types import InputError, require
+from data_modules.files.reading import read_bytes
+from mtl.types import require
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
-CLASSES = 10
+CLASSES, SIDE = 10, 28
+IMAGES, LABELS = 2051, 2049  # the numbers that files of images and of labels begin with
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
@@ -23,7 +26,6 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
     dataset, raw = SOURCES[source], folder / "raw"
     if all((raw / name.removesuffix(".gz")).exists() for name, _ in dataset.resources):
         return
-    raw.mkdir(parents=True, exist_ok=True)
     with locked(raw / ".fetch.lock", f"fetching {source} into {raw}"):
         for name, md5 in dataset.resources:
             file, archive = raw / name.removesuffix(".gz"), raw / name
@@ -41,16 +43,29 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Return images ``[N, 28, 28]`` (uint8) and classes ``[N]`` (int64) of ``part``, "train" or "t10k"."""
     raw = folder / "raw"
     images_file, labels_file = raw / f"{part}-images-idx3-ubyte", raw / f"{part}-labels-idx1-ubyte"
-    try:
-        images, labels = read_image_file(str(images_file)), read_label_file(str(labels_file))
-    except Exception as error:  # torchvision fails with various exceptions on damaged files
-        raise InputError(
-            f"{images_file} or {labels_file.name} is damaged ({error}): delete both and start again"
-        ) from None
-    good = len(images) == len(labels) > 0 and int(labels.min()) >= 0 and int(labels.max()) < CLASSES
+    images, labels = read_idx(images_file, IMAGES, (SIDE, SIDE)), read_idx(labels_file, LABELS)
     require(
-        good,
+        len(images) == len(labels) > 0 and int(labels.max()) < CLASSES,
         f"{images_file} has {len(images)} images and {labels_file.name} {len(labels)} labels: expected a label in 0..9 "
         "for each image; delete both and start again",
     )
     return images, labels.to(torch.int64)
+
+
+def read_idx(file: Path, magic: int, shape: Sequence[int] = ()) -> Tensor:
+    """Return the entries ``[N, *shape]`` (uint8) of a file: big-endian 32-bit numbers, then one byte a value.
+
+    The numbers are ``magic``, N and ``shape``. Raises InputError if they are others, or do not fit the file's length.
+    """
+    content = read_bytes(file)
+    header = 4 * (2 + len(shape))
+    numbers = [int.from_bytes(content[start : start + 4], "big") for start in range(0, header, 4)]
+    found, count, *sizes = numbers
+    expected = " x ".join(map(str, shape)) + " pixels" if shape else "one byte"
+    good = found == magic and sizes == list(shape) and count > 0
+    require(
+        good and len(content) == header + count * math.prod(shape),
+        f"{file} is damaged: it has {len(content)} bytes and begins with the numbers {numbers}; expected {magic}, how "
+        f"many entries follow, {[*shape]}, and {expected} for each; delete it and start again",
+    )
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header).view(count, *shape)

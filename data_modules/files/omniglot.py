@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -79,8 +80,11 @@ def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
     """
     key: list[str | int] = [FORMAT, side]
     for file in _files(alphabet):
-        stat = file.stat()
-        key += [file.parent.name, file.name, stat.st_size, stat.st_mtime_ns]
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}; delete {alphabet} and start again") from None
+        key += [file.parent.name, file.name, status.st_size, status.st_mtime_ns]
     content = cached(cache / f"omniglot-{alphabet.name}.pt", lambda: parse(alphabet, side), key)
     return content["image"], content["character"]
 
@@ -107,6 +111,8 @@ def _files(alphabet: Path) -> list[Path]:
 def decode(file: Path) -> Tensor:
     """Return the grey levels ``[105, 105]`` (uint8) of a file. Raises InputError."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise OSError("it is not a regular file")  # reading a pipe would never end
         with Image.open(file) as image:
             width, height = image.size
             if (width, height) == (SIDE, SIDE):

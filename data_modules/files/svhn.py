@@ -13,11 +13,13 @@ from torchvision.datasets import SVHN
 
 from data_modules.files.cache import cached, locked
 from data_modules.files.download import fetch
+from data_modules.files.reading import quote, regular_size
 from mtl.types import InputError, require
 
 FORMAT = 1  # of the cache; increase it when the content changes
 PARTS = ("train", "extra", "test")
 SIDE = 32
+MAX_BYTES = 3_000_000_000  # of a file; the largest official one has 1.3 GB
 
 
 def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:
@@ -31,7 +33,7 @@ def prepare(folder: Path, part: str, download: bool, base_url: str | None = None
     require(download, f"{file} is missing and data.download=false: set it to true, or {by_hand}")
     with locked(folder / f".{name}.lock", f"fetching {file}"):
         if not file.exists():
-            fetch(url, file, md5=md5, by_hand=by_hand)
+            fetch(url, file, md5=md5, by_hand=by_hand, max_bytes=MAX_BYTES)
 
 
 def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
@@ -51,15 +53,17 @@ def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
 
 def parse(file: Path) -> dict[str, Tensor]:
     """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0..9) of a file ``*_32x32.mat``."""
+    regular_size(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # scipy only warns about some kinds of damage
             content = loadmat(file, variable_names=["X", "y"])
-        pixels, labels = content["X"], content["y"]
+        pixels, labels = np.asarray(content["X"]), np.asarray(content["y"])
     except Exception as error:  # on damaged bytes the parser can raise almost any exception
-        raise InputError(f"{file} is damaged ({type(error).__name__}: {error}): delete it and start again") from None
+        why = quote(f"{type(error).__name__}: {error}")
+        raise InputError(f"{file} is damaged ({why}): delete it and start again") from None
     shape, rows = pixels.shape, labels.size
-    good = pixels.dtype == np.uint8 and shape[:-1] == (SIDE, SIDE, 3) and shape[-1] == rows > 0
+    good = pixels.dtype == np.uint8 and shape == (SIDE, SIDE, 3, rows) and rows > 0 and labels.dtype.kind in "uif"
     require(
         good and np.isin(labels, range(1, 11)).all(),
         f"{file} contains X {list(shape)} of {pixels.dtype} and y {list(labels.shape)}: expected X [32, 32, 3, N] of "

@@ -1,43 +1,30 @@
-"""Read a table and turn its columns into tensors; vocabularies and scales come from the training rows only."""
+"""Turn the columns of a table into tensors; vocabularies and scales come from the training rows only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 import torch
 from torch import Tensor
 
+from data_modules.files.reading import quote
+from data_modules.tables.reading import ROW
 from mtl.types import InputError, require
 
 UNKNOWN = 0  # id of a category that the training rows do not have
-ROW = "\0row"  # added column: the row number in the file, from 1
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
 NEARLY = 0.9  # a text column with at least this share of numbers is taken for numbers with mistakes
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
 
 
-def read_table(path: Path, separator: str, null_values: Sequence[str]) -> pl.DataFrame:
-    """Return the rows of a CSV file (every cell is text or null) or of a Parquet file (typed), numbered in ``ROW``.
-
-    Raises InputError if the file is missing, empty, unreadable or of another format.
-    """
-    require(path.exists(), f"data.path={path}: no such file")
-    require(path.is_file() and path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
-    require(path.stat().st_size > 0, f"{path} is empty")
-    try:
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(path).with_columns(pl.selectors.float().fill_nan(None))
-        else:
-            separator = "\t" if path.suffix == ".tsv" else separator
-            frame = pl.read_csv(path, separator=separator, infer_schema=False, null_values=list(null_values))
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    require(len(frame) > 0, f"{path} has a header but no rows")
-    return frame.with_row_index(ROW, offset=1)
+def check_kind(frame: pl.DataFrame, name: str, where: str, hint: str) -> None:
+    """Raise InputError if a column has another type than text, number or boolean, such as a date or a list."""
+    kind = frame[name].dtype
+    known = kind in (pl.String, pl.Boolean, pl.Null) or kind.is_numeric() or isinstance(kind, pl.Categorical | pl.Enum)
+    require(known, f"{where}, column {name!r}: its type {kind} is neither text nor number; convert it{hint}")
 
 
 def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
@@ -54,7 +41,9 @@ def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
 
 def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
     """Return file, column, row and content of a cell, for messages."""
-    return f"{where}, column {name!r}, row {frame[ROW][index]}: {frame[name][index]!r}"
+    value = frame[name][index]
+    content = quote(value) if isinstance(value, str) else repr(value)
+    return f"{where}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
 def parse(column: pl.Series) -> pl.Series:
@@ -79,17 +68,11 @@ def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
     """Return whether a column of the training rows holds categories (True) or numbers (False).
 
     Categories are text, booleans, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average.
-    Raises InputError for text that is mostly numbers, and for other types such as dates and lists.
+    Raises InputError for text that is mostly numbers.
     """
     column, kind = frame[name], frame[name].dtype
     if kind == pl.Boolean or isinstance(kind, pl.Categorical | pl.Enum):
         return True
-    known = kind == pl.String or kind.is_numeric()
-    require(
-        known,
-        f"{where}, column {name!r}: its type {kind} is neither text nor number; convert it, or leave it out with "
-        f"data.ignore=[{name}]",
-    )
     filled = column.drop_nulls()
     parsed = parse(filled)
     share = 1.0 - parsed.null_count() / max(1, len(filled))
@@ -143,11 +126,14 @@ class Scaling:
     gaps: bool  # whether the training rows have empty cells
 
     @staticmethod
-    def of(values: pl.Series) -> Scaling:
+    def of(values: pl.Series) -> Scaling | None:
+        """Return the scaling of the training rows, None if their mean or standard deviation is not finite."""
         filled = values.drop_nans()
         mean, std = filled.mean(), filled.std(ddof=0)
         assert isinstance(mean, float)
         assert isinstance(std, float)
+        if not (math.isfinite(mean) and math.isfinite(std)):
+            return None
         return Scaling(mean, std if std > 0 else 1.0, len(filled) < len(values))
 
     def encode(self, values: pl.Series) -> list[Tensor]:
@@ -156,3 +142,30 @@ class Scaling:
         empty = raw.isnan()
         scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()
         return [scaled, empty.float()] if self.gaps else [scaled]
+
+
+def scaled_numbers(
+    frames: Mapping[str, pl.DataFrame], name: str, where: Mapping[str, str]
+) -> tuple[Scaling, dict[str, list[Tensor]]]:
+    """Return the scaling of column ``name`` and its tensors in each split; ``where`` names their files in messages.
+
+    Raises InputError, which names the cell, if one is not a number or is too large.
+    """
+    advice = f"correct it, empty it, or leave the column out with data.ignore=[{name}]"
+    values = {split: numbers(frame, name, where[split]) for split, frame in frames.items()}
+    scaling = Scaling.of(values["train"])
+    if scaling is None:
+        largest = values["train"].fill_nan(0.0).abs().arg_max() or 0
+        raise InputError(
+            f"{cell(frames['train'], name, largest, where['train'])} is so large that the mean or the standard "
+            f"deviation of the column overflows; {advice}"
+        )
+    scaled = {split: scaling.encode(column) for split, column in values.items()}
+    for split, (column, *_) in scaled.items():
+        if not bool(column.isfinite().all()):
+            index = int(column.isfinite().int().argmin())
+            raise InputError(
+                f"{cell(frames[split], name, index, where[split])} is too far from the training rows, whose mean is "
+                f"{scaling.mean:.4g} and standard deviation {scaling.std:.4g}: scaled by them it overflows; {advice}"
+            )
+    return scaling, scaled

@@ -11,11 +11,15 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.tables.columns import as_text, cell, numbers, parse
+from data_modules.files.reading import quote
+from data_modules.options import check_task_name, number, shown
+from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
 from mtl.types import KINDS, MISSING_CLASS, InputError, TaskKind, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
+HEAVIEST = 1e9  # the largest weight of a task
+LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
 OPTIONS = ("column", "kind", "weight", "positive")
 
 
@@ -37,17 +41,17 @@ class Labels:
     @staticmethod
     def of(name: str, options: Any, example: str) -> Labels:
         """Return the Labels of one entry of ``data.tasks``; raise InputError if an option is wrong."""
-        here = f"data.tasks.{name}"
-        require(isinstance(options, Mapping), f"{here}={options!r}: must give column and kind, {example}")
-        unknown = [key for key in options if key not in OPTIONS]
+        here = f"data.tasks.{check_task_name('data.tasks', name)}"
+        require(isinstance(options, Mapping), f"{here}={shown(options)}: must give column and kind, {example}")
+        unknown = [shown(key) for key in options if key not in OPTIONS]
         require(not unknown, f"{here}: unknown option: {', '.join(unknown)}; accepted are {', '.join(OPTIONS)}")
-        kind, weight, positive = options.get("kind"), options.get("weight", 1.0), options.get("positive")
-        require(kind in KINDS, f"{here}: kind={kind} must be one of {', '.join(KINDS)}, {example}")
-        fits = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < float("inf")
-        require(fits, f"{here}: weight={weight!r} must be a number of at least 0")
-        require(positive is None or kind == "binary", f"{here}: positive={positive} is for kind=binary, not {kind}")
-        positive = None if positive is None else as_text(pl.Series([positive], strict=False))[0]
-        return Labels(name, str(options.get("column") or name), kind, float(weight), positive)
+        kind = options.get("kind")
+        known = isinstance(kind, str) and kind in KINDS
+        require(known, f"{here}: kind={shown(kind)} must be one of {', '.join(KINDS)}, {example}")
+        weight = number(f"tasks.{name}.weight", options.get("weight", 1.0), 0, HEAVIEST)
+        return Labels(
+            name, _column(here, name, options, example), kind, weight, _positive(here, kind, options.get("positive"))
+        )
 
     def encode(
         self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
@@ -57,6 +61,8 @@ class Labels:
         Labels are float32 (binary, regression; NaN if missing) or int64 (multiclass; -100 if missing). Raises
         InputError, which names the first bad cell.
         """
+        for name, frame in frames.items():
+            check_kind(frame, self.column, where[name], f", as it holds the labels of task {self.name!r}")
         train = frames["train"][self.column]
         here = f"{where['train']}, column {self.column!r}"
         require(
@@ -64,18 +70,29 @@ class Labels:
             f"{here}: no training row has a label for task {self.name!r}",
         )
         if self.kind == "regression":
-            values = {name: numbers(frame, self.column, where[name]) for name, frame in frames.items()}
+            values = {name: self._numbers(frame, where[name]) for name, frame in frames.items()}
             self._warn_about_scale(values["train"])
             spec = TaskSpec(self.name, "regression", weight=self.weight)
             return spec, {name: torch.from_numpy(v.to_numpy(writable=True)).float() for name, v in values.items()}
         classes = self._classes(train, here)
         ids = {name: self._ids(frame, classes, where[name]) for name, frame in frames.items()}
-        shown = ", ".join(f"{number}={value}" for number, value in enumerate(classes[:10]))
-        logger.info("task %s (%s): %s%s", self.name, self.kind, shown, ", ..." if len(classes) > 10 else "")
+        listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
+        logger.info("task %s (%s): %s%s", self.name, self.kind, listed, ", ..." if len(classes) > 10 else "")
         if self.kind == "multiclass":
             return TaskSpec(self.name, "multiclass", len(classes), self.weight), ids
         floats = {name: torch.where(value == MISSING_CLASS, torch.nan, value.float()) for name, value in ids.items()}
         return TaskSpec(self.name, "binary", weight=self.weight), floats
+
+    def _numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
+        """Return the labels of a regression; raise InputError, which names the first one that is too large."""
+        values = numbers(frame, self.column, where)
+        large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
+        if len(large):
+            raise InputError(
+                f"{cell(frame, self.column, large[0], where)} is too large for a label of task {self.name!r}: beyond "
+                f"{LARGEST:g} the squared error overflows; correct it, empty it, or divide the column"
+            )
+        return values
 
     def _classes(self, column: pl.Series, here: str) -> list[str]:
         """Return the sorted classes of the training rows; for binary tasks, the positive one last."""
@@ -85,7 +102,7 @@ class Labels:
         classes = [value for _, value in sorted(zip(order, values, strict=True))]
         require(
             len(classes) > 1,
-            f"{here}: all {len(column) - column.null_count()} labels of the training rows are {classes[0]!r}; "
+            f"{here}: all {len(column) - column.null_count()} labels of the training rows are {quote(classes[0])}; "
             f"task {self.name!r} needs at least two classes",
         )
         if self.kind == "multiclass":
@@ -93,11 +110,12 @@ class Labels:
         require(
             len(classes) == 2,
             f"{here}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
-            f"{', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}; use kind=multiclass",
+            f"{', '.join(map(shown, classes[:5]))}{', ...' if len(classes) > 5 else ''}; use kind=multiclass",
         )
         require(
             self.positive in (None, *classes),
-            f"data.tasks.{self.name}: positive={self.positive}; the labels of {here} are {', '.join(classes)}",
+            f"data.tasks.{self.name}: positive={shown(self.positive)}; the labels of {here} are "
+            f"{', '.join(map(shown, classes))}",
         )
         return classes[::-1] if self.positive == classes[0] else classes
 
@@ -108,8 +126,8 @@ class Labels:
         if len(new):
             raise InputError(
                 f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
-                f"the training rows ({', '.join(classes[:10])}); {len(new)} rows have such labels. Split the rows in "
-                "another way, or empty these cells"
+                f"the training rows ({', '.join(map(shown, classes[:10]))}); {len(new)} rows have such labels. "
+                "Split the rows in another way, or empty these cells"
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
 
@@ -126,3 +144,27 @@ class Labels:
                 mean,
                 std,
             )
+
+
+def _column(here: str, name: str, options: Mapping[str, Any], example: str) -> str:
+    """Return the column of a task, by default the one of the task's name."""
+    column = options.get("column")
+    if isinstance(column, int) and not isinstance(column, bool):
+        return str(column)  # a name such as 2024
+    good = column is None or (isinstance(column, str) and bool(column))
+    require(good, f"{here}: column={shown(column)} must be the name of a column, {example}")
+    return name if column is None else str(column)
+
+
+def _positive(here: str, kind: str, positive: Any) -> str | None:
+    """Return the label that becomes 1, as text like the cells of a table."""
+    if positive is None:
+        return None
+    require(kind == "binary", f"{here}: positive={shown(positive)} is for kind=binary, not {kind}")
+    require(
+        isinstance(positive, str | int | float),
+        f"{here}: positive={shown(positive)} must be one of the two labels of the column",
+    )
+    if isinstance(positive, bool | float):
+        return str(as_text(pl.Series([positive]))[0])
+    return str(positive).strip()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import random
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from data_modules.files import archive as archive_module
-from data_modules.files.archive import extract_zip
+from data_modules.files.archive import extract_gzip, extract_zip
 from mtl.types import InputError
 
 
@@ -60,3 +63,49 @@ def test_damaged_zip_says_to_delete_it(tmp_path: Path, damage: str) -> None:
     with pytest.raises(InputError, match=r"a\.zip is damaged .*delete it"):
         extract_zip(archive, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+@pytest.mark.parametrize("name", [".", "./"])
+def test_zip_with_a_member_without_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x"})
+    with zipfile.ZipFile(archive, "a") as content:
+        info = zipfile.ZipInfo("b")
+        info.filename = name.rstrip("/")
+        content.writestr(info, "bad")
+    with pytest.raises(InputError, match="leads out of the archive; delete"):
+        extract_zip(archive, tmp_path / "here")
+
+
+def test_zip_that_declares_more_than_expected_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x" * 600, "a/y.txt": "y" * 600})
+    with pytest.raises(InputError, match=r"a\.zip declares 2 files of 1200 bytes, more than the 1000 bytes"):
+        extract_zip(archive, tmp_path / "here", max_bytes=1000)
+    assert not (tmp_path / "here").exists()
+
+
+def test_zip_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MAX_FILES", 1)
+    archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x", "a/y.txt": "y"})
+    with pytest.raises(InputError, match=r"a\.zip declares 2 files"):
+        extract_zip(archive, tmp_path / "here")
+
+
+def test_every_damage_of_a_zip_gives_one_message(tmp_path: Path) -> None:
+    raw = make_zip(tmp_path / "a.zip", {"a/x.txt": "x" * 100, "b.txt": "y"}).read_bytes()
+    random_bytes = random.Random(0)
+    for index in range(len(raw)):
+        damaged = raw[:index] + bytes([random_bytes.randrange(256)]) + raw[index + 1 :]
+        archive = tmp_path / "a.zip"
+        archive.write_bytes(damaged)
+        with contextlib.suppress(InputError):
+            extract_zip(archive, tmp_path / f"here{index}")
+
+
+def test_gzip_that_unpacks_to_more_than_expected_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "a.gz"
+    archive.write_bytes(gzip.compress(bytes(5000)))
+    with pytest.raises(InputError, match=r"a\.gz unpacks to more than 1000 bytes"):
+        extract_gzip(archive, tmp_path / "a", max_bytes=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gz"]
+    extract_gzip(archive, tmp_path / "a", max_bytes=5000)
+    assert (tmp_path / "a").read_bytes() == bytes(5000)

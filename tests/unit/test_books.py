@@ -258,12 +258,12 @@ def test_no_unread_pairs_are_left(tmp_path: Path, ready: Make) -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("min_records", 0, "data.min_records=0: must be a whole number of at least 1"),
+        ("min_records", 0, "data.min_records=0: must be a whole number from 1"),
         ("min_records", 2.5, "data.min_records=2.5: must be a whole number"),
-        ("max_broken", 1.5, "data.max_broken=1.5: must lie in [0, 1]"),
-        ("alpha", "much", "data.alpha=much: must lie in [0, 1]"),
+        ("max_broken", 1.5, "data.max_broken=1.5: must be a number in [0, 1]"),
+        ("alpha", "much", "data.alpha=much: must be a number in [0, 1]"),
         ("negatives", "all", "data.negatives=all: must be one of uniform, per_user"),
-        ("split", (0.8, 0.1), "data.split=(0.8, 0.1): must be three positive shares"),
+        ("split", (0.8, 0.1), "data.split=[0.8,0.1]: must be three positive shares"),
     ],
 )
 def test_arguments_are_checked(make: Make, argument: str, value: object, message: str) -> None:

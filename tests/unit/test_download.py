@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from data_modules.files.download import fetch
 from mtl.types import InputError
+from tests.file_server import serving
 
 CONTENT = bytes(i * 31 % 251 for i in range(300_000))
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -35,6 +37,10 @@ class Site:
     cuts: list[int] = field(default_factory=list)  # bytes sent of each next answer before the connection is closed
     stall: float = 0.0  # seconds without data before such a connection is closed
     shift: int = 0  # offset between the requested range and the one sent
+    reason: str | None = None  # reason phrase
+    declared: str | None = None  # Content-Length, if another one than the right one
+    location: str | None = None  # address to which requests are redirected
+    drips: bool = False  # send a byte now and then, until the connection is closed
     requests: list[tuple[str | None, str | None]] = field(default_factory=list)
 
 
@@ -51,7 +57,12 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
             if start >= len(site.content):
                 status = 416
             body = b"" if status >= 400 else site.content[start:]
-            self.send_response(status)
+            if site.location:
+                self.send_response(302)
+                self.send_header("Location", site.location)
+                self.end_headers()
+                return
+            self.send_response(status, site.reason)
             if status == 416:
                 self.send_header("Content-Range", f"bytes */{len(site.content)}")
             if status == 206:
@@ -59,14 +70,23 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
             if site.etag:
                 self.send_header("ETag", site.etag)
             if site.length:
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", site.declared or str(len(body)))
             self.end_headers()
+            if site.drips:
+                self.drip()
+                return
             if site.cuts:
                 self.wfile.write(body[: site.cuts.pop(0)])
                 self.wfile.flush()
                 time.sleep(site.stall)
             else:
                 self.wfile.write(body)
+
+        def drip(self) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -235,7 +255,92 @@ def test_hanging_name_look_up_times_out(dest: Path, monkeypatch: pytest.MonkeyPa
     time.sleep(0.5)
 
 
-@pytest.mark.parametrize("url", ["no-url", "http://ho st/file.zip", "gopher://host/file.zip"])
+def test_declared_size_over_the_limit_is_refused_at_once(site: Site, dest: Path) -> None:
+    with pytest.raises(InputError, match=r"the server sends more than 299999 bytes, the most that the file can have"):
+        get(site, dest, max_bytes=len(CONTENT) - 1)
+    assert list(dest.parent.iterdir()) == []
+    assert len(site.requests) == 1
+    assert get(site, dest, max_bytes=len(CONTENT)) == CONTENT
+
+
+def test_stream_over_the_limit_stops(site: Site, dest: Path) -> None:
+    site.length = False
+    with pytest.raises(InputError, match=r"the server sends more than 100000 bytes"):
+        get(site, dest, max_bytes=100_000)
+    assert list(dest.parent.iterdir()) == []
+
+
+def test_declared_size_of_thousands_of_digits_is_refused(site: Site, dest: Path) -> None:
+    site.declared = "9" * 5000
+    with pytest.raises(InputError, match=r"the server sends more than"):
+        get(site, dest)
+
+
+def test_resumed_file_over_the_limit_is_refused(site: Site, dest: Path) -> None:
+    leave_part(dest, CONTENT[:1000])
+    with pytest.raises(InputError, match=r"the server sends more than 2000 bytes"):
+        get(site, dest, max_bytes=2000)
+    assert list(dest.parent.iterdir()) == []
+
+
+def test_server_that_sends_a_byte_now_and_then_is_given_up(site: Site, dest: Path) -> None:
+    """The server never ends, so the outcome does not depend on time; the window only has to be short."""
+    site.drips = True
+    message = r"the server sent fewer than 1e\+06 bytes per second for 0\.1 seconds, and 1 retries did not help"
+    with pytest.raises(InputError, match=message):
+        get(site, dest, slowest=1e6, window=0.1, retries=1)
+    assert len(site.requests) == 2
+
+
+def test_part_that_was_not_requested_is_refused(site: Site, dest: Path) -> None:
+    site.status = 206
+    with pytest.raises(
+        InputError, match=r"the server sent a part of the file \(206\), although all of it was requested"
+    ):
+        get(site, dest)
+    assert list(dest.parent.iterdir()) == []
+
+
+def test_answer_other_than_ok_is_refused(site: Site, dest: Path) -> None:
+    site.status = 203
+    with pytest.raises(InputError, match=r"the server answered 203 Non-Authoritative Information"):
+        get(site, dest)
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/a", "data:,x", "http://", "gopher://a"])
+def test_redirect_to_another_kind_of_address_is_refused(site: Site, dest: Path, location: str) -> None:
+    site.location = location
+    with pytest.raises(InputError, match=r"cannot download file\.zip from http.*"):
+        get(site, dest, md5=None)
+    assert list(dest.parent.iterdir()) == []
+
+
+def test_redirects_to_http_are_followed(site: Site, dest: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file.zip").write_bytes(CONTENT)
+    with serving(tmp_path / "other") as url:
+        site.location = f"{url}/file.zip"
+        assert get(site, dest) == CONTENT
+
+
+def test_text_of_the_server_is_escaped_and_shortened(site: Site, dest: Path) -> None:
+    site.status, site.reason = 500, "\x1b[31mred\x07 [bold]" + "y" * 1000
+    with pytest.raises(InputError) as caught:
+        get(site, dest)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert r"answered 500 \x1b[31mred\x07 [bold]yyy" in message
+    assert "y" * 200 not in message
+
+
+def test_names_in_the_progress_bar_are_not_taken_for_markup(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    get(site, tmp_path / "data" / "a [red].zip", progress=True)
+    assert "a [red].zip" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["no-url", "http://ho st/file.zip", "gopher://host/file.zip", "file:///etc/passwd"])
 def test_unusable_url(dest: Path, url: str) -> None:
     with pytest.raises(InputError, match="cannot download"):
         fetch(url, dest, progress=False)

@@ -23,8 +23,8 @@ LAYERS = [
     {"run"},
     {"prune", "analysis.curves"},  # commands
 ]
-# Inside data_modules, files read and fetch, tables builds on them, and the data sets build on both.
-ROOMS = {"files": {"files"}, "tables": {"files", "tables"}}
+# Inside data_modules, options check arguments, files read and fetch, tables builds on them, the data sets on all.
+ROOMS = {"files": {"files", "options"}, "tables": {"files", "tables", "options"}}
 PACKAGES = ("mtl", "data_modules", "callbacks", "conf")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

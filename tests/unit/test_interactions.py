@@ -11,7 +11,13 @@ from torch import Tensor
 from data_modules.interactions import InteractionsDataModule, Words, versions
 from mtl.types import Batch, Categorical, InputError, TaskSpec
 
-ARGUMENTS = {"alpha": 0.3, "split": (0.5, 0.25, 0.25), "download": False, "base_url": "", "batch_size": 8}
+ARGUMENTS = {
+    "alpha": 0.3,
+    "split": (0.5, 0.25, 0.25),
+    "download": False,
+    "base_url": "http://a.invalid",
+    "batch_size": 8,
+}
 
 
 class InMemory(InteractionsDataModule):

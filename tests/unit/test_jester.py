@@ -185,11 +185,11 @@ def test_damaged_row_is_named(tmp_path: Path, make: Make, damage: Callable, mess
     ("name", "content", "message"),
     [
         ("jester-data-x.csv", b"\r\n", r"jester-data-x\.csv is empty"),
-        ("jester-data-x.csv.gz", b"1,2", r"jester-data-x\.csv\.gz is damaged \(Not a gzipped file"),
+        ("jester-data-x.csv.gz", b"1,2", r"jester-data-x\.csv\.gz is damaged or not a gzip file \(Not a gzipped file"),
         (
             "jester-data-x.csv.gz",
             gzip.compress(b"1,2" * 100, mtime=0)[:-9],
-            r"jester-data-x\.csv\.gz is damaged \(Compressed f",
+            r"jester-data-x\.csv\.gz is damaged or not a gzip file \(Compressed f",
         ),
     ],
 )
@@ -202,10 +202,10 @@ def test_unreadable_file(tmp_path: Path, make: Make, name: str, content: bytes, 
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("alpha", -0.5, "data.alpha=-0.5: must lie in [0, 1]"),
-        ("split", (0.7, 0.3), "data.split=(0.7, 0.3): must be three positive shares"),
-        ("seed", -1, "data.seed=-1: must lie in"),
-        ("data_dir", "", "data.data_dir='': must name a folder"),
+        ("alpha", -0.5, "data.alpha=-0.5: must be a number in [0, 1]"),
+        ("split", (0.7, 0.3), "data.split=[0.7,0.3]: must be three positive shares"),
+        ("seed", -1, "data.seed=-1: must be a whole number from 0 to 4294967295"),
+        ("data_dir", "", "data.data_dir='': must be the path of a folder"),
     ],
 )
 def test_arguments_are_checked(make: Make, argument: str, value: object, message: str) -> None:

@@ -106,11 +106,11 @@ def test_fresh_pairs_every_epoch(root: Path) -> None:
 def test_files_are_fetched_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sums = write_digits(tmp_path / "server", compressed=True)
     monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
-    data = module(tmp_path / "data", base_url=(tmp_path / "server").as_uri())
-    assert len(data.splits["train"]) == 300
-    monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
-    with pytest.raises(InputError, match="md5"):
-        module(tmp_path / "other", base_url=(tmp_path / "server").as_uri())
+    with serving(tmp_path / "server") as url:
+        assert len(module(tmp_path / "data", base_url=url).splits["train"]) == 300
+        monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
+        with pytest.raises(InputError, match="md5"):
+            module(tmp_path / "other", base_url=url)
 
 
 def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

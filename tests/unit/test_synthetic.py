@@ -81,11 +81,11 @@ def test_recovery_labels_come_from_the_true_experts() -> None:
     ("options", "message"),
     [
         ({"num_groups": 0}, "data.num_groups=0"),
-        ({"correlation": 1.5}, r"data.correlation=1.5: must lie in \[0, 1\]"),
+        ({"correlation": 1.5}, r"data.correlation=1.5: must be a number in \[0, 1\]"),
         ({"rows": (10, 10)}, "data.rows"),
         ({"rows": (10, 0, 10)}, "data.rows"),
         ({"batch_size": 0}, "data.batch_size=0"),
-        ({"seed": "a"}, "data.seed='a'"),
+        ({"seed": "a"}, "data.seed=a: must be a whole number"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

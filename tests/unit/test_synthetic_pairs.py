@@ -108,13 +108,13 @@ def test_same_seed_same_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_pairs": 0}, r"data\.num_pairs=0: must be at least 1"),
-        ({"rho": 1.5}, r"data\.rho=1\.5: must lie in \[-1, 1\]"),
+        ({"num_pairs": 0}, r"data\.num_pairs=0: must be a whole number from 1"),
+        ({"rho": 1.5}, r"data\.rho=1\.5: must be a number in \[-1, 1\]"),
         ({"rho": math.nan}, r"data\.rho=nan"),
         ({"num_pairs": 5, "input_dim": 9}, r"data\.input_dim=9: must be at least 10, two for each of 5 pairs"),
         ({"num_sines": -1}, r"data\.num_sines=-1"),
         ({"noise": -0.1}, r"data\.noise=-0\.1"),
-        ({"rows": (10, 10)}, r"data\.rows=\[10, 10\]"),
+        ({"rows": (10, 10)}, r"data\.rows=\[10,10\]"),
         ({"tasks_per_step": 0}, r"data\.tasks_per_step=0"),
     ],
 )
