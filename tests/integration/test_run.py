@@ -103,7 +103,7 @@ def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data:
 def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "tested=last"))
     assert json.loads((tmp_path / "results.json").read_text())["checkpoint"].endswith("last.ckpt")
-    with pytest.raises(InputError, match="accepted are best, last"):
+    with pytest.raises(InputError, match="must be one of best, last"):
         run(compose_small(tmp_path, "tested=first"))
 
 
