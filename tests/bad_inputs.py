@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 import train
 from tests.conftest import ROOT
 
-SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "logger=null"]
+SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
 SMALL += ["callbacks.routing.pictures_every=null", "data.rows=[120,40,40]", "data.batch_size=40"]
 LIMIT = 240  # seconds; only to end a program that hangs
 
@@ -44,7 +44,11 @@ class Outcome:
             return "hung" if self.seconds >= LIMIT else "died"
         if not message:
             return "no message"
-        return "more than one message" if len(message) > 1 else None
+        if len(message) > 1:
+            return "more than one message"
+        named = [name for word in self.words for name in (word.lstrip("+~").split("=")[0].split(".")[-1], word[-20:])]
+        named += [word.partition("=")[2] for word in self.words if len(word.partition("=")[2]) > 2]
+        return None if any(name in message[0] for name in named) else "the message names no option of the command"
 
 
 def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
@@ -53,7 +57,7 @@ def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
     output = folder / "output.txt"
     began = time.monotonic()
     given = {word.lstrip("+~").split("=")[0] for word in words}
-    shrunk = [word for word in SMALL if small and word.split("=")[0] not in given]
+    shrunk = [word for word in SMALL if small and word.lstrip("~").split("=")[0] not in given]
     child = os.fork()
     if child == 0:
         _program([*shrunk, *words], folder, output)
