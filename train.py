@@ -193,37 +193,36 @@ def main(cfg: DictConfig) -> float | None:
 
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
+    from mtl.run import schema
     from mtl.run.checkpoint import whole_checkpoint
     from mtl.run.console import make_lasting
-    from mtl.run.folder import claim
+    from mtl.run.folder import claim, give_up
     from mtl.run.resume import config_from_checkpoint
     from mtl.types import require
 
     make_lasting()
     if not IS_FIRST:
         logging.disable(logging.WARNING)
-    for key in ("ckpt", "evaluate"):
-        path = cfg[key]
-        require(path is None or (isinstance(path, str) and path != ""), f"{key}={path!r}: must be the path of a file")
+    schema.check(cfg)
     require(not (cfg.ckpt and cfg.evaluate), "ckpt and evaluate: give one or the other")
-    words = list(hydra_cfg.overrides.task)
+    words, trust = list(hydra_cfg.overrides.task), list(cfg.trust or [])
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     lock = claim(folder, resumed is not None and resumed.resolve() == folder.resolve()) if IS_FIRST else None
     try:
         if cfg.ckpt:
-            whole = str(whole_checkpoint(cfg.ckpt, cfg.trust))
+            whole = str(whole_checkpoint(cfg.ckpt, trust))
             words = [word for word in words if not word.startswith("ckpt=")]
-            cfg = config_from_checkpoint(whole, words, composed, cfg.trust)
+            cfg = config_from_checkpoint(whole, words, composed, trust)
             cfg.ckpt = whole
         elif cfg.evaluate:
-            cfg = config_from_checkpoint(cfg.evaluate, words, composed, cfg.trust, evaluate=True)
+            cfg = config_from_checkpoint(cfg.evaluate, words, composed, trust, evaluate=True)
         else:
             cfg = with_choices(cfg, hydra_cfg)
         return run(cfg)
     finally:
         if lock is not None:
-            lock.release()
+            give_up(folder, lock)
 
 
 def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
@@ -267,6 +266,7 @@ def cli() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if not RANK.isdecimal():
         sys.exit(f"error: RANK={RANK}: this environment variable must be the number of this process")
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # argparse wants it first
     try:
         main()
     except SystemExit:

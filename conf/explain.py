@@ -52,7 +52,9 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException):
         first = _first_line(error) or _first_line(error.__cause__)
         key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
-        return f"{key}: {first}" if key and first and not first.startswith(str(key)) else first or None
+        sentence = f"{key}: {first}" if key and first and not first.startswith(str(key)) else first or None
+        referring = [_cut(word) for word in words if "${" in word or "???" in word]
+        return f"{', '.join(referring)}: {sentence}" if referring else sentence
     return None
 
 
@@ -63,7 +65,7 @@ def _no_choice(words: list[str]) -> str | None:
         key, _, value = word.lstrip(PREFIX).partition("=")
         if not key:
             return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
-        if key in groups and value not in (choices := _choices(key)):
+        if key in groups and not word.startswith("~") and value not in (choices := _choices(key)):
             without = "; ~logger runs without one" if key == "logger" else ""
             return f"{_cut(word)}: must name one of {', '.join(choices)}{without}"
     return None

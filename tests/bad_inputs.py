@@ -114,6 +114,7 @@ NEVER: dict[type, list[str]] = {
 # Options whose values are free, or that accept what others do not
 FREE = ("choices", "paths", "ckpt", "evaluate", "trust", "label", "trainer.devices", "trainer.max_steps", "data.tasks")
 FREE += ("trainer.max_epochs", "callbacks.best.save_top_k", "gate.weights", "trainer.accelerator", "trainer.precision")
+LENGTHS = (".epochs", ".every_minutes", ".start", ".end", ".min_delta")  # whole numbers by default, but need not be
 
 
 def generated(cfg: DictConfig, count: int, seed: int) -> list[list[str]]:
@@ -126,6 +127,7 @@ def generated(cfg: DictConfig, count: int, seed: int) -> list[list[str]]:
             kind = type(value)
         if key.startswith(FREE) or kind not in NEVER or key.rsplit(".", 1)[-1][0] == "_":
             continue
+        kind = float if kind is int and key.endswith(LENGTHS) else kind
         words += [[f"{key}={bad}"] for bad in NEVER[kind] if not (kind is int and bad == "-7" and value < 0)]
     return random.Random(seed).sample(words, min(count, len(words)))
 

@@ -138,10 +138,11 @@ class DamagedError(InputError):
 
 def whole_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> Path:
     """Return ``path``, or, with a warning, the previous checkpoint if the one at ``path`` is damaged."""
-    path, previous = Path(path), previous_checkpoint(path)
+    path = Path(path)
     try:
         read_checkpoint(path, trust)
     except DamagedError as error:
+        previous = previous_checkpoint(path)
         if not previous.is_file():
             raise
         read_checkpoint(previous, trust)

@@ -33,3 +33,11 @@ def claim(folder: Path, resumed: bool) -> FileLock:
             "choose another hydra.run.dir",
         )
     return lock
+
+
+def give_up(folder: Path, lock: FileLock) -> None:
+    """Release the lock of a run folder; delete the folder if the run has written nothing into it."""
+    if {path.name for path in folder.iterdir()} <= {LOCK}:
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
+    lock.release()

@@ -48,10 +48,10 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 
 
 def check_schedule(shape: str, start: float, end: float) -> None:
-    """Raise InputError for an unknown shape, or for values that the shape does not allow."""
+    """Raise InputError for an unknown shape, for negative values, and for values that the shape does not allow."""
     check_choice("schedule: shape", shape, list(SHAPES))
     for name, value in {"start": start, "end": end}.items():
-        check_number(f"schedule: {name}", value, at_least=-LARGEST, at_most=LARGEST)
+        check_number(f"schedule: {name}", value, at_least=0, at_most=LARGEST)
     positive = shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / LARGEST
     require(
         positive,

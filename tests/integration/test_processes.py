@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -155,22 +156,60 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
     assert "-m with 2 processes" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_two_processes_stop_and_resume(number: signal.Signals, tmp_path: Path) -> None:
-    words = [*BASE[1:], *TWO, "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn"]
-    words += ["setting.dropout=0.3", "setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    finish(start(whole, *words))
-    process = start(parts, *words)
-    last = parts / "checkpoints" / "last.ckpt"
+RESUMED = [*BASE[1:], "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn", "setting.dropout=0.3"]
+RESUMED += ["setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    finish(start(folder, *RESUMED, *TWO))
+    return folder
+
+
+def stopped(folder: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Start a run of two processes; return it when it has written its first checkpoint, and the checkpoint."""
+    process, last = start(folder, *RESUMED, *TWO), folder / "checkpoints" / "last.ckpt"
     while not last.exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(number)
-    output = finish(process, code=128 + number)
-    assert "stopped by SIGTERM after step" in output
-    finish(start(parts, f"ckpt={last}", "callbacks.progress=null"))
+    return process, last
+
+
+def same(parts: Path, whole: Path) -> None:
     expected = weights(whole)
     for name, value in weights(parts).items():
         assert torch.equal(value, expected[name]) if isinstance(value, torch.Tensor) else value == expected[name], name
     assert result(parts) == result(whole)
+
+
+def test_two_processes_stop_and_resume(uninterrupted: Path, tmp_path: Path) -> None:
+    process, last = stopped(tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    assert "stopped by SIGTERM after step" in finish(process, code=128 + signal.SIGTERM)
+    finish(start(tmp_path / "run", f"ckpt={last}", "callbacks.progress=null"))
+    same(tmp_path / "run", uninterrupted)
+
+
+def test_lost_process_and_resuming_on_two_nodes(uninterrupted: Path, tmp_path: Path) -> None:
+    """One of two processes is killed, the other says so; two agents of torchrun, as on two machines, go on exactly."""
+    process, last = stopped(tmp_path / "run")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    output = finish(process, code=1)
+    advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
+    assert output.count("error: ") == output.count(advice) == 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=mtl"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", str(ROOT / "train.py"), f"ckpt={last}"]
+    command += ["trainer.devices=1", "trainer.num_nodes=2", "callbacks.progress=null"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    for agent in agents:
+        finish(agent, timeout=300)
+    same(tmp_path / "run", uninterrupted)
