@@ -222,7 +222,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         return run(cfg)
     finally:
         if lock is not None:
-            give_up(folder, lock)
+            give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
 
 
 def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:

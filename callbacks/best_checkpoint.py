@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from callbacks.length import ends_epoch, validates_within_epoch
 from callbacks.monitored import require_logged
 from mtl.distributed import gather
+from mtl.kinds import Count, Whole
 from mtl.types import check_choice, check_name, check_switch, check_whole, require
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class BestCheckpoint(ModelCheckpoint):
         dirpath: str,
         monitor: str = "val/loss",
         mode: Literal["min", "max"] = "min",
-        save_top_k: int = 1,
-        every_n_epochs: int = 1,
+        save_top_k: Annotated[int, Whole(-1)] = 1,
+        every_n_epochs: Count = 1,
         save_weights_only: bool = False,
         verbose: bool = False,
     ) -> None:

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from callbacks.length import ends_epoch
 from callbacks.monitored import require_logged
+from mtl.kinds import CountOrZero
 from mtl.types import check_choice, check_name, check_number, check_switch, check_whole
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class EarlyStop(EarlyStopping):
         self,
         monitor: str = "val/loss",
         mode: Literal["min", "max"] = "min",
-        patience: int = 3,
+        patience: CountOrZero = 3,
         min_delta: float = 0.0,
         check_finite: bool = True,
         stopping_threshold: float | None = None,

@@ -73,7 +73,7 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     logger = _instantiate(cfg.logger) if cfg.get("logger") else False
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
-    files = AtomicCheckpointIO(trust=cfg.get("trust", ()))
+    files = AtomicCheckpointIO()
     trainer: Trainer = _instantiate(
         cfg.trainer, callbacks=callbacks, logger=logger, plugins=[files], enable_progress_bar=shown
     )

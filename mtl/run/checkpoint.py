@@ -31,10 +31,6 @@ _SEAL = len(_LABEL) + 64  # bytes: the label and the digits
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write each checkpoint to a temporary file and rename it: a kill or a full disk leaves earlier files intact."""
 
-    def __init__(self, trust: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.trust = list(trust)
-
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         path = Path(path)
@@ -56,8 +52,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             temporary.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the checkpoint at ``path``, converted if an earlier version of this program wrote it."""
-        return read_checkpoint(path, self.trust)
+        """Return the checkpoint at ``path``, converted if an earlier version of this program wrote it.
+
+        Its configuration is not checked: the Trainer does not use it.
+        """
+        return read_whole(path)
 
 
 def seal(file: Any) -> None:
@@ -152,10 +151,20 @@ def whole_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> Path:
 
 
 def read_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the content of a checkpoint of this program.
+    """Return the content of a checkpoint of this program, whose configuration is safe to build.
 
-    Raises InputError if it is missing, damaged or not a checkpoint, if a weight is NaN or infinite, or if its
-    configuration names classes that neither this program nor the packages of ``trust`` contain.
+    Raises InputError as ``read_whole`` does, and if the configuration names classes that neither this program nor the
+    packages of ``trust`` contain.
+    """
+    checkpoint = read_whole(path)
+    check_config(checkpoint["config"], trust, path)
+    return checkpoint
+
+
+def read_whole(path: str | Path) -> dict[str, Any]:
+    """Return the content of a checkpoint of this program; its configuration may still name any class.
+
+    Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = Path(path)
     require(path.is_file(), f"checkpoint {path}: no such file; give a .ckpt file, such as <run>/checkpoints/last.ckpt")
@@ -175,7 +184,6 @@ def read_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> dict[str, An
         if isinstance(error, InputError):
             raise
         raise DamagedError(_damage(path, error)) from None
-    check_config(checkpoint["config"], trust, path)
     bad = [
         str(name)
         for name, value in checkpoint["state_dict"].items()

@@ -35,9 +35,9 @@ def claim(folder: Path, resumed: bool) -> FileLock:
     return lock
 
 
-def give_up(folder: Path, lock: FileLock) -> None:
-    """Release the lock of a run folder; delete the folder if the run has written nothing into it."""
-    if {path.name for path in folder.iterdir()} <= {LOCK}:
+def give_up(folder: Path, lock: FileLock, delete_empty: bool) -> None:
+    """Release the lock of a run folder; with ``delete_empty`` delete the folder if nothing else is in it."""
+    if delete_empty and {path.name for path in folder.iterdir()} <= {LOCK}:
         (folder / LOCK).unlink(missing_ok=True)
         folder.rmdir()
     lock.release()

@@ -72,6 +72,10 @@ def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path
 def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
     train(package, tmp_path / "run", "setting.static_gate=true")
     done = program(package, "-m", "mtl.prune", str(tmp_path / "run" / "checkpoints" / "best.ckpt"))
+    assert done.returncode == 1
+    assert "add trust=[mine]" in done.stderr
+    command = ["mtl.prune", "--trust", "mine", str(tmp_path / "run" / "checkpoints" / "best.ckpt")]
+    done = program(package, "-m", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     savings = json.loads((tmp_path / "run" / "pruned" / "savings.json").read_text())
     assert savings.keys() == {"click", "seconds"}

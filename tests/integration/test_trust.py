@@ -25,7 +25,6 @@ CONSUMERS: dict[str, Callable[[Path, Path], object]] = {
     "ckpt": lambda path, folder: resume_small(path, folder),
     "evaluate": lambda path, folder: resume_small(path, folder, evaluate=True),
     "fallback": lambda path, folder: whole_checkpoint(path),
-    "trainer": lambda path, folder: AtomicCheckpointIO().load_checkpoint(path),
     "prune": lambda path, folder: prune_run(path, [], folder / "pruned"),
 }
 EXPLOITS: list[tuple[str, Any]] = [

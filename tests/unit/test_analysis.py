@@ -92,7 +92,13 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     logged: dict[str, float] = {}
     module = SimpleNamespace(network=net, modules=net.modules, tasks=dict.fromkeys("abc"), log_dict=logged.update)
     trainer = SimpleNamespace(
-        global_step=0, current_epoch=0, is_global_zero=True, loggers=[], log_every_n_steps=5, datamodule=None
+        global_step=0,
+        current_epoch=0,
+        is_global_zero=True,
+        loggers=[],
+        log_every_n_steps=5,
+        datamodule=None,
+        accumulate_grad_batches=1,
     )
     monitor = RoutingMonitor(str(tmp_path))
     monitor.on_train_start(trainer, module)

@@ -85,6 +85,7 @@ def test_fresh_pairs_every_epoch(root: Path) -> None:
         progress = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(ready=number * 6 + done)))
         data.trainer = SimpleNamespace(
             training=True,
+            overfit_batches=0,
             fit_loop=SimpleNamespace(epoch_loop=progress),
             num_training_batches=6,
             global_rank=0,

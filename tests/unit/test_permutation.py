@@ -287,6 +287,7 @@ def test_hardening_at_its_step() -> None:
     optimizer.step()
     trainer = SimpleNamespace(
         global_step=3,
+        accumulate_grad_batches=1,
         num_training_batches=4,
         max_steps=-1,
         max_epochs=2,
@@ -305,7 +306,7 @@ def test_hardening_at_its_step() -> None:
 
 
 def test_length() -> None:
-    trainer = SimpleNamespace(num_training_batches=10, max_epochs=5, max_steps=-1)
+    trainer = SimpleNamespace(num_training_batches=10, accumulate_grad_batches=1, max_epochs=5, max_steps=-1)
     assert Length("x", steps=7).in_steps(trainer) == 7
     assert Length("x", epochs=1.5).in_steps(trainer) == 15
     assert Length("x", fraction=0.5).in_steps(trainer) == 25
@@ -314,5 +315,6 @@ def test_length() -> None:
     for options in ({}, {"steps": 1, "epochs": 2}, {"steps": 0}, {"fraction": 1.5}):
         with pytest.raises(InputError, match="phase: "):
             Length("phase", **options)
+    trainer.max_epochs = trainer.max_steps = -1
     with pytest.raises(InputError, match="needs trainer"):
-        Length("x", fraction=0.5).in_steps(SimpleNamespace(num_training_batches=10, max_epochs=-1, max_steps=-1))
+        Length("x", fraction=0.5).in_steps(trainer)
