@@ -435,7 +435,6 @@ def failure(*words: str) -> Exception:
         (["gates=comet"], "did you mean gate=comet?"),
         (["batch_size=64"], "did you mean data.batch_size=64?"),
         (["network.experts.unit=[4]"], "did you mean network.experts.units=[4]?"),
-        (["trainer.sync_batchnorm=true"], "write +trainer.sync_batchnorm=true"),
         (["+gate.gamma=1"], "the configuration has gate.gamma already; write gate.gamma=1"),
         (["~gate.gama"], "there is no gate.gama to remove; did you mean ~gate.gamma?"),
         (["gate=comet,topk"], "several values need -m"),
