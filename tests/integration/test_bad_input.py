@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_inputs import attempt, generated
 from tests.integration.helpers import composed
+from tests.programs import attempt, generated
 
 KNOWN = [
     *("seed=-1", "seed=true", "seed=1.5", "seed=abc", "seed=null", "seed=99999999999999999999", "seed=[1]"),

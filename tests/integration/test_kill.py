@@ -1,6 +1,7 @@
-"""Kill -9 at ten random moments, go on, and compare with the run that nobody killed: every bit is the same.
+"""Kill -9 at random moments, go on, and compare with the run that nobody killed: every bit is the same.
 
-Name the mark to run it: pytest -m slow tests/integration/test_kill.py
+Name the mark to run it: pytest -m slow tests/integration/test_kill.py. $MTL_KILLS sets the kills for each of the ten
+kinds of run, by default 5.
 """
 
 from __future__ import annotations
@@ -21,51 +22,44 @@ import torch
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 
-# 3 epochs of 79 steps, the permutation is soft for 1.3 of them and hardens at 103; 3 epochs of 19 rounds of 4 tasks
-STEPS = {"mixture": 237, "tasks": 228}
 KINDS = {
-    "mixture": [
-        "permutation=sinkhorn",
-        "permutation.noise=0.1",
-        "setting.permutation.epochs=1.3",
-        "setting.dropout=0.5",
-        "setting.expert_units=[8]",
-        "setting.head_units=[8]",
+    "mixture": [  # the permutation is soft for 1.3 epochs, and hardens within the second
+        *("permutation=sinkhorn", "permutation.noise=0.1", "setting.permutation.epochs=1.3", "setting.dropout=0.5"),
+        *("setting.expert_units=[8]", "setting.head_units=[8]"),
     ],
     "tasks": [
-        "experiment=synthetic_pairs_routing",
-        "data.rows=[1200,200,200]",
-        "data.order=temperature",
-        "network=routed_dense",
-        "network.dropout=0.3",
-        "setting.gumbel_matrix.budget_weight=0.1",
+        *("experiment=synthetic_pairs_routing", "data.rows=[1200,200,200]", "data.order=temperature"),
+        *("network=routed_dense", "network.dropout=0.3", "setting.gumbel_matrix.budget_weight=0.1"),
+    ],
+    "table": ["data=table", "gate=topk", "gate.noisy=true", "callbacks.early_stopping.patience=1"],
+    "movielens": [
+        *("data=movielens", "gate=dselect_k", "schedule=entropy_weight", "setting.embedding_dim=4"),
+        *("setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
+        "trainer.accumulate_grad_batches=2",
     ],
 }
-BATCH = {"mixture": 128, "tasks": 64}
-WORDS = [
-    "trainer.max_epochs=3",
-    "logger=csv",
-    "logger.flush_logs_every_n_steps=1",
-    "trainer.log_every_n_steps=1",
-    "callbacks.progress=null",
-    "callbacks.routing.pictures_every=null",
-    "callbacks.last.every_steps=4",
-    "trainer.accelerator=cpu",
-]
-MOMENTS = {  # soft phase, around the hardening, hard phase
-    1: [random.Random(0).randrange(a, b) for a, b in ((8, 70), (70, 95), (100, 108), (110, 160), (160, 230))],
-    2: [random.Random(1).randrange(a, b) for a, b in ((8, 70), (70, 95), (100, 108), (110, 160), (160, 230))],
+BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8}
+WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
+WORDS += ["callbacks.progress=null", "callbacks.routing.pictures_every=null", "callbacks.last.every_steps=4"]
+WORDS += ["trainer.accelerator=cpu"]
+LAUNCHER = {
+    "one": [],
+    "two": [],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }
+WAYS = [*((kind, way) for kind in KINDS for way in ("one", "two")), ("mixture", "torchrun"), ("table", "torchrun")]
+KILLS = int(os.environ.get("MTL_KILLS", "5"))
 pytestmark = pytest.mark.slow
 
 
-def start(folder: Path, kind: str, processes: int, *words: str) -> subprocess.Popen[bytes]:
-    several = ["trainer=ddp_cpu", f"trainer.devices={processes}"] if processes > 1 else []
-    several += [f"data.batch_size={BATCH[kind] // processes}"]
-    several = several if "ckpt" not in words[0] else []
+def start(folder: Path, kind: str, way: str, *words: str) -> subprocess.Popen[bytes]:
+    processes = 1 if way == "one" else 2
+    first = [] if processes == 1 else ["trainer=ddp_cpu", f"trainer.devices={processes}"]
+    first += [*WORDS, *KINDS[kind], f"data.batch_size={BATCH[kind] // processes}"]
+    first = ["callbacks.progress=null"] if "ckpt" in words[0] else first
     with (folder.parent / f"{folder.name}.txt").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "train.py"), *several, *words],
+            [sys.executable, *LAUNCHER[way], str(ROOT / "train.py"), *first, *words],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=output,
@@ -83,36 +77,50 @@ def state(folder: Path) -> dict[str, Any]:
     return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
-@pytest.fixture(scope="module", params=[(kind, count) for kind in KINDS for count in (1, 2)], ids=str)
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int, Path]:
-    kind, processes = request.param
-    folder = tmp_path_factory.mktemp(f"whole_{kind}_{processes}") / "run"
-    assert start(folder, kind, processes, *WORDS, *KINDS[kind], f"hydra.run.dir={folder}").wait(300) == 0
-    assert len(losses(folder)) == STEPS[kind]
-    return kind, processes, folder
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_data: Path
+) -> tuple[str, str, Path, str]:
+    kind, way = request.param
+    folder, data = tmp_path_factory.mktemp(f"whole_{kind}_{way}") / "run", f"paths.data_dir={tiny_data}"
+    assert start(folder, kind, way, f"hydra.run.dir={folder}", data).wait(600) == 0, log_of(folder)
+    assert len(losses(folder)) > 20
+    return kind, way, folder, data
 
 
-@pytest.mark.parametrize("moment", range(5))
-def test_killed_run_resumes_exactly(moment: int, whole: tuple[str, int, Path], tmp_path: Path) -> None:
-    kind, processes, reference = whole
-    folder, target = tmp_path / "run", MOMENTS[processes][moment]
-    running = start(folder, kind, processes, *WORDS, *KINDS[kind], f"hydra.run.dir={folder}")
+def log_of(folder: Path) -> str:
+    return (folder.parent / f"{folder.name}.txt").read_text()[-2000:]
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_killed_run_resumes_exactly(number: int, whole: tuple[str, str, Path, str], tmp_path: Path) -> None:
+    kind, way, reference, data = whole
+    expected, folder = losses(reference), tmp_path / "run"
+    moment = random.Random(f"{kind} {way} {number}").randrange(6, len(expected) - 2)
+    running = start(folder, kind, way, f"hydra.run.dir={folder}", data)
     log, deadline = folder / "csv" / "metrics.csv", time.monotonic() + 300
-    while not log.exists() or log.read_text().count("\n") < target:
-        assert running.poll() is None, (tmp_path / "run.txt").read_text()
+    while not log.exists() or log.read_text().count("\n") < moment:
+        assert running.poll() is None, log_of(folder)
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
+    kill_all(running)
     before = losses(folder)
     saved = read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"]
-    again = start(folder, kind, processes, f"ckpt={folder}/checkpoints/last.ckpt", "callbacks.progress=null")
-    assert again.wait(300) == 0, (tmp_path / "run.txt").read_text()
-    after, expected = losses(folder), losses(reference)
-    print(f"\n{kind}, {processes} process(es): killed after step {max(before)}, saved at {saved}")
+    again = start(folder, kind, way, f"ckpt={folder}/checkpoints/last.ckpt", data)
+    assert again.wait(600) == 0, log_of(folder)
+    after = losses(folder)
+    print(f"\n{kind}, {way}: killed after step {max(before)}, saved at {saved}")
     assert all(before[step] == expected[step] for step in before)
     assert after == expected  # the file goes on where the run does
     final = state(reference)
     for name, value in state(folder).items():
         same = torch.equal(value, final[name]) if isinstance(value, torch.Tensor) else value == final[name]
         assert same, name
+
+
+def kill_all(running: subprocess.Popen[bytes]) -> None:
+    """Kill a program and its children at once; torchrun starts them in sessions of their own."""
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    for number in (running.pid, *map(int, children)):
+        os.kill(number, signal.SIGKILL)
+    running.wait()

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import torch
 
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
+from tests.programs import Forked, free_port, ranks
 
 BASE = [
     "trainer.precision=64-true",
@@ -45,6 +45,18 @@ def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
+def fork(folder: Path, *words: str, two: bool = False) -> Forked:
+    """Start a run in a forked process, or in two as torchrun starts them; this saves their imports."""
+    several = TWO if two else []
+    return Forked([*several, *words, f"hydra.run.dir={folder}"], folder.parent / f"{folder.name}_output", 1 + two, ROOT)
+
+
+def ended(*runs: Forked) -> None:
+    for run in runs:
+        outcome = run.wait()
+        assert outcome.status == 0, outcome.output
+
+
 def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
     output, _ = process.communicate(timeout=timeout)
     assert process.returncode == code, output
@@ -70,9 +82,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     words += ["permutation=sinkhorn", "setting.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
     one, two = tmp_path / "one", tmp_path / "two"
-    running = [start(one, *words, "data.batch_size=128"), start(two, *words, "data.batch_size=64", *TWO)]
-    for process in running:
-        finish(process)
+    ended(fork(one, *words, "data.batch_size=128"), fork(two, *words, "data.batch_size=64", two=True))
     expected, got = losses(one), losses(two)
     assert len(expected) == 201
     assert got == pytest.approx(expected, abs=1e-6)
@@ -84,9 +94,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(two) == pytest.approx(result(one), abs=1e-9)
 
     best = one / "checkpoints" / "best.ckpt"  # the same weights evaluated by one and by two: the same numbers
-    again = [start(tmp_path / "e1", f"evaluate={best}"), start(tmp_path / "e2", f"evaluate={best}", *TWO, BASE[0])]
-    for process in again:
-        finish(process)
+    ended(fork(tmp_path / "e1", f"evaluate={best}"), fork(tmp_path / "e2", f"evaluate={best}", BASE[0], two=True))
     assert result(tmp_path / "e1") == result(tmp_path / "e2")
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
@@ -95,9 +103,7 @@ def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path
     words = [*BASE, "data=movielens", f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "setting.dropout=0"]
     words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
     one, two = tmp_path / "one", tmp_path / "two"
-    running = [start(one, *words, "data.batch_size=40"), start(two, *words, "data.batch_size=20", *TWO)]
-    for process in running:
-        finish(process)
+    ended(fork(one, *words, "data.batch_size=40"), fork(two, *words, "data.batch_size=20", two=True))
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
 
@@ -126,9 +132,7 @@ def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path
 def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, *words, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.examples.count=0"]
     one, two = tmp_path / "one", tmp_path / "two"
-    running = [start(one, *words, "data.batch_size=10"), start(two, *words, "data.batch_size=5", *TWO)]
-    for process in running:
-        finish(process)
+    ended(fork(one, *words, "data.batch_size=10"), fork(two, *words, "data.batch_size=5", two=True))
     assert len(losses(one)) >= 6
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
@@ -138,22 +142,19 @@ def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: P
     ("word", "reason"), [("seed=2", "seed is 2, not 1"), ("gate.gamma=0.5", "gate.gamma is 0.5, not 1.0")]
 )
 def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    common |= {"TORCHELASTIC_RUN_ID": "x", "NODE_RANK": "0", "GROUP_RANK": "0"}  # as torchrun sets them
-    began = time.monotonic()
-    first = start(tmp_path / "a", *TWO, "seed=1", **common, RANK="0", LOCAL_RANK="0")
-    second = start(tmp_path / "b", *TWO, "seed=1", word, **common, RANK="1", LOCAL_RANK="1")
-    output = finish(first, code=1, timeout=60)
-    finish(second, code=1, timeout=60)
-    assert time.monotonic() - began < 60
-    assert f"process 1 has a different configuration from process 0: {reason}" in output.replace("\n", " ")
+    port, runs = free_port(), []
+    for rank, more in enumerate([[], [word]]):
+        words = [*TWO, "seed=1", *more, f"hydra.run.dir={tmp_path / str(rank)}"]
+        runs.append(Forked(words, tmp_path / f"output_{rank}", cwd=ROOT, env=ranks(rank, 2, port)))
+    first, second = [run.wait() for run in runs]
+    assert (first.status, second.status) == (1, 1)
+    assert f"process 1 has a different configuration from process 0: {reason}" in first.output.replace("\n", " ")
 
 
 def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train.py"), "-m", "seed=1,2", *TWO, f"paths.output_dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "-m with 2 processes" in done.stderr
+    outcome = Forked(["-m", "seed=1,2", *TWO, f"paths.output_dir={tmp_path}"], tmp_path / "output", cwd=ROOT).wait()
+    assert outcome.status == 1
+    assert "-m with 2 processes" in outcome.output
 
 
 RESUMED = [*BASE[1:], "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn", "setting.dropout=0.3"]
@@ -163,7 +164,7 @@ RESUMED += ["setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.ev
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    finish(start(folder, *RESUMED, *TWO))
+    ended(fork(folder, *RESUMED, two=True))
     return folder
 
 
@@ -199,11 +200,13 @@ def test_lost_process_and_resuming_on_two_nodes(uninterrupted: Path, tmp_path: P
     output = finish(process, code=1)
     advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
     assert output.count("error: ") == output.count(advice) == 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=mtl"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", str(ROOT / "train.py"), f"ckpt={last}"]
+    command += [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        str(ROOT / "train.py"),
+        f"ckpt={last}",
+    ]
     command += ["trainer.devices=1", "trainer.num_nodes=2", "callbacks.progress=null"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     agents = [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,13 @@ from mtl.training.schedules import SHAPES
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
+from tests.programs import Forked, Outcome
 from train import run
 
 
-def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the program as its user does."""
-    command = [sys.executable, str(ROOT / "train.py"), *words, "trainer.accelerator=cpu", "callbacks.progress=null"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+def program(folder: Path, *words: str) -> Outcome:
+    """Run the program as its user does; ``folder`` takes what it prints."""
+    return Forked([*words, "trainer.accelerator=cpu", "callbacks.progress=null"], folder, cwd=ROOT).wait()
 
 
 def losses(run_dir: Path) -> dict[str, float]:
@@ -181,9 +179,9 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
 
 def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
     words = ["-m", "gate=comet,topk", "seed=1,2", "data.rows=[300,100,100]", "trainer.max_epochs=1"]
-    done = program(*words, f"paths.output_dir={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "mean over seeds" in done.stdout
+    done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
+    assert done.status == 0, done.output
+    assert "mean over seeds" in done.output
     [summary] = tmp_path.glob("multirun/*/*/summary.csv")
     rows = list(csv.DictReader(summary.read_text().splitlines()))
     assert [row["seed"] for row in rows] == ["1", "2", "1", "2"]
@@ -192,15 +190,15 @@ def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
 
 def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
     words = ["data.rows=[300,100,100]", f"paths.output_dir={tmp_path}"]
-    assert program(*words, "trainer.max_epochs=1").returncode == 0
+    assert program(tmp_path / "printed", *words, "trainer.max_epochs=1").status == 0
     [last] = tmp_path.glob("*/*/checkpoints/last.ckpt")
-    done = program(f"ckpt={last}", f"paths.output_dir={tmp_path}", "trainer.max_epochs=2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = program(tmp_path / "printed", f"ckpt={last}", f"paths.output_dir={tmp_path}", "trainer.max_epochs=2")
+    assert done.status == 0, done.output
     assert len(list(tmp_path.glob("*/*/results.json"))) == 1
     record = json.loads((last.parent.parent / "results.json").read_text())
     assert record["epochs"] == 2
-    done = program(f"evaluate={last.parent}/best.ckpt", f"paths.output_dir={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = program(tmp_path / "printed", f"evaluate={last.parent}/best.ckpt", f"paths.output_dir={tmp_path}")
+    assert done.status == 0, done.output
     [evaluated] = tmp_path.glob("*/*_evaluate/results.json")
     assert json.loads(evaluated.read_text())["test"] == pytest.approx(record["test"])
 
@@ -215,7 +213,7 @@ def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
-    done = program(*words, f"paths.output_dir={tmp_path}")
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
+    assert done.status == 1
+    assert message in done.output
+    assert "Traceback" not in done.output

@@ -1,15 +1,17 @@
-"""Try bad input on the real program, each in a process of its own, forked from this one so that it starts fast."""
+"""Run the program in processes that are forked from this one: they start at once, and are otherwise on their own."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +53,57 @@ class Outcome:
         return None if any(name in message[0] for name in named) else "the message names no option of the command"
 
 
+class Forked:
+    """A run of ``python train.py <words>`` in one forked process, or in several with the ranks that torchrun gives."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        processes: int = 1,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.words, self.outputs = list(words), [folder / f"output_{rank}.txt" for rank in range(processes)]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._began, port = time.monotonic(), free_port()
+        self._children = []
+        for rank, output in enumerate(self.outputs):
+            child = os.fork()
+            if child == 0:
+                _program(words, cwd or folder, output, env or (ranks(rank, processes, port) if processes > 1 else {}))
+            self._children.append(child)
+
+    def wait(self) -> Outcome:
+        """Return what became of the first process, with what all of them printed, when all have ended."""
+        statuses = [_wait(child, self._began) for child in self._children]
+        output = "".join(path.read_text(errors="replace") for path in self.outputs)
+        return Outcome(self.words, statuses[0], output, time.monotonic() - self._began)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def ranks(rank: int, processes: int, port: int) -> dict[str, str]:
+    """Return the environment variables that torchrun sets."""
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x", "NODE_RANK": 0}
+    names |= {"GROUP_RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "RANK": rank, "LOCAL_RANK": rank}
+    return {name: str(value) for name, value in names.items()}
+
+
 def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
     """Run ``python train.py <words>`` in ``folder``, on a data set of few rows unless ``small`` is false."""
-    folder.mkdir(parents=True, exist_ok=True)
-    output = folder / "output.txt"
-    began = time.monotonic()
     given = {word.lstrip("+~").split("=")[0] for word in words}
     shrunk = [word for word in SMALL if small and word.lstrip("~").split("=")[0] not in given]
-    child = os.fork()
-    if child == 0:
-        _program([*shrunk, *words], folder, output)
-    status = _wait(child, began)
-    seconds = time.monotonic() - began
-    return Outcome(words, status, output.read_text(errors="replace"), seconds)
+    outcome = Forked([*shrunk, *words], folder).wait()
+    return replace(outcome, words=words)
 
 
-def _program(words: Sequence[str], folder: Path, output: Path) -> None:
+def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str]) -> None:
     status = 70
     try:
         os.setsid()
@@ -74,7 +111,11 @@ def _program(words: Sequence[str], folder: Path, output: Path) -> None:
         for number in (1, 2):
             os.dup2(file, number)
         sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
-        os.chdir(folder)
+        os.chdir(cwd)
+        os.environ.update(env)
+        warnings.resetwarnings()  # those of pytest are errors
+        train.RANK = env.get("RANK", "0")
+        train.IS_FIRST = train.RANK == "0"
         sys.argv = [str(ROOT / "train.py"), *words]
         try:
             train.cli()
