@@ -6,6 +6,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,9 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
+from mtl.run.errors import explain
 from mtl.run.resume import config_to_load
-from mtl.types import InputError, require
+from mtl.types import require
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = given.out or Path(given.checkpoint).absolute().parent.parent / "pruned"
     try:
         report = prune_run(given.checkpoint, given.task, folder, given.trust)
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
     table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
     for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
         table.add_column(column, justify="left" if column == "task" else "right")

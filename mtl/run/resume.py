@@ -61,8 +61,9 @@ def config_from_checkpoint(
     optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
     """
     saved = read_checkpoint(path, trust)["config"]
-    given = {_key(word) for word in words}
-    template, kept = _template(saved.get("choices", {}), given, compose)
+    given, choices = {_key(word) for word in words}, saved.get("choices", {})
+    require(isinstance(choices, Mapping), f"checkpoint {path}: choices={choices!r} in its configuration is no section")
+    template, kept = _template(choices, given, compose)
     asked = plain(compose([*kept, *words]))
     groups = set(asked["choices"])
 
@@ -71,11 +72,12 @@ def config_from_checkpoint(
         own = _Own(saved, given, trust, path)
         merged[section] = own.merged(section, asked.get(section), saved.get(section))
     _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
+    merged["data"] = _with_own_places(merged["data"])
     for key in [*given, "paths", "ckpt", "evaluate", "trust", *(k for k in flatten(asked) if _is_place(k))]:
         sections = SECTIONS.get(key, (key,)) if key in groups else (key,)
         for section in sections if key != "experiment" else ():
             _copy(asked, merged, section)
-    merged["choices"] = {**saved.get("choices", {}), **{k: v for k, v in asked["choices"].items() if k in given}}
+    merged["choices"] = {**choices, **{k: v for k, v in asked["choices"].items() if k in given}}
 
     try:
         final = plain(OmegaConf.create(merged), resolve=True)
@@ -99,14 +101,14 @@ def config_to_load(path: str | Path, trust: Sequence[str] = (), data_dir: str | 
     Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``; addresses are those of the data modules.
     """
     config = dict(read_checkpoint(path, trust)["config"])
-    data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
+    data = _with_own_places(config["data"])
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
-    return OmegaConf.create({"compile": False} | {key: config[key] for key in ("gate", "network")} | {"data": data})
+    return OmegaConf.create({"compile": False, "network": config["network"], "data": data})
 
 
 def plain(cfg: DictConfig, resolve: bool = False) -> dict[str, Any]:
-    """Return a configuration as nested dicts and lists; interpolations as they are written, or ``resolve`` d."""
+    """Return a configuration as nested dicts and lists; ``resolve`` the interpolations, or leave them."""
     container = OmegaConf.to_container(cfg, resolve=resolve)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
@@ -250,6 +252,12 @@ def _differences(saved: Mapping[str, Any], given: Mapping[str, Any], sections: S
 def _is_place(key: str) -> bool:
     """Return whether ``key`` says where data are: a checkpoint must not send a user's program to other places."""
     return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
+
+
+def _with_own_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's section ``data`` with this program's folder, and without addresses."""
+    data = {key: value for key, value in data.items() if not key.endswith("_url")}
+    return data | {"data_dir": "${paths.data_dir}"} if "data_dir" in data else data
 
 
 def _is_free(key: str) -> bool:

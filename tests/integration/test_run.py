@@ -178,7 +178,7 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
 
 
 def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
-    words = ["-m", "gate=comet,topk", "seed=1,2", "data.rows=[300,100,100]", "trainer.max_epochs=1"]
+    words = ["gate=comet,topk", "-m", "seed=1,2", "data.rows=[300,100,100]", "trainer.max_epochs=1"]
     done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
     assert done.status == 0, done.output
     assert "mean over seeds" in done.output

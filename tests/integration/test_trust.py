@@ -204,6 +204,15 @@ def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole:
     assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"
 
 
+def test_data_without_a_known_choice_have_the_folder_of_this_program(whole: Path, tmp_path: Path) -> None:
+    config = torch.load(whole, weights_only=True)["config"] | {"choices": {}}
+    data = {"_target_": "data_modules.movielens.MovieLensDataModule", "data_dir": "/elsewhere", "base_url": "http://x"}
+    path = saved_with(whole, tmp_path, config=config | {"data": data})
+    cfg = resume_small(path, tmp_path / "new")
+    assert "elsewhere" not in str(cfg.data)
+    assert "base_url" not in cfg.data
+
+
 def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> None:
     run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=4"))
     path = tmp_path / "checkpoints" / "last.ckpt"
