@@ -1,7 +1,11 @@
-"""Run the program in processes that are forked from this one: they start at once, and are otherwise on their own."""
+"""Run the program in processes that start at once: they are forked from a server that has imported everything.
+
+They are not forked from the process of the tests, which has threads (of polars, for one) that a fork would lose.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +26,8 @@ from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
 SMALL += ["callbacks.routing.pictures_every=null", "data.rows=[120,40,40]", "data.batch_size=40"]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["train", "mtl.run.build", "mtl.run.results", "data_modules.table"])
 LIMIT = 240  # seconds; only to end a program that hangs
 
 
@@ -69,16 +75,21 @@ class Forked:
         self._began, port = time.monotonic(), free_port()
         self._children = []
         for rank, output in enumerate(self.outputs):
-            child = os.fork()
-            if child == 0:
-                _program(words, cwd or folder, output, env or (ranks(rank, processes, port) if processes > 1 else {}))
+            own = env or (ranks(rank, processes, port) if processes > 1 else {})
+            child = SERVER.Process(target=_program, args=(list(words), cwd or folder, output, dict(own)))
+            child.start()
             self._children.append(child)
 
     def wait(self) -> Outcome:
         """Return what became of the first process, with what all of them printed, when all have ended."""
-        statuses = [_wait(child, self._began) for child in self._children]
+        for child in self._children:
+            child.join(max(0.0, self._began + LIMIT - time.monotonic()))
+        for child in self._children:
+            if child.is_alive():
+                os.killpg(child.pid, signal.SIGKILL)
+                child.join()
         output = "".join(path.read_text(errors="replace") for path in self.outputs)
-        return Outcome(self.words, statuses[0], output, time.monotonic() - self._began)
+        return Outcome(self.words, self._children[0].exitcode, output, time.monotonic() - self._began)
 
 
 def free_port() -> int:
@@ -130,18 +141,6 @@ def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, st
         traceback.print_exc(file=sys.__stderr__)
     finally:
         os._exit(status)
-
-
-def _wait(child: int, began: float) -> int:
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() - began > LIMIT:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return -signal.SIGKILL
-        time.sleep(0.01)
 
 
 # Values that no option of that kind accepts
