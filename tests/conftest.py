@@ -11,13 +11,14 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and so do the programs that they start
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 
+import torch
+
+from mtl import fast  # mtl makes torchvision importable before Lightning is
+
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # started by nohup or in the background: the program would keep it
         signal.signal(_number, _handler)
 
-import torch
-
-from mtl import fast  # mtl makes torchvision importable before Lightning is
 
 ROOT = Path(__file__).resolve().parent.parent
 
