@@ -229,20 +229,22 @@ def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` with the option chosen from each config group, which a run that resumes from it composes again."""
     with open_dict(cfg):
         cfg.label = cfg.label  # resolve it: it refers to Hydra's choices
-        chosen = {name: option for name, option in hydra_cfg.runtime.choices.items() if not name.startswith("hydra/")}
-        cfg.choices = {name: option for name, option in chosen.items() if name != "experiment"}
+        cfg.choices = choices_of(hydra_cfg)
     return cfg
 
 
 def composed(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``conf/`` with ``words``, unresolved, and its choices."""
     cfg = hydra.compose("train", list(words), return_hydra_config=True)
-    hydra_cfg = cfg.hydra
     with open_dict(cfg):
-        del cfg["hydra"]
-        cfg.choices = {name: option for name, option in hydra_cfg.runtime.choices.items() if "hydra/" not in name}
-        cfg.choices.pop("experiment", None)
+        cfg.choices = choices_of(cfg.pop("hydra"))
     return cfg
+
+
+def choices_of(hydra_cfg: DictConfig) -> dict[str, str | None]:
+    """Return the option chosen from each config group; an experiment is only a set of values, so it is left out."""
+    chosen = hydra_cfg.runtime.choices.items()
+    return {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
 
 
 def report(error: BaseException) -> NoReturn:

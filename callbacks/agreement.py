@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.distributed import gather, world_size
-from mtl.run.checkpoint import flatten, resolved
+from mtl.run.checkpoint import flatten
 from mtl.types import InputError
 
 
@@ -21,7 +21,7 @@ class ProcessAgreement(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or world_size() == 1:
             return
-        config = {key: repr(value) for key, value in flatten(resolved(pl_module.config)).items()}
+        config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
         folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
         places = ("ckpt", "evaluate", "paths.")  # where this process reads and writes
         config = {key: value.replace(folder, "<run>") for key, value in config.items() if not key.startswith(places)}

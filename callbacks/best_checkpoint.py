@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +14,7 @@ from callbacks.length import ends_epoch, validates_within_epoch
 from callbacks.monitored import require_logged
 from mtl.distributed import gather
 from mtl.kinds import Count, Whole
+from mtl.run.checkpoint import give_second_name
 from mtl.types import check_choice, check_name, check_switch, check_whole, require
 
 log = logging.getLogger(__name__)
@@ -145,16 +144,3 @@ class BestCheckpoint(ModelCheckpoint):
         if self._writes:
             give_second_name(folder / name, folder / new)
         return new
-
-
-def give_second_name(path: Path, name: Path) -> None:
-    """Make ``name`` the same file as ``path``, or a copy of it; a reader of ``name`` never sees half a file."""
-    if name.exists() and name.samefile(path):
-        return
-    temporary = name.with_name(f".{name.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, temporary)
-    temporary.replace(name)

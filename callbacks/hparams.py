@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from mtl.run.checkpoint import flatten, resolved
+from mtl.run.checkpoint import flatten
 
 SECTIONS = ("setting.", "experts.", "gate.", "optimizer.", "permutation.")
 CHOICES = ("seed", "label", *SECTIONS, "data._target_", "network._target_")
@@ -18,7 +18,7 @@ class HParamsRecord(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = {
             key: value
-            for key, value in flatten(resolved(pl_module.config)).items()
+            for key, value in flatten(pl_module.config).items()
             if key.startswith(CHOICES) and not key.endswith("._partial_")
         }
         metrics = {

@@ -205,7 +205,7 @@ class _Pace:
 
     @contextlib.contextmanager
     def watching(self, response: http.client.HTTPResponse) -> Iterator[None]:
-        """Watch ``response`` while it is read; whoever reads adds the bytes to ``received`` and calls ``check``."""
+        """Watch ``response`` while it is read. The reader adds what it gets to ``received`` and calls ``check``."""
         self.received, self.too_slow = 0, False
         if response.isclosed():  # an empty body
             yield

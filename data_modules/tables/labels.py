@@ -84,7 +84,7 @@ class Labels:
         return TaskSpec(self.name, "binary", weight=self.weight), floats
 
     def _numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
-        """Return the labels of a regression; raise InputError, which names the first one that is too large."""
+        """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""
         values = numbers(frame, self.column, where)
         large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
         if len(large):

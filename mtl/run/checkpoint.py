@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
@@ -119,16 +118,21 @@ def previous_checkpoint(path: str | Path) -> Path:
 
 def keep_previous(path: Path) -> None:
     """Keep the checkpoint at ``path`` under a second name, before a new one replaces it."""
-    if not path.exists():
+    if path.exists():
+        give_second_name(path, previous_checkpoint(path))
+
+
+def give_second_name(path: Path, name: Path) -> None:
+    """Make ``name`` the same file as ``path``, or a copy of it; a reader of ``name`` never sees a partial file."""
+    if name.exists() and name.samefile(path):
         return
-    previous = previous_checkpoint(path)
-    link = previous.with_name(f".{previous.name}.{os.getpid()}")
-    link.unlink(missing_ok=True)
+    temporary = name.with_name(f".{name.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
     try:
-        os.link(path, link)
+        os.link(path, temporary)
     except OSError:  # a file system without hard links
-        shutil.copyfile(path, link)
-    link.replace(previous)
+        shutil.copyfile(path, temporary)
+    temporary.replace(name)
 
 
 class DamagedError(InputError):
@@ -198,11 +202,6 @@ def _damage(path: Path, error: Exception) -> str:
     others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
     hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
     return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"
-
-
-def resolved(config: Any) -> Any:
-    """Return a configuration as nested dicts and lists, with every interpolation replaced by its value."""
-    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

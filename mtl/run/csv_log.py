@@ -86,9 +86,8 @@ class Table:
     def _read(self) -> list[Row]:
         if not self.path.is_file():
             return []
-        *lines, _ = self.path.read_text(errors="replace").split(
-            "\n"
-        )  # the last part has no end of line: it is not whole
+        # What follows the last line break is not a whole line
+        *lines, _ = self.path.read_text(errors="replace").split("\n")
         rows = csv.DictReader(line for line in lines if "\0" not in line)
         return [row for row in rows if None not in row and None not in row.values() and _step(row) >= 0]
 

@@ -8,7 +8,6 @@ see ``mtl.run.trust``.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,8 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.run.checkpoint import flatten, read_checkpoint
 from mtl.run.trust import OWN, check_target, is_trusted
 from mtl.types import InputError, require
-
-log = logging.getLogger(__name__)
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -68,8 +65,8 @@ def config_from_checkpoint(
     groups = set(asked["choices"])
 
     merged: dict[str, Any] = linked(saved, template, saved)
+    own = _Own(saved, given, trust, path)
     for section in OWN:
-        own = _Own(saved, given, trust, path)
         merged[section] = own.merged(section, asked.get(section), saved.get(section))
     _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
     merged["data"] = _with_own_places(merged["data"])

@@ -329,10 +329,10 @@ class Mine:
         plain,
         width: int = 0.5,  # type: ignore[assignment]  # an annotation that is wrong: it is not used
         rate: Positive = 1.0,
-        name: str = None,  # type: ignore[assignment]  # noqa: RUF013
+        name: str = None,  # type: ignore[assignment]  # noqa: RUF013  (None without saying so, as older code has it)
         pairs: Sequence[Pair] = (),
         when: Literal["now", "later", 3] = "now",
-        missing: Unknown = 1,  # type: ignore[name-defined]  # noqa: F821
+        missing: Unknown = 1,  # type: ignore[name-defined]  # noqa: F821  (an annotation that cannot be looked up)
         action: Callable[..., Any] | None = None,
         size: int | tuple[int, int] = 1,
         shares: dict[str, Annotated[float, Number(0, 1)]] | None = None,
