@@ -120,10 +120,14 @@ class Image:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One token sequence per row; tensor ``[B, length]`` of ids in ``[0, vocab)``."""
+    """One token sequence per row; tensor ``[B, S]`` of ids in ``[0, vocab)``, with S at most ``length``.
+
+    S is the length of the longest row of the batch; the end of shorter rows is filled with the id ``pad``.
+    """
 
     vocab: int
     length: int
+    pad: int = 0
 
 
 InputSpec = Categorical | Numeric | Image | Tokens
@@ -133,13 +137,17 @@ InputSpec = Categorical | Numeric | Image | Tokens
 class TaskSpec:
     """One task: its name, its kind, and its weight in the summed loss.
 
-    ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds.
+    ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds. ``metrics``: names of the
+    metrics to report, the main one first (empty: those that fit the kind); if every task names its own, the mean of
+    the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``.
     """
 
     name: str
     kind: TaskKind
     num_classes: int = 1
     weight: float = 1.0
+    metrics: tuple[str, ...] = ()
+    small: bool = False
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} must be one of {', '.join(KINDS)}")
