@@ -18,7 +18,7 @@ class TaskTop1Gate(Gate):
     """Send a sample to the most probable expert of softmax(W_t x + b_t), weighted by that probability.
 
     The probability is not renormalised, since the gate gets its gradient through it. With ``keep_scale`` the weight is
-    1, with the gradient of log(probability): a mixture whose experts start as copies of a dense layer then starts equal
+    1, with the gradient of the probability: a mixture whose experts start as copies of a dense layer then starts equal
     to it, not at about 1/E of its output. ``shared=True`` is the Switch gate without task awareness (MT-Switch).
     ``balance_weight`` adds the Switch Transformer's balance loss. ``initial_std``: weights start N(0, initial_std^2),
     0.001 in the paper (None: uniform, as in the other gates). Parameters ``weight [T, E, D]`` and, unless ``bias`` is
@@ -57,5 +57,5 @@ class TaskTop1Gate(Gate):
             shape = (-1, *selected.shape[-2:])
             losses["balance"] = self.balance_weight * balance_loss(probabilities.view(shape), selected.view(shape))
         if self.keep_scale:
-            probabilities = probabilities / probabilities.detach()
+            probabilities = 1.0 + (probabilities - probabilities.detach())
         return Routing(probabilities.masked_fill(~selected, 0.0), losses)

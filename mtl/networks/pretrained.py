@@ -41,6 +41,7 @@ def encoder(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would report missing weights and go on
     folder = find_folder(pretrained) if pretrained is not None and (weights or config is None) else None
     if folder is not None and config is None:
         where, built = f"network.pretrained={pretrained}", transformers.AutoConfig.from_pretrained(folder)
@@ -63,7 +64,7 @@ def encoder(
         loaded, info = model.from_pretrained(
             folder, config=built, local_files_only=True, output_loading_info=True, dtype="float32", **options
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # whatever a damaged file makes its libraries raise
         raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")

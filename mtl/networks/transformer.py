@@ -114,9 +114,7 @@ class Transformer(nn.Module):
         )
         chosen = range(depth) if mixture_layers is None else mixture_layers
         wrong = [layer for layer in chosen if not 0 <= layer < depth]
-        require(
-            not wrong, f"network.mixture_layers: there is no layer {(wrong or [0])[0]}; layers are 0 to {depth - 1}"
-        )
+        require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
         self.attention_config = model.config
         self.depth = depth
