@@ -39,8 +39,8 @@ class GlueDataModule(TextTasksDataModule):
     The development rows of MNLI are the matched and the mismatched ones together; there are almost as many of one kind
     as of the other, so the accuracy on all is close to the mean of the two that is usually reported.
 
-    ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. With ``loss_scale``, the
-    loss of a task with C classes has weight 1 / ln C, as in MT-TaG; that of a regression has weight 1.
+    ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. With
+    ``loss_scale``, the loss of a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
     """
 
     def __init__(
