@@ -105,8 +105,8 @@ def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Mo
         return torch.export.load(path).module()
 
 
-def network_from_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return the trained network of a checkpoint, and the inputs of its first test batch.
+def network_and_data(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Any]:
+    """Return the trained network of a checkpoint, in evaluation mode, and its data module, set up.
 
     ``trust``: packages of your own whose classes the checkpoint may name.
     """
@@ -114,10 +114,10 @@ def network_from_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> tupl
     data: Any = build.build_data(cfg)
     data.prepare_data()
     data.setup()
-    network = build.build_network(cfg, data.spec)
+    network = build.build_network(cfg, data.spec, fresh=False)
     weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
     network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
-    return network.eval(), dict(next(iter(data.test_dataloader())).inputs)
+    return network.eval(), data
 
 
 @torch.no_grad()
@@ -129,7 +129,8 @@ def prune_run(
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
     between the predictions of the exported program and of the full network, on a batch of test rows.
     """
-    network, inputs = network_from_checkpoint(path, trust)
+    network, data = network_and_data(path, trust)
+    inputs = dict(next(iter(data.test_dataloader())).inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written

@@ -92,9 +92,13 @@ def check_name(where: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Categorical:
-    """One id per row, an integer in ``[0, size)``; tensor ``[B]`` of int64 or int32."""
+    """One id per row, an integer in ``[0, size)``; tensor ``[B]`` of int64 or int32.
+
+    ``counts [size]``: how often each id occurs in the training rows, where the data module counts them.
+    """
 
     size: int
+    counts: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,13 @@ class Tokens:
     """One token sequence per row; tensor ``[B, S]`` of ids in ``[0, vocab)``, with S at most ``length``.
 
     S is the length of the longest row of the batch; the end of shorter rows is filled with the id ``pad``.
+    ``counts [vocab]``: how often each id occurs in the training rows, where the data module counts them.
     """
 
     vocab: int
     length: int
     pad: int = 0
+    counts: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 InputSpec = Categorical | Numeric | Image | Tokens
@@ -139,7 +145,9 @@ class TaskSpec:
 
     ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds. ``metrics``: names of the
     metrics to report, the main one first (empty: those that fit the kind); if every task names its own, the mean of
-    the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``.
+    the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``. ``gate_from``: in a
+    run that starts from the weights of another one, the task there whose gate this task starts with; None or "random":
+    the gate of the same name, if there is one, else random weights.
     """
 
     name: str
@@ -148,6 +156,7 @@ class TaskSpec:
     weight: float = 1.0
     metrics: tuple[str, ...] = ()
     small: bool = False
+    gate_from: str | None = None
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} must be one of {', '.join(KINDS)}")
@@ -238,11 +247,13 @@ class NetworkOutput:
 
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
+    ``hidden``: the states of each layer, embeddings first, for distillation; empty if the network has none to compare.
     """
 
     predictions: dict[str, Tensor]
     routings: Mapping[str, Routing] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
+    hidden: tuple[Tensor, ...] = ()
 
 
 def sum_losses(routings: Mapping[str, Routing]) -> dict[str, Tensor]:

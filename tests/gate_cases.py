@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from mtl.gates import (
     TaskTop1Gate,
     TopKGate,
 )
+from mtl.gates.separate import SeparateGates
 from mtl.types import Categorical, Routing
 
 IDS = 50  # of the raw input that the hash gate reads
@@ -38,6 +40,7 @@ class GateCase:
     learns: bool = True
     static: bool = True  # has a version that does not look at the example
     looks: bool = True  # has a version that does
+    stacked: bool = True  # the tasks are the first dimension of every parameter
 
     def build(self, num_tasks: int, num_experts: int, input_dim: int | None) -> Gate:
         options = {} if self.k is None or self.name.startswith(("task", "hash")) else {"k": min(self.k, num_experts)}
@@ -53,6 +56,10 @@ class GateCase:
         """Say whether the weights sum to exactly 1: DSelect-k's codes reach all experts at powers of two only."""
         power = num_experts & (num_experts - 1) == 0
         return self.sums_to_one and (power or self.name != "dselect_k")
+
+
+def separate_comet(num_tasks: int, k: int, **sizes: Any) -> Gate:
+    return SeparateGates({f"task {task}": CometGate(1, k=k, entropy_weight=0.1, **sizes) for task in range(num_tasks)})
 
 
 CASES = [
@@ -71,6 +78,9 @@ CASES = [
     GateCase("gumbel_matrix", partial(GumbelMatrixGate, budget=0.3, budget_weight=0.1), sums_to_one=False, looks=False),
     GateCase("task_top1", partial(TaskTop1Gate, balance_weight=0.1), k=1, sums_to_one=False),
     GateCase("task_top1_shared", partial(TaskTop1Gate, shared=True), k=1, sums_to_one=False),
+    GateCase("task_top1_published", partial(TaskTop1Gate, bias=False, initial_std=0.001), 1, False, static=False),
+    GateCase("task_top1_keep_scale", partial(TaskTop1Gate, keep_scale=True), k=1),
+    GateCase("separate", separate_comet, k=2, stacked=False),
     GateCase("fixed", FixedGate, learns=False, looks=False),
 ]
 
@@ -85,5 +95,5 @@ def harden(gate: Gate, factor: float = 1e9) -> None:
     """Scale what selects, so that every selector is binary."""
     with torch.no_grad():
         for name, parameter in gate.named_parameters():
-            if name.startswith(("selector_", "split_")):
+            if name.rpartition(".")[2].startswith(("selector_", "split_")):
                 parameter.mul_(factor)

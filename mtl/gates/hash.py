@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mtl.gates.base import Gate, check_count
+from mtl.gates.base import Gate, check_choice, check_count
 from mtl.kinds import Count, Seed
 from mtl.types import Categorical, InputSpec, Routing, require
 
@@ -17,8 +18,10 @@ class HashGate(Gate):
     """Send every id of one categorical input to one expert, by a seeded table ``[T, ids]``; nothing is learnt.
 
     ``input_name`` names the input (default: the first categorical one); its number of ids comes from ``inputs``,
-    the description of the data, or from ``table_size``. Each task has its own table, unless ``shared``. The numbers of
-    ids per expert differ by at most one.
+    the description of the data, or from ``table_size``. Each task has its own table, unless ``shared``. ``assignment``:
+    ``even``: the numbers of ids per expert differ by at most one; ``random``: each id's expert is drawn independently;
+    ``balanced``: the ids, most frequent first, go to the expert with the fewest rows so far, which needs data that
+    counts its ids (Roller et al. 2021, section 3.2).
     """
 
     table: Tensor
@@ -32,6 +35,7 @@ class HashGate(Gate):
         input_name: str | None = None,
         table_size: Count | None = None,
         seed: Seed = 0,
+        assignment: Literal["even", "random", "balanced"] = "even",
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, inputs, **common)
@@ -48,7 +52,18 @@ class HashGate(Gate):
         check_count("table_size", table_size)
         self.input_name = input_name
         generator = torch.Generator().manual_seed(seed)
-        rows = [torch.randperm(table_size, generator=generator) % num_experts for _ in range(self.num_gates)]
+        check_choice("assignment", assignment, ("even", "random", "balanced"))
+        counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)
+        known = assignment != "balanced" or counts is not None
+        require(known, f"gate.assignment=balanced: the data module does not count the ids of {input_name!r}")
+        rows = []
+        for _ in range(self.num_gates):
+            if assignment == "balanced" and counts is not None:
+                rows.append(balanced_table(counts, num_experts, generator))
+            elif assignment == "random":
+                rows.append(torch.randint(num_experts, (table_size,), generator=generator))
+            else:
+                rows.append(torch.randperm(table_size, generator=generator) % num_experts)
         self.register_buffer("table", torch.stack(rows))
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
@@ -59,3 +74,19 @@ class HashGate(Gate):
         experts = table[:, ids.long()].transpose(0, 1)  # [B, T]
         dtype = torch.get_default_dtype() if x is None else x.dtype
         return Routing(torch.nn.functional.one_hot(experts, self.num_experts).to(dtype))
+
+
+def balanced_table(counts: Tensor, num_experts: int, generator: torch.Generator) -> Tensor:
+    """Return the expert of each id, ``[ids]``: by falling ``counts [ids]``, each to the expert with the least so far.
+
+    ``generator`` breaks ties among equally frequent ids.
+    """
+    shuffled = torch.randperm(len(counts), generator=generator)
+    order = shuffled[counts[shuffled].argsort(descending=True, stable=True)]
+    loads = [(0, 0, expert) for expert in range(num_experts)]  # rows, ids, expert: ids without rows are spread as well
+    table = [0] * len(counts)
+    for index, count in zip(order.tolist(), counts[order].tolist(), strict=True):
+        rows, ids, expert = heapq.heappop(loads)
+        table[index] = expert
+        heapq.heappush(loads, (rows + int(count), ids + 1, expert))
+    return torch.tensor(table)

@@ -51,10 +51,18 @@ def check_options(cfg: DictConfig) -> None:
         _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
 
 
-def build_network(cfg: DictConfig, spec: DataSpec) -> nn.Module:
-    """Return the network of ``cfg.network`` for data that looks like ``spec``."""
+def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
+    """Return the network of ``cfg.network`` for data that looks like ``spec``.
+
+    ``fresh=False``: a checkpoint will give its weights, so a network that starts from files does not read them. Such a
+    network says with ``encoder_config`` what it read from them; that is kept in ``cfg``, and so in every checkpoint.
+    """
+    starts_from_files = "pretrained" in cfg.network
+    options = {"fresh": fresh} if starts_from_files else {}
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
-        network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec)
+        network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec, **options)
+    if starts_from_files:
+        cfg.network.config = network.encoder_config
     if cfg.get("compile"):
         network.compile()
     return network

@@ -12,6 +12,7 @@ from torch import Tensor
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
+from mtl.experts.ffn import StackedFFN
 from mtl.experts.pairs import Pairs
 from mtl.gates import (
     CometGate,
@@ -59,6 +60,8 @@ KINDS = {
     "two layers": partial(StackedDense, units=[7, WIDTH]),
     "three layers": partial(StackedDense, units=[7, 6, WIDTH]),
     "gated": partial(GatedExperts, units=WIDTH),
+    "ffn": partial(StackedFFN, width=7),
+    "ffn with a norm": partial(StackedFFN, width=7, own_norm=True),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 

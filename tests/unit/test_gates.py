@@ -112,6 +112,22 @@ def test_hash_table() -> None:
     assert named.table.shape == (2, 30)
 
 
+def test_hash_assignments() -> None:
+    """Random tables draw each id alone; balanced ones give every expert about the same number of rows."""
+    counts = torch.tensor([50, 20, 20, 10, 10, 10, *[0] * 94])
+    described = {"id": Categorical(100, counts)}
+    drawn = HashGate(1, 4, inputs=described, assignment="random", seed=1).table[0]
+    assert drawn.bincount(minlength=4).tolist() != [25] * 4
+    assert drawn.bincount(minlength=4).min() > 10
+    table = HashGate(1, 4, inputs=described, assignment="balanced", seed=1).table[0]
+    rows = torch.zeros(4, dtype=torch.int64).index_add(0, table, counts)
+    assert sorted(rows.tolist()) == [20, 20, 30, 50]
+    assert table.bincount(minlength=4).max() <= 60  # ids that never occur are spread as well
+    assert not torch.equal(table, HashGate(1, 4, inputs=described, assignment="balanced", seed=2).table[0])
+    with pytest.raises(InputError, match=r"gate\.assignment=balanced"):
+        HashGate(1, 4, inputs={"id": Categorical(100)}, assignment="balanced")
+
+
 def test_hash_needs_an_id() -> None:
     with pytest.raises(InputError, match=r"needs a categorical input; the inputs of this data are: x \(Numeric\)"):
         HashGate(2, E, D, inputs={"x": Numeric(2)})

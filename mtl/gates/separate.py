@@ -1,0 +1,70 @@
+"""Give each task a gate with parameters of its own, for batches of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mtl.gates.base import Gate
+from mtl.types import InputSpec, Routing
+
+
+class SeparateGates(Gate):
+    """One gate per task, by name: a step on the batch of one task changes only the gate of that task.
+
+    With stacked parameters, momentum and weight decay would also change the gates of tasks that get no gradient.
+    ``gates``: one gate of one task for each name.
+    """
+
+    def __init__(self, gates: Mapping[str, Gate]) -> None:
+        first = next(iter(gates.values()))
+        super().__init__(len(gates), first.num_experts, first.input_dim)
+        self.by_task = nn.ModuleDict({task_key(name): gate for name, gate in gates.items()})
+        self.names, self.sums_to_one = list(gates), first.sums_to_one
+
+    def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
+        wanted = range(self.num_tasks) if tasks is None else tasks
+        return joined([self.by_task[task_key(self.names[task])](x, inputs) for task in wanted])
+
+
+def separate_gates(
+    gate: Callable[..., Gate],
+    names: Sequence[str],
+    num_experts: int,
+    input_dim: int | None,
+    inputs: Mapping[str, InputSpec] | None = None,
+) -> Gate:
+    """Return one gate per task of ``names``, made by the factory ``gate``.
+
+    A gate that all tasks share, or that has no parameters, is made once for all of them.
+    """
+    sizes = {"num_experts": num_experts, "input_dim": input_dim, "inputs": inputs}
+    built = gate(num_tasks=len(names), **sizes)
+    if built.shared or not list(built.parameters()):
+        return built
+    return SeparateGates({name: gate(num_tasks=1, **sizes) for name in names})
+
+
+def task_key(name: str) -> str:
+    """Return the key of task ``name`` in a ModuleDict, which refuses dots and the names of its own attributes."""
+    return "task_" + name.replace(".", "_")
+
+
+def joined(routings: Sequence[Routing]) -> Routing:
+    """Return the routings of several tasks as one: tasks are joined, losses of the same name are added."""
+    if len(routings) == 1:
+        return routings[0]
+    selectors = [routing.selectors for routing in routings if routing.selectors is not None]
+    losses: dict[str, Tensor] = {}
+    for routing in routings:
+        for name, value in routing.losses.items():
+            losses[name] = losses[name] + value if name in losses else value
+    return Routing(
+        torch.cat([routing.weights for routing in routings], -2),  # [B, T, E]
+        losses,
+        torch.cat(selectors, -3) if len(selectors) == len(routings) else None,
+        all(routing.exact_zeros for routing in routings),
+        [task for routing in routings for task in routing.tasks or ()] or None,
+    )

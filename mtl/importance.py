@@ -1,0 +1,125 @@
+"""Rank the hidden units of a dense Transformer run: ``python -m mtl.importance <run>/checkpoints/best.ckpt``.
+
+``network.start=importance network.importance=FILE`` splits dense layers into experts by this ranking (MoEBERT: Zuo et
+al. 2022, section 3.1). The importance of hidden unit j is I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with
+w1_j and w2_j its weights into and out of the layer, and L_n the loss of sample n. One backward pass of the summed loss
+gives it for all samples: the inner term is the sum over the tokens s of sample n of da_sj (a_sj - b_j) + dh_sj h_sj,
+with the pre-activation a_sj = w1_j . x_s + b_j, the activation h_sj, and d the gradients of the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mtl  # noqa: F401  (must come first: it makes torchvision importable)
+
+# isort: split
+import torch
+from torch import Tensor
+
+from mtl.experts.ffn import StackedFFN
+from mtl.networks.packing import real_tokens
+from mtl.networks.transformer import Transformer
+from mtl.prune import network_and_data
+from mtl.run.errors import explain
+from mtl.training.losses import summed_losses
+from mtl.types import Batch, TaskSpec, require
+
+
+class Recorder:
+    """Record what goes into and comes out of the activation of a dense feed-forward layer, and the gradients."""
+
+    def __init__(self, layer: StackedFFN) -> None:
+        self.bias = layer.up.bias.detach()[0]
+        self.values: list[Tensor] = []  # a and h, [N, 1, W] each
+        self.hooks = [
+            layer.up.register_forward_hook(lambda module, args, output: self._keep(output)),
+            layer.down.register_forward_pre_hook(lambda module, args: self._keep(args[0])),
+        ]
+
+    def _keep(self, value: Tensor) -> None:
+        value.retain_grad()
+        self.values.append(value)
+
+    def scores(self, rows: Tensor, num_rows: int) -> Tensor:
+        """Return the importance ``[W]`` over the samples of a batch; ``rows [N]`` is the sample of each token."""
+        (a, da), (h, dh) = ((value.detach()[:, 0], value.grad[:, 0]) for value in self.values if value.grad is not None)
+        terms = da * (a - self.bias) + dh * h  # [N, W]
+        self.values = []
+        return terms.new_zeros(num_rows, terms.shape[1]).index_add(0, rows, terms).abs().sum(0)
+
+
+def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Iterable[Batch]) -> Tensor:
+    """Return the importance ``[layers, W]`` of the hidden units of all dense layers over ``batches``.
+
+    ``network`` is put into evaluation mode: without dropout. Its gradients are cleared.
+    """
+    layers: list[Any] = list(network.layers)
+    dense = [layer.dense for layer in layers]
+    require(all(dense), "importance is defined for dense layers: the run needs network.mixture_layers=[]")
+    total: Tensor | None = None
+    network.eval()
+    with recording(dense) as recorders, torch.enable_grad():
+        for batch in batches:
+            if not len(batch):
+                continue
+            output = network(batch.inputs, list(batch.targets))
+            loss = summed_losses(tasks, output.predictions, batch.targets)[1].sum()
+            torch.autograd.backward(loss)
+            rows = real_tokens(batch.inputs["tokens"], network.pad).row
+            scores = torch.stack([recorder.scores(rows, len(batch)) for recorder in recorders])
+            total = scores if total is None else total + scores
+            network.zero_grad()
+    require(total is not None, "importance needs at least one batch")
+    assert total is not None
+    return total
+
+
+@contextmanager
+def recording(layers: Sequence[StackedFFN]) -> Iterator[list[Recorder]]:
+    """Record the activations of ``layers`` inside this context."""
+    recorders = [Recorder(layer) for layer in layers]
+    try:
+        yield recorders
+    finally:
+        for recorder in recorders:
+            for hook in recorder.hooks:
+                hook.remove()
+
+
+def importance_of_run(path: str | Path, trust: Sequence[str] = ()) -> Tensor:
+    """Return the importance ``[layers, W]`` of a run's network over its validation rows."""
+    network, data = network_and_data(path, trust)
+    require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
+    assert isinstance(network, Transformer)
+    return importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, compute the importance, and save it."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.importance", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt, of a dense Transformer")
+    parser.add_argument("--out", type=Path, help="file to write; default <run>/importance.pt")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    given = parser.parse_args(arguments)
+    file = given.out or Path(given.checkpoint).absolute().parent.parent / "importance.pt"
+    try:
+        scores = importance_of_run(given.checkpoint, given.trust)
+        part = file.with_name(file.name + ".part")
+        torch.save({"importance": scores.cpu()}, part)
+        os.replace(part, file)
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
+    print(f"{file}: importance of {scores.shape[1]:,} neurons in each of {scores.shape[0]} layers")
+
+
+if __name__ == "__main__":
+    main()

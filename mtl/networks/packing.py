@@ -1,0 +1,38 @@
+"""Take the padding out of a batch of token sequences, and put it back where a layer needs it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class Packing:
+    """The N real tokens of a padded batch, given their ``mask [B, S]``.
+
+    ``row [N]`` and ``position [N]``: the sequence of each token and its place in it. ``first [B]``: the index of the
+    first token of each sequence.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask, self.shape = mask, mask.shape
+        self.index = mask.flatten().nonzero().flatten()  # [N], into the B * S places
+        self.is_full = len(self.index) == mask.numel()
+        self.row = self.index // mask.shape[1]
+        self.position = self.index % mask.shape[1]
+        lengths = mask.sum(1)
+        self.first = lengths.cumsum(0) - lengths
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return the real tokens ``[N, ...]`` of ``x [B, S, ...]``."""
+        flat = x.flatten(0, 1)
+        return flat if self.is_full else flat.index_select(0, self.index)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Return ``x [N, ...]`` as ``[B, S, ...]``, with 0 in place of the padding."""
+        if not self.is_full:
+            x = x.new_zeros(len(self.mask.flatten()), *x.shape[1:]).index_copy(0, self.index, x)
+        return x.view(*self.shape, *x.shape[1:])
+
+
+def real_tokens(tokens: Tensor, pad: int) -> Packing:
+    """Return the packing of ``tokens [B, S]``: all but the id ``pad`` are real."""
+    return Packing(tokens != pad)

@@ -1,0 +1,147 @@
+"""Build an encoder of the library `transformers`: from a configuration, a folder, or a name on its hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from mtl.types import InputError, require
+
+TYPES = ("bert", "electra")  # MiniLM is a bert
+HUB = "https://huggingface.co"
+FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+CONNECT_SECONDS = 3.0
+
+
+def require_transformers(what: str) -> None:
+    """Raise InputError if `transformers` is not installed; ``what`` needs it."""
+    found = importlib.util.find_spec("transformers") is not None
+    require(found, f"{what} needs the library transformers: pip install -e '.[text]'")
+
+
+def encoder(
+    pretrained: str | None, config: Mapping[str, Any] | None, vocab: int, dropout: float | None, weights: bool = True
+) -> Any:
+    """Return an encoder of `transformers` for ``vocab`` token ids: BERT, MiniLM or ELECTRA.
+
+    ``pretrained`` is a folder, or a name on the hub, that gives configuration and weights; ``config`` replaces its
+    configuration, or stands alone for random weights; without both, the encoder is a small random one (see
+    ``from_scratch``). ``weights=False`` leaves the pretrained weights out. ``dropout``
+    replaces the probabilities of the configuration. Raises InputError.
+    """
+    require_transformers("network=transformer")
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would report missing weights and go on
+    folder = find_folder(pretrained) if pretrained is not None and (weights or config is None) else None
+    if folder is not None and config is None:
+        where, built = f"network.pretrained={pretrained}", transformers.AutoConfig.from_pretrained(folder)
+    else:
+        where, built = "network.config", from_scratch(dict(config or {}), vocab)
+    require(built.model_type in TYPES, f"{where}: model_type {built.model_type!r} is not one of {', '.join(TYPES)}")
+    require(built.hidden_act == "gelu", f"{where}: hidden_act={built.hidden_act!r}: only gelu is supported")
+    require(
+        vocab <= built.vocab_size,
+        f"{where} has embeddings of {built.vocab_size} tokens, but data.tokenizer gives ids up to {vocab - 1}: use the "
+        "tokenizer of the same checkpoint",
+    )
+    if dropout is not None:
+        built.hidden_dropout_prob = built.attention_probs_dropout_prob = dropout
+    model = {"bert": transformers.BertModel, "electra": transformers.ElectraModel}[built.model_type]
+    options: dict[str, Any] = {"add_pooling_layer": False} if built.model_type == "bert" else {}
+    if folder is None or not weights:
+        return model(built, **options).to(torch.get_default_dtype())
+    try:
+        loaded, info = model.from_pretrained(
+            folder, config=built, local_files_only=True, output_loading_info=True, dtype="float32", **options
+        )
+    except Exception as error:  # whatever a damaged file makes its libraries raise
+        raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
+    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
+    require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
+    return loaded.to(torch.get_default_dtype())
+
+
+def from_scratch(config: dict[str, Any], vocab: int) -> Any:
+    """Return the configuration of an encoder with random weights; ``config`` holds options of `transformers`.
+
+    What is not given: ``model_type`` bert, 2 layers, ``hidden_size`` 128, feed-forward layers 4 times as wide, heads of
+    attention 64 wide.
+    """
+    import transformers
+
+    kind = config.pop("model_type", "bert")
+    require(kind in TYPES, f"network.config.model_type={kind!r}: must be one of {', '.join(TYPES)}")
+    classes = {"bert": transformers.BertConfig, "electra": transformers.ElectraConfig}
+    known = classes[kind]().to_dict()
+    unknown = sorted(set(config) - set(known))
+    require(not unknown, f"network.config.{(unknown or [''])[0]}: {kind} has no such option")
+    hidden = config.setdefault("hidden_size", 128)
+    config.setdefault("num_hidden_layers", 2)
+    config.setdefault("intermediate_size", 4 * hidden)
+    config.setdefault("num_attention_heads", max(1, hidden // 64))
+    config.setdefault("vocab_size", vocab)
+    heads = config["num_attention_heads"]
+    require(hidden % heads == 0, f"network.config: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
+    try:
+        return classes[kind](**config)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"network.config: {error}") from error
+
+
+def find_folder(pretrained: str) -> str:
+    """Return the folder with the files of ``pretrained``: a folder, or a name looked up in the cache, then on the hub.
+
+    Raises InputError at once without the network.
+    """
+    if Path(pretrained).is_dir():
+        require((Path(pretrained) / "config.json").is_file(), f"network.pretrained={pretrained}: has no config.json")
+        return pretrained
+    looks_local = pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1
+    require(not looks_local, f"network.pretrained={pretrained}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    options: dict[str, Any] = {
+        "repo_id": pretrained,
+        "allow_patterns": [*FILES, "tokenizer*", "vocab.txt", "special_tokens_map.json"],
+    }
+    try:
+        return str(snapshot_download(**options, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(f"network.pretrained={pretrained}: neither a folder nor a name on the hub") from error
+    except LocalEntryNotFoundError:
+        pass
+    require(
+        hub_answers(),
+        f"network.pretrained={pretrained} is not on this machine, and {os.environ.get('HF_ENDPOINT', HUB)} does not "
+        "answer. Without the network: download it elsewhere and give its folder, or give network.config instead",
+    )
+    try:
+        return str(snapshot_download(**options))
+    except (OSError, HfHubHTTPError) as error:
+        raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
+
+
+def hub_answers() -> bool:
+    """Return whether a connection to the hub can be opened; its library would retry for half a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", ""):
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        with socket.create_connection((address.hostname or "", port), CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,64 @@
+"""Make experts of a dense feed-forward layer: copies of it (MT-TaG), or parts of it (MoEBERT: Zuo et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtl.types import InputError, require
+
+
+def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> Tensor:
+    """Return the hidden units of each expert, ``[E, width]``; ``order [W]`` ranks those of the dense layer.
+
+    All experts get the first ``shared`` units of the order; the others are dealt out one by one, and each expert keeps
+    its first ``width`` in all. The last units of the order may go to no expert.
+    """
+    require(shared <= width, f"network.shared_neurons={shared}: an expert has only {width} neurons")
+    rest = order[shared:]
+    dealt = [torch.cat([order[:shared], rest[expert::num_experts]])[:width] for expert in range(num_experts)]
+    short = min(map(len, dealt))
+    require(
+        short == width,
+        f"experts.width={width} is too large: {len(order)} neurons with {shared} shared give {num_experts} experts "
+        f"{short} each",
+    )
+    return torch.stack(dealt)
+
+
+def split_ffn(dense: Mapping[str, Tensor], neurons: Tensor) -> dict[str, Tensor]:
+    """Return the weights of E experts that consist of the ``neurons [E, width]`` of a dense layer.
+
+    ``dense`` holds the weights of a ``StackedFFN`` of one expert. Everything but the hidden units is copied to all
+    experts.
+    """
+    num_experts = len(neurons)
+    up, down = dense["up.weight"][0], dense["down.weight"][0]  # [W, D], [D, W]
+    parts = {
+        "up.weight": up[neurons],  # [E, width, D]
+        "up.bias": dense["up.bias"][0][neurons],
+        "down.weight": down[:, neurons].transpose(0, 1).contiguous(),  # [E, D, width]
+    }
+    rest = {name: value for name, value in dense.items() if name not in parts}
+    return parts | {name: value.expand(num_experts, *value.shape[1:]).clone() for name, value in rest.items()}
+
+
+def read_importance(path: str | None, depth: int, width: int) -> Tensor:
+    """Return the importance ``[depth, width]`` of hidden units that ``python -m mtl.importance`` wrote to ``path``."""
+    how = "python -m mtl.importance RUN/checkpoints/best.ckpt writes such a file for a dense run"
+    require(path is not None, f"network.start=importance needs network.importance=FILE; {how}")
+    assert path is not None
+    require(Path(path).is_file(), f"network.importance={path}: no such file; {how}")
+    try:
+        scores: Any = torch.load(path, weights_only=True, map_location="cpu")["importance"]
+    except Exception as error:  # whatever a damaged or foreign file makes torch raise
+        raise InputError(f"network.importance={path}: not a file of importance; {how}") from error
+    good = isinstance(scores, Tensor) and tuple(scores.shape) == (depth, width)
+    shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    require(good, f"network.importance={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons")
+    result: Tensor = scores
+    return result

@@ -1,0 +1,261 @@
+"""A Transformer encoder whose feed-forward layers are mixtures of experts (MT-TaG: Gupta et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mtl.experts.base import Experts
+from mtl.experts.dispatch import Execution
+from mtl.experts.ffn import StackedFFN
+from mtl.gates.base import Gate
+from mtl.gates.permuted import Permutation, permuted
+from mtl.gates.separate import joined, separate_gates, task_key
+from mtl.kinds import Count, Dropout
+from mtl.networks.heads import Heads, wanted_tasks
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.networks.packing import Packing, real_tokens
+from mtl.networks.pretrained import encoder
+from mtl.networks.split import expert_neurons, read_importance, split_ffn
+from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, Tokens, require, sum_losses
+
+HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the paper
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention, then a feed-forward part: y = LN(x + dropout(F(x))), on real tokens ``x [N, D]`` only.
+
+    F is a mixture of experts, or one dense expert. Experts with a norm of their own end with it themselves, and their
+    mixture is the output.
+    """
+
+    def __init__(self, attention: Any, feed_forward: MixtureOfExperts | StackedFFN, norm: nn.Module) -> None:
+        super().__init__()
+        self.attention: Any = attention  # of `transformers`
+        self.mixture = feed_forward if isinstance(feed_forward, MixtureOfExperts) else None
+        self.dense = None if self.mixture is not None else feed_forward
+        experts = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
+        self.norm = None if getattr(experts, "own_norm", False) else norm
+        self.dropout = nn.Dropout(attention.output.dropout.p)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        packing: Packing,
+        ids: Tensor,
+        tasks: Sequence[int],
+        by_sentence: bool,
+    ) -> tuple[Tensor, Routing | None]:
+        """Map ``x [N, D]`` of the tokens ``ids [N]`` to ``[N, D]`` and the routing, None of a dense layer."""
+        context = self.attention.self(packing.pad(x), mask)[0]  # [B, S, D]
+        x = self.attention.output(packing.pack(context), x)
+        if self.mixture is None:
+            assert self.dense is not None
+            y, routing = self.dense(x).squeeze(1), None
+        else:
+            mixed, routing = self.mixture(x, {"tokens": ids}, tasks, packing.row if by_sentence else None)
+            y = mixed.squeeze(1)  # [N, D]
+        return y if self.norm is None else self.norm(x + self.dropout(y.to(x.dtype))), routing
+
+
+class Transformer(nn.Module):
+    """A Transformer encoder with mixtures of feed-forward experts, one gate and one head per task.
+
+    Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts; a task's head reads the state of the first
+    token. Only real tokens pass through gates, experts and norms. Every task has a pass of its own, since its gates
+    change all states; text data have one task per batch.
+
+    Encoder: ``pretrained``, a folder or a name on the hub, or ``config`` with options of `transformers` for random
+    weights; ``dropout`` replaces its own. ``mixture_layers``: the layers, from 0, that become mixtures (None: all; []:
+    none, the dense baseline). ``experts(num_experts=, input_dim=)``, ``gate(num_tasks=, num_experts=, input_dim=,
+    inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; a gate reads the state of a token, or, with
+    ``route="sentence"``, the mean state of the sentence. The hash gate reads the token's id.
+
+    Experts start as copies of the dense layer (``start="copy"``), or as parts of it: of its most important neurons
+    (``"importance"``, from the file ``importance`` that ``python -m mtl.importance`` writes) or of random ones
+    (``"random"``). ``shared_neurons`` of an expert's neurons are the same in all experts (None: two thirds).
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        num_experts: Count,
+        experts: Callable[..., Experts],
+        gate: Callable[..., Gate],
+        heads: Callable[..., Heads],
+        pretrained: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        dropout: Dropout | None = None,
+        mixture_layers: Sequence[int] | None = None,
+        route: Literal["token", "sentence"] = "token",
+        start: Literal["copy", "importance", "random"] = "copy",
+        importance: str | None = None,
+        shared_neurons: Count | None = None,
+        execution: Execution = "auto",
+        permutation: Callable[..., Permutation] | None = None,
+        fresh: bool = True,
+    ) -> None:
+        super().__init__()
+        tokens = spec.inputs.get("tokens")
+        require(isinstance(tokens, Tokens), f"network=transformer reads tokens; this data has {', '.join(spec.inputs)}")
+        assert isinstance(tokens, Tokens)
+        self.tasks, self.pad, self.by_sentence = list(spec.tasks), tokens.pad, route == "sentence"
+        self.start, self.importance, self.shared_neurons = start, importance, shared_neurons
+        model = encoder(pretrained, config, tokens.vocab, dropout, fresh)
+        size, depth = model.config.hidden_size, model.config.num_hidden_layers
+        longest = model.config.max_position_embeddings
+        require(
+            tokens.length <= longest,
+            f"data.max_length={tokens.length}: this encoder reads at most {longest} tokens",
+        )
+        chosen = range(depth) if mixture_layers is None else mixture_layers
+        wrong = [layer for layer in chosen if not 0 <= layer < depth]
+        require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
+        self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
+        self.attention_config = model.config
+        self.depth = depth
+        self.embeddings = model.embeddings
+        self.project = getattr(model, "embeddings_project", nn.Identity())
+        names = [task.name for task in self.tasks]
+        ids = {"tokens": Categorical(tokens.vocab, tokens.counts)}
+        layers = []
+        for index, layer in enumerate(model.encoder.layer):
+            dense = dense_ffn(layer)
+            norm = layer.output.LayerNorm
+            if index not in chosen:
+                layers.append(TransformerLayer(layer.attention, dense, norm))
+                continue
+            built = experts(num_experts=num_experts, input_dim=size)
+            gates = permuted(separate_gates(gate, names, num_experts, size, ids), permutation)
+            if fresh:
+                weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
+                built.load_state_dict(self._expert_weights(built, weights, self._order(index, dense.width)))
+            layers.append(TransformerLayer(layer.attention, MixtureOfExperts(built, gates, None, execution), norm))
+        self.layers = nn.ModuleList(layers)
+        self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
+        self.heads = nn.ModuleDict({task_key(task.name): heads(tasks=[task], input_dim=size) for task in self.tasks})
+        for name, parameter in self.heads.named_parameters():
+            if name.endswith("weight"):
+                nn.init.normal_(parameter, std=HEAD_STD)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
+            nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
+            return NetworkOutput(self._predict(nothing, wanted))
+        if not any(layer.mixture for layer in self.layers):
+            first, hidden, _ = self.encode(inputs, [])
+            return NetworkOutput(self._predict(first, wanted), hidden=hidden)
+        predictions: dict[str, Tensor] = {}
+        passes: list[dict[str, Routing]] = []
+        for task in wanted:
+            first, hidden, routings = self.encode(inputs, [task])
+            predictions |= self._predict(first, [task])
+            passes.append(routings)
+        together = {name: joined([routings[name] for routings in passes]) for name in passes[0]}
+        return NetworkOutput(predictions, together, sum_losses(together), hidden)
+
+    def encode(
+        self, inputs: Mapping[str, Tensor], tasks: Sequence[int]
+    ) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Routing]]:
+        """Return the states ``[B, D]`` of the first tokens, all layers' states ``[N, D]``, and the layers' routings.
+
+        The states of real tokens start with those of the embeddings. ``tasks``: the task whose gates route.
+        """
+        from transformers.masking_utils import create_bidirectional_mask
+
+        packing = real_tokens(inputs["tokens"], self.pad)
+        ids = packing.pack(inputs["tokens"]).long()
+        segments = (
+            packing.pack(inputs["segments"]).long()[None] if "segments" in inputs else torch.zeros_like(ids)[None]
+        )
+        x = self.project(self.embeddings(ids[None], segments, packing.position[None]))[0]  # [N, D]
+        padded = x.new_empty(()).expand(*packing.shape, x.shape[-1])
+        mask = create_bidirectional_mask(
+            config=self.attention_config, inputs_embeds=padded, attention_mask=packing.mask.long()
+        )
+        hidden, routings = [x], {}
+        for index, layer in enumerate(self.layers):
+            x, routing = layer(x, mask, packing, ids, tasks, self.by_sentence)
+            hidden.append(x)
+            if routing is not None:
+                routings[f"layers.{index}.mixture"] = routing
+        return x.index_select(0, packing.first), tuple(hidden), routings
+
+    def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of another run's Transformer in the names and shapes of this one.
+
+        A dense layer there becomes experts here, as ``start`` says; the gate of a task whose ``gate_from`` names
+        another task there is a copy of that task's gate.
+        """
+        layers: Any = self.layers
+        for index, layer in enumerate(layers):
+            prefix = f"layers.{index}."
+            dense = {
+                name.removeprefix(f"{prefix}dense."): state.pop(name)
+                for name in [*state]
+                if name.startswith(f"{prefix}dense.")
+            }
+            if layer.mixture is None or not dense:
+                state |= {f"{prefix}dense.{name}": value for name, value in dense.items()}
+                continue
+            order = self._order(index, dense["up.weight"].shape[1])
+            dense |= {f"norm_{kind}": state[f"{prefix}norm.{kind}"][None] for kind in ("weight", "bias")}
+            experts = self._expert_weights(layer.mixture.experts, dense, order)
+            state |= {f"{prefix}mixture.experts.{name}": value for name, value in experts.items()}
+        for task in self.tasks:
+            if task.gate_from not in (None, "random"):
+                source, target = f"by_task.{task_key(str(task.gate_from))}.", f"by_task.{task_key(task.name)}."
+                copies = {name.replace(source, target): value for name, value in state.items() if source in name}
+                require(
+                    bool(copies), f"task {task.name}: gate_from={task.gate_from}: start_from has no gate of that task"
+                )
+                state |= copies
+        return state
+
+    def _expert_weights(self, experts: Any, dense: Mapping[str, Tensor], order: Tensor | None) -> dict[str, Tensor]:
+        """Return the weights of ``experts`` made of a dense layer; ``order [W]`` ranks its neurons (None: copies)."""
+        width, own = dense["up.weight"].shape[1], dict(dense)
+        if order is None:
+            require(
+                experts.width == width,
+                f"network.start=copy: experts.width={experts.width} differs from the dense layer's {width}; leave it "
+                "out, or use network.start=importance",
+            )
+            neurons = torch.arange(width).expand(experts.num_experts, -1)
+        else:
+            shared = experts.width * 2 // 3 if self.shared_neurons is None else self.shared_neurons
+            neurons = expert_neurons(order.cpu(), experts.num_experts, experts.width, shared)
+        known = set(experts.state_dict())
+        return {name: value for name, value in split_ffn(own, neurons).items() if name in known}
+
+    def _order(self, layer: int, width: int) -> Tensor | None:
+        """Return the ranking ``[W]`` of the neurons of a dense layer, best first, None if experts are copies."""
+        if self.start == "copy":
+            return None
+        if self.start == "random":
+            return torch.randperm(width)
+        scores = read_importance(self.importance, self.depth, width)
+        return scores[layer].argsort(descending=True, stable=True)
+
+    def _predict(self, states: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """Return the predictions of the ``wanted`` tasks from the states ``[B, D]`` of the first tokens."""
+        x = self.dropout(states)[:, None]
+        predictions: dict[str, Tensor] = {}
+        for task in wanted:
+            predictions |= self.heads[task_key(self.tasks[task].name)](x, [0])
+        return predictions
+
+
+def dense_ffn(layer: Any) -> StackedFFN:
+    """Return the feed-forward part of a layer of `transformers` as one expert."""
+    up, down = layer.intermediate.dense, layer.output.dense
+    dense = StackedFFN(1, up.in_features, up.out_features)
+    weights = {"up.weight": up.weight, "up.bias": up.bias, "down.weight": down.weight, "down.bias": down.bias}
+    dense.load_state_dict({name: value.detach()[None] for name, value in weights.items()})
+    return dense.to(up.weight.dtype)

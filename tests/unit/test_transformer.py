@@ -1,0 +1,377 @@
+"""The Transformer against `transformers`, dense against mixture, sparse against dense, packed against padded."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtl.experts.ffn import StackedFFN
+from mtl.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TaskTop1Gate, TopKGate
+from mtl.gates.permuted import Permutation
+from mtl.importance import importance
+from mtl.networks.packing import Packing
+from mtl.networks.split import expert_neurons, read_importance
+from mtl.networks.transformer import Transformer
+from mtl.training.losses import summed_losses
+from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec
+from tests.transformers import CONFIG, LENGTH, SPEC, TASKS, save_encoder, tokens, transformer
+
+TINY = 1e-10
+TOP1 = partial(TaskTop1Gate, bias=False, initial_std=0.001, keep_scale=True)
+GATES = {
+    "softmax": SoftmaxGate,
+    "topk": partial(TopKGate, k=2),
+    "hash": HashGate,
+    "comet": partial(CometGate, k=2, gamma=0.1, entropy_weight=0.1),
+    "dselect_k": partial(DSelectKGate, k=2, gamma=0.1, entropy_weight=0.1),
+    "top1": TOP1,
+    "switch": partial(TOP1, shared=True),
+    "local search": partial(TopKGate, k=1),
+}
+TARGETS = {"a": torch.tensor([1.0, 0.0, 1.0, float("nan")]), "b.c": torch.tensor([2, 0, 1, 1]), "type": torch.rand(4)}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    return {"permutation": partial(Permutation, tau=0.1)} if name == "local search" else {}
+
+
+def step(
+    network: Transformer, inputs: dict[str, Tensor], task: str = "a"
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return (predictions, losses and states) and the gradients of a training step."""
+    network.zero_grad()
+    output = network(inputs, [task])
+    spec = {name.name: name for name in network.tasks}
+    losses = summed_losses(spec, output.predictions, {task: TARGETS[task].double() if task != "b.c" else TARGETS[task]})
+    total = losses[1].sum() + sum(output.losses.values()) + output.hidden[-1].square().sum() / 100
+    total.backward()
+    values = {"loss": losses[1].detach(), "prediction": output.predictions[task].detach(), **output.losses}
+    values |= {str(index): state.detach() for index, state in enumerate(output.hidden)}
+    return values, {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = TINY) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(
+            value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_dense_network_equals_transformers(kind: str, tmp_path: Path) -> None:
+    """Every hidden state of real tokens, and every gradient."""
+    model, inputs = save_encoder(tmp_path, kind), tokens(padded=2)
+    network = transformer(SoftmaxGate, pretrained=str(tmp_path), mixture_layers=[], dropout=None).eval()
+    mask = inputs["tokens"] != 0
+    expected = model(inputs["tokens"], mask.long(), inputs["segments"], output_hidden_states=True).hidden_states
+    hidden = network(inputs, ["a"]).hidden
+    assert len(hidden) == len(expected) == CONFIG["num_hidden_layers"] + 1
+    for ours, theirs in zip(hidden, expected, strict=True):
+        torch.testing.assert_close(ours, theirs[mask], rtol=TINY, atol=TINY)
+    hidden[-1].sin().sum().backward()
+    expected[-1][mask].sin().sum().backward()
+    theirs = {name.replace("encoder.layer", "layers"): p.grad for name, p in model.named_parameters()}
+    names = {"intermediate.dense": "dense.up", "output.dense": "dense.down", "output.LayerNorm": "norm"}
+    for name, gradient in theirs.items():
+        if "attention" not in name:
+            for old, new in names.items():
+                name = name.replace(old, new)
+        ours = network.get_parameter(name.replace("embeddings_project", "project")).grad
+        torch.testing.assert_close(ours.view_as(gradient), gradient, rtol=TINY, atol=TINY)
+
+
+@pytest.mark.parametrize("route", ["token", "sentence"])
+@pytest.mark.parametrize("name", GATES)
+def test_mixture_of_copies_equals_dense(name: str, route: str) -> None:
+    """In states and gradients; the gradient of a dense weight is the sum of those of its copies."""
+    if name == "hash" and route == "sentence":
+        pytest.skip("the hash gate reads tokens")
+    dense = transformer(SoftmaxGate, mixture_layers=[])
+    network = transformer(GATES[name], seed=1, route=route, **options_of(name))
+    missing = network.load_state_dict(network.adapt(dense.state_dict()), strict=False)
+    assert not missing.unexpected_keys
+    assert not [key for key in missing.missing_keys if ".gate." not in key and ".dispatch." not in key]
+    if name in ("top1", "switch"):  # whose weights are 1, but carry the gate's gradient, which is 0 at this point
+        for key, parameter in network.named_parameters():
+            if ".gate." in key:
+                nn.init.zeros_(parameter)
+    (expected, dense_gradients), (found, gradients) = (states_and_gradients(part) for part in (dense, network))
+    assert_close(found, expected)
+    assert_close({key: value for key, value in gradients.items() if ".gate." not in key}, dense_gradients)
+
+
+def states_and_gradients(network: Transformer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the states of all layers and the gradients of their weights, summed over experts."""
+    hidden = network(tokens(), ["a"]).hidden
+    hidden[-1].sin().sum().backward()
+    gradients = {}
+    for name, parameter in network.named_parameters():
+        stacked = ".experts." in name or name.startswith(tuple(f"layers.{index}.dense." for index in range(2)))
+        if parameter.grad is not None:
+            gradient = parameter.grad.sum(0) if stacked else parameter.grad
+            gradients[name.replace("mixture.experts", "dense")] = gradient
+    return {str(index): state.detach() for index, state in enumerate(hidden)}, gradients
+
+
+@pytest.mark.parametrize("own_norm", [False, True])
+@pytest.mark.parametrize("route", ["token", "sentence"])
+@pytest.mark.parametrize("name", ["topk", "hash", "comet", "top1"])
+def test_sparse_equals_dense(name: str, route: str, own_norm: bool) -> None:
+    """With dropout everywhere, also inside the experts."""
+    if name == "hash" and route == "sentence":
+        pytest.skip("the hash gate reads tokens")
+    results = []
+    for execution in ("dense", "sparse"):
+        options = {"route": route, "own_norm": own_norm, "dropout": 0.1, "expert_dropout": 0.25}
+        network = transformer(GATES[name], execution=execution, **options).train()
+        shake(network)
+        torch.manual_seed(9)
+        results.append(step(network, tokens()))
+    assert_close(results[0][0], results[1][0])
+    assert_close(results[0][1], results[1][1])
+
+
+def shake(network: nn.Module) -> None:
+    """Move all weights, so that experts differ and gates decide."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("route", ["token", "sentence"])
+def test_padding_changes_nothing(name: str, route: str) -> None:
+    if name == "hash" and route == "sentence":
+        pytest.skip("the hash gate reads tokens")
+    network = transformer(GATES[name], route=route, **options_of(name))
+    shake(network)
+    for task in TARGETS:
+        (values, gradients), (padded, padded_gradients) = (step(network, tokens(padded=more), task) for more in (0, 3))
+        assert_close(values, padded)
+        assert_close(gradients, padded_gradients)
+
+
+@pytest.mark.parametrize("name", ["softmax", "comet", "top1"])
+def test_step_of_one_task_leaves_the_others_alone(name: str) -> None:
+    network = transformer(GATES[name])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01, weight_decay=0.1)
+    for task in TARGETS:  # every gate and head has momentum now
+        step(network, tokens(), task)
+        optimizer.step()
+    before = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
+    for _ in range(3):
+        step(network, tokens(seed=1), "a")
+        optimizer.step()
+    for key, value in before.items():
+        changed = not torch.equal(value, network.state_dict()[key])
+        if "task_" in key:
+            assert changed == ("task_a" in key), key
+        elif "experts" in key and name != "top1":
+            assert changed, key
+
+
+def test_empty_batch_gives_empty_predictions() -> None:
+    network = transformer(SoftmaxGate).eval()
+    nothing = torch.zeros(0, 1, dtype=torch.int64)
+    output = network({"tokens": nothing, "segments": nothing}, ["b.c"])
+    assert output.predictions["b.c"].shape == (0, 3)
+    assert not output.routings
+
+
+def test_all_tasks_in_one_batch_equal_each_alone() -> None:
+    network = transformer(GATES["comet"]).eval()
+    shake(network)
+    together = network(tokens())
+    assert [list(r.tasks or ()) for r in together.routings.values()] == [[0, 1, 2]] * 2
+    for index, task in enumerate(TARGETS):
+        alone = network(tokens(), [task])
+        assert_close({"p": together.predictions[task]}, {"p": alone.predictions[task]})
+        for name, routing in alone.routings.items():
+            assert_close({"w": together.routings[name].weights[:, [index]]}, {"w": routing.weights})
+    entropies = sum(network(tokens(), [task]).losses["entropy"] for task in TARGETS)
+    assert_close({"l": together.losses["entropy"]}, {"l": entropies})
+
+
+def test_gate_is_float32_in_bfloat16() -> None:
+    network = transformer(GATES["comet"]).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = network(tokens(), ["a"])
+    assert all(routing.weights.dtype == torch.float32 for routing in output.routings.values())
+    output.predictions["a"].sum().backward()
+    assert all(p.grad.isfinite().all() for p in network.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_importance_in_one_pass_equals_gradients_of_each_sample(kind: str, tmp_path: Path) -> None:
+    save_encoder(tmp_path, kind)
+    network = transformer(SoftmaxGate, pretrained=str(tmp_path), mixture_layers=[], dropout=0.5)
+    tasks = {task.name: task for task in TASKS}
+    batches = [Batch(tokens(), {"a": TARGETS["a"]}), Batch(tokens([3, 8], seed=2), {"b.c": torch.tensor([1, 2])})]
+    found = importance(network, tasks, batches)
+    expected = torch.zeros_like(found)
+    for batch in batches:
+        for row in range(len(batch)):
+            network.zero_grad()
+            one = batch.select(torch.tensor([row]))
+            summed_losses(tasks, network(one.inputs, list(one.targets)).predictions, one.targets)[1].sum().backward()
+            for index, layer in enumerate(network.layers):
+                up, down = layer.dense.up.weight, layer.dense.down.weight  # [1, W, D], [1, D, W]
+                expected[index] += ((up * up.grad).sum(2) + (down * down.grad).sum(1)).abs()[0]
+    torch.testing.assert_close(found, expected, rtol=TINY, atol=TINY)
+    assert (found > 0).all()
+
+
+def test_neurons_of_experts() -> None:
+    """Two cases by hand: four experts of 4 of 16 neurons, two of 4 of 8; each with two shared."""
+    neurons = expert_neurons(torch.arange(16), 4, 4, 2)
+    assert neurons.tolist() == [[0, 1, 2, 6], [0, 1, 3, 7], [0, 1, 4, 8], [0, 1, 5, 9]]
+    neurons = expert_neurons(torch.tensor([5, 2, 7, 0, 3, 6, 1, 4]), 2, 4, 2)
+    assert neurons.tolist() == [[5, 2, 7, 3], [5, 2, 0, 6]]
+    with pytest.raises(InputError, match="too large"):
+        expert_neurons(torch.arange(8), 4, 4, 2)
+    with pytest.raises(InputError, match="shared_neurons=5"):
+        expert_neurons(torch.arange(8), 2, 4, 5)
+
+
+@pytest.mark.parametrize("start", ["importance", "random"])
+@pytest.mark.parametrize("own_norm", [False, True])
+def test_experts_are_parts_of_the_dense_layer(start: str, own_norm: bool, tmp_path: Path) -> None:
+    dense, file = transformer(SoftmaxGate, mixture_layers=[]), tmp_path / "importance.pt"
+    shake(dense)
+    scores = torch.rand(2, 64)
+    torch.save({"importance": scores}, file)
+    options = {"importance": str(file)} if start == "importance" else {}
+    network = transformer(SoftmaxGate, width=16, start=start, shared_neurons=4, own_norm=own_norm, **options)
+    state = dense.state_dict()
+    network.load_state_dict(network.adapt(dict(state)), strict=False)
+    for index, layer in enumerate(network.layers):
+        experts, original = layer.mixture.experts, state[f"layers.{index}.dense.up.weight"][0]  # [E, 16, D], [64, D]
+        neurons = [[int((original == row).all(1).nonzero()) for row in expert] for expert in experts.up.weight]
+        down = state[f"layers.{index}.dense.down.weight"][0]
+        assert all(torch.equal(e, down[:, n]) for e, n in zip(experts.down.weight, neurons, strict=True))
+        assert all(n[:4] == neurons[0][:4] for n in neurons)
+        rest = [neuron for n in neurons for neuron in n[4:]]
+        assert len(set(rest) | set(neurons[0][:4])) == 4 + 4 * 12
+        if start == "importance":
+            assert neurons[0][:4] == scores[index].argsort(descending=True)[:4].tolist()
+        if own_norm:
+            assert all(torch.equal(row, state[f"layers.{index}.norm.weight"]) for row in experts.norm_weight)
+
+
+def test_own_norm_of_one_expert_equals_the_layers_norm() -> None:
+    dense = transformer(SoftmaxGate, mixture_layers=[])
+    shake(dense)
+    network = transformer(TOP1, own_norm=True)
+    network.load_state_dict(network.adapt(dense.state_dict()), strict=False)
+    assert_close({"h": network(tokens(), ["a"]).hidden[-1]}, {"h": dense(tokens(), ["a"]).hidden[-1]})
+
+
+@pytest.mark.parametrize("content", [b"", b"text", {"importance": torch.rand(2, 3)}, {"other": torch.rand(2, 64)}])
+def test_wrong_file_of_importance_is_one_message(content: Any, tmp_path: Path) -> None:
+    file = tmp_path / "importance.pt"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.raises(InputError, match="importance"):
+        read_importance(str(file), 2, 64)
+    for path in (None, str(tmp_path / "none.pt")):
+        with pytest.raises(InputError, match=r"mtl\.importance"):
+            read_importance(path, 2, 64)
+
+
+def test_gate_of_another_task() -> None:
+    """An unseen task starts with the gate of a known one, or with a random one."""
+    old = transformer(GATES["comet"])
+    shake(old)
+    unseen = [TaskSpec("x", "binary", gate_from="b.c"), TaskSpec("y", "binary", gate_from="random"), TASKS[0]]
+    spec = DataSpec(SPEC.inputs, unseen)
+    network = transformer(GATES["comet"], seed=7, spec=spec)
+    fresh = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
+    known = old.state_dict()
+    network.load_state_dict(network.adapt(old.state_dict()), strict=False)
+    for key, value in network.state_dict().items():
+        if "by_task" in key:
+            expected = fresh[key] if "task_y" in key else known[key.replace("task_x", "task_b_c")]
+            assert torch.equal(value, expected), key
+    spec = DataSpec(SPEC.inputs, [TaskSpec("x", "binary", gate_from="nobody")])
+    with pytest.raises(InputError, match="gate_from=nobody"):
+        transformer(GATES["comet"], spec=spec).adapt(old.state_dict())
+
+
+def test_packing() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
+    packing, x = Packing(mask), torch.arange(9.0).view(3, 3, 1)
+    assert packing.row.tolist() == [0, 0, 1, 2, 2, 2]
+    assert packing.position.tolist() == [0, 1, 0, 0, 1, 2]
+    assert packing.first.tolist() == [0, 2, 3]
+    assert packing.pack(x).flatten().tolist() == [0, 1, 3, 6, 7, 8]
+    assert torch.equal(packing.pad(packing.pack(x)), x * mask[..., None])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"hidden_size": 30, "num_attention_heads": 4}}, "no multiple"),
+        ({"config": {"width": 3}}, r"network\.config\.width"),
+        ({"config": {"model_type": "gpt2"}}, "must be one of bert, electra"),
+        ({"config": {"hidden_act": "relu"}}, "only gelu"),
+        ({"config": {"max_position_embeddings": 5}}, f"data.max_length={LENGTH}"),
+        ({"config": {"vocab_size": 5}}, "embeddings of 5 tokens"),
+        ({"mixture_layers": [2]}, r"mixture_layers=\[2\]"),
+        ({"pretrained": "/no/such/folder"}, "no such folder"),
+        ({"pretrained": "not a name"}, "neither a folder nor a name"),
+        ({"width": 16}, "network.start=copy"),
+        ({"start": "importance"}, "needs network.importance"),
+    ],
+)
+def test_wrong_option_is_one_message(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        transformer(SoftmaxGate, **options)
+
+
+def test_other_data_are_refused() -> None:
+    with pytest.raises(InputError, match="reads tokens; this data has id"):
+        transformer(SoftmaxGate, spec=DataSpec({"id": Categorical(3)}, TASKS))
+
+
+def test_damaged_pretrained_folder_is_one_message(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "bert")
+    file = tmp_path / "model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    weights.pop("encoder.layer.1.output.dense.bias")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.bias"):
+        transformer(SoftmaxGate, pretrained=str(tmp_path))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match=f"network.pretrained={tmp_path}"):
+        transformer(SoftmaxGate, pretrained=str(tmp_path))
+    file.unlink()
+    with pytest.raises(InputError, match=f"network.pretrained={tmp_path}"):
+        transformer(SoftmaxGate, pretrained=str(tmp_path))
+
+
+def test_unknown_name_without_network_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(InputError, match=r"is not on this machine, and http://127\.0\.0\.1:9 does not answer"):
+        transformer(SoftmaxGate, pretrained="nobody/nothing-such")
+
+
+def test_weights_that_a_checkpoint_gives_need_no_files(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "encoder", "electra")
+    first = transformer(SoftmaxGate, pretrained=str(tmp_path / "encoder"))
+    options = {"config": first.encoder_config, "pretrained": str(tmp_path / "gone"), "start": "importance"}
+    second = transformer(SoftmaxGate, seed=1, fresh=False, **options)
+    second.load_state_dict(first.state_dict())
+    assert_close({"h": first(tokens(), ["a"]).hidden[-1]}, {"h": second(tokens(), ["a"]).hidden[-1]})
+
+
+def test_width_of_experts() -> None:
+    experts = StackedFFN(3, 5)
+    assert experts.up.weight.shape == (3, 20, 5)
