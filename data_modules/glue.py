@@ -12,6 +12,7 @@ import torch
 from data_modules.files import glue as glue_files
 from data_modules.files.glue import SOURCES
 from data_modules.options import MOST, address, flag, names, refused, shown, whole
+from data_modules.splits import SPLITS, stratified_split
 from data_modules.text_tasks import SMALL, TextTasksDataModule
 from data_modules.texts.rows import Texts
 from mtl.types import TaskSpec, require
@@ -19,7 +20,7 @@ from mtl.types import TaskSpec, require
 logger = logging.getLogger(__name__)
 
 TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # those of MT-TaG
-VALIDATION = 10  # one in this many training rows is for validation
+SHARES = (0.9, 0.1)  # of the training rows: those to train on and those to validate on
 METRICS = {  # the main one first
     "cola": ("matthews",),
     "stsb": ("spearman", "pearson"),
@@ -32,9 +33,9 @@ class GlueDataModule(TextTasksDataModule):
     """Serve ``tasks`` of GLUE: rte, mrpc, stsb, cola, sst2, wnli, qqp, qnli, mnli.
 
     Files are expected in ``data_dir``/glue in their official layout, ``glue/RTE/train.tsv`` and so on. The labels of
-    the test files are not public. By default, a tenth of the training rows, drawn with ``seed``, validates, and the
-    development rows are the test. With ``published_split``, the development rows both validate and test, as in the
-    papers: the result is then selected on the rows it is reported for.
+    the test files are not public. By default, a tenth of the training rows of each class, drawn with ``seed``,
+    validates, and the development rows are the test. With ``published_split``, the development rows both validate and
+    test, as in the papers: the result is then selected on the rows it is reported for.
 
     The development rows of MNLI are the matched and the mismatched ones together; there are almost as many of one kind
     as of the other, so the accuracy on all is close to the mean of the two that is usually reported.
@@ -73,16 +74,20 @@ class GlueDataModule(TextTasksDataModule):
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         """Return the tasks and their rows; the splits share rows only if ``published_split``."""
-        splits: dict[str, dict[str, Texts]] = {"train": {}, "val": {}, "test": {}}
+        splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
         odd: list[str] = []
         for name in self.names:
             train, test = self._rows(name, ["train"], odd), self._rows(name, SOURCES[name].dev, odd)
-            order = torch.randperm(len(train), generator=self.generator(name))[: self.limits.get(name)]
-            held_out = 0 if self.published_split else max(1, len(order) // VALIDATION)
-            require(len(order) > held_out, f"task {name}: {len(order)} training rows are too few for train and val")
-            splits["train"][name] = train.select(order[held_out:].sort().values)
-            splits["val"][name] = test if self.published_split else train.select(order[:held_out].sort().values)
-            splits["test"][name] = test
+            generator = self.generator(name)
+            train = train.select(torch.randperm(len(train), generator=generator)[: self.limits.get(name)].sort().values)
+            val = test
+            if not self.published_split:
+                classes = train.labels.long() if SOURCES[name].classes else torch.zeros(len(train), dtype=torch.int64)
+                parts = stratified_split(classes, SHARES, generator)
+                require(all(map(len, parts)), f"task {name}: {len(train)} training rows are too few for train and val")
+                train, val = (train.select(part.sort().values) for part in parts)
+            for split, rows in zip(SPLITS, (train, val, test), strict=True):
+                splits[split][name] = rows
         if odd:
             logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
         return [self._spec_of(name) for name in self.names], splits
@@ -96,7 +101,7 @@ class GlueDataModule(TextTasksDataModule):
             file = self.folder / source.folder / f"{stem}.tsv"
             texts, values = glue_files.read(file, name)
             if len(values) != source.rows[stem]:
-                odd.append(f"{source.folder}/{stem}.tsv has {len(values)} rows, the official one {source.rows[stem]}")
+                odd.append(f"{source.folder}/{stem}.tsv has {len(values)} rows instead of {source.rows[stem]}")
             for column, more in zip(columns, texts, strict=True):
                 column += more
             labels.append(values)

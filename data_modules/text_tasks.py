@@ -70,8 +70,9 @@ class TextTasksDataModule(TasksDataModule):
             length = len(train.tokens) / len(train)
             logger.info("task %s: %s rows, %.1f tokens on average", task, counts, length)
         logger.info("texts ready in %.1f s", time.perf_counter() - start)
+        counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in tasks["train"].values())
         inputs = {
-            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad),
+            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts),
             "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
         }
         return DataSpec(inputs, specs), tasks

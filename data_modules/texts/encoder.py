@@ -27,7 +27,7 @@ def require_extra(*packages: str) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer (``tokenizers.Tokenizer``), its number of tokens, the id of padding, and where it is from."""
+    """A tokenizer (``tokenizers.Tokenizer``); its ids are below ``vocab``, ``pad`` is that of padding."""
 
     tokenizer: Any
     vocab: int
@@ -47,7 +47,7 @@ class Encoder:
             f"data.tokenizer={source}: its rows must begin with a token such as [CLS], and it must have one for "
             "padding, as the tokenizers of BERT and MiniLM do",
         )
-        return Encoder(tokenizer, tokenizer.get_vocab_size(), pad_id, source)
+        return Encoder(tokenizer, max(tokenizer.get_vocab().values()) + 1, pad_id, source)
 
     def digest(self) -> str:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
