@@ -11,16 +11,19 @@ from torch.utils.data import Dataset, Sampler
 
 from data_modules.base import RowsLoader, TensorDataModule
 from data_modules.options import choice, number, whole
+from data_modules.texts.rows import RaggedRows
 from mtl.types import Batch, DataSpec, require
 
-ORDERS = ("round_robin", "proportional", "temperature", "uniform")
+ORDERS = ("round_robin", "natural", "proportional", "temperature", "uniform", "shuffled")
+POOL = 50  # batches whose rows are sorted by length together
 Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
+Rows = Batch | RaggedRows
 
 
 class TasksDataset(Dataset["Batch | list[Batch]"]):
     """Serve ``rows[task]``: a ``Batch`` for an ``Index``, a list of batches for a list of them."""
 
-    def __init__(self, rows: Mapping[str, Batch]) -> None:
+    def __init__(self, rows: Mapping[str, Rows]) -> None:
         self.rows = rows
 
     def __len__(self) -> int:
@@ -41,9 +44,13 @@ class TaskSampler(Sampler["Index | list[Index]"]):
 
     ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
     the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
-    where n is the task's number of rows and p is 1 (``proportional``), 1/``temperature`` (``temperature``) or 0
-    (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows are used up is shuffled
-    and starts again. If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible.
+    where n is the task's number of rows and p is 1 (``natural``, or ``proportional``), 1/``temperature``
+    (``temperature``) or 0 (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows
+    are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order. If
+    ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible (``shuffled``: of any).
+
+    ``lengths[task] [N]`` gives the lengths of a task's rows: its batches then hold rows of similar lengths, see
+    ``bucketed``.
 
     The order depends on ``seed`` and the epoch only, and is the same in all processes. ``position()`` returns the epoch
     and the number of its steps that are done. Raises InputError if a task has fewer rows than there are processes.
@@ -60,6 +67,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         tasks_per_step: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        lengths: Mapping[str, Tensor] | None = None,
     ) -> None:
         for task, size in sizes.items():
             require(size >= world_size, f"task {task}: {size} training rows are fewer than the {world_size} processes")
@@ -67,6 +75,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         self.size, self.seed, self.position = batch_size * world_size, seed, position
         self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
         self.rank, self.world_size, self.epoch = rank, world_size, 0
+        self.lengths = dict(lengths or {})
         whole, rest = self.sizes // self.size, self.sizes % self.size
         self.batches = whole + (rest >= world_size).long()  # [T], per pass through a task
 
@@ -95,6 +104,9 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         """Return the index of the task of each item of the epoch, ``[steps * tasks_per_step]``."""
         generator, count = self._generator(0), len(self) * self.tasks_per_step
         tasks = len(self.names)
+        if self.order == "shuffled":
+            batches = torch.arange(tasks).repeat_interleave(self.batches)
+            return batches[torch.randperm(len(batches), generator=generator)]
         if self.order == "round_robin":
             turns: list[int] = []
             while len(turns) < count:
@@ -102,7 +114,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
                 begun = turns[len(turns) - len(turns) % self.tasks_per_step :]
                 turns += sorted(torch.randperm(tasks, generator=generator).tolist(), key=begun.__contains__)
             return torch.tensor(turns[:count])
-        power = {"proportional": 1.0, "temperature": 1.0 / self.temperature, "uniform": 0.0}[self.order]
+        power = {"temperature": 1.0 / self.temperature, "uniform": 0.0}.get(self.order, 1.0)
         chances = self.sizes.double().pow(power)
         if self.tasks_per_step <= tasks:  # without replacement inside a step
             steps = chances.expand(len(self), tasks)
@@ -111,8 +123,15 @@ class TaskSampler(Sampler["Index | list[Index]"]):
 
     def _shuffled(self, task: int, number: int) -> list[Tensor]:
         """Return the row indices of each batch of pass ``number`` through a task."""
-        order = torch.randperm(int(self.sizes[task]), generator=self._generator(1 + task, number))
-        return list(order.split(self.size))
+        generator = self._generator(1 + task, number)
+        order = torch.randperm(int(self.sizes[task]), generator=generator)
+        lengths = self.lengths.get(self.names[task])
+        if lengths is None:
+            return list(order.split(self.size))
+        rest = len(order) % self.size
+        if rest < self.world_size:  # too few for a batch
+            order = order[: len(order) - rest]
+        return bucketed(order, lengths, self.size, generator)
 
     def _generator(self, stream: int, number: int = 0) -> torch.Generator:
         seed = self.seed
@@ -121,14 +140,35 @@ class TaskSampler(Sampler["Index | list[Index]"]):
         return torch.Generator().manual_seed(seed)
 
 
+def bucketed(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Cut the rows ``order [N]`` into batches of ``size`` rows of similar lengths; return the batches in random order.
+
+    The rows are cut into pools of ``POOL`` batches. Those of a pool are sorted by ``lengths`` and cut into batches, so
+    that little padding is needed and a batch still holds other rows in each pass.
+    """
+    pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(size * POOL)]
+    batches = [batch for pool in pools for batch in pool.split(size)]
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+
+
 class TaskEvaluationSampler(Sampler[Index]):
     """Yield every ``world_size``-th batch, starting with batch ``rank``; batches are listed task by task.
 
-    Every row is seen exactly once. A process with fewer batches than the others gets an empty one.
+    Every row is seen exactly once; those of a task in ``lengths`` are sorted by length. A process with fewer batches
+    than the others gets an empty one.
     """
 
-    def __init__(self, sizes: Mapping[str, int], batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        batches = [(task, rows) for task, size in sizes.items() for rows in torch.arange(size).split(batch_size)]
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        lengths: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        orders = {task: torch.arange(size) for task, size in sizes.items()}
+        orders |= {task: length.argsort(stable=True) for task, length in (lengths or {}).items()}
+        batches = [(task, rows) for task, order in orders.items() for rows in order.split(batch_size)]
         short = -len(batches) % world_size
         self.mine = [*batches, *[(next(iter(sizes)), torch.arange(0))] * short][rank::world_size]
 
@@ -143,12 +183,13 @@ class TasksDataModule(TensorDataModule):
     """Base class of data sets whose tasks each have their own rows.
 
     A subclass implements ``load_tasks() -> (DataSpec, {"train", "val", "test"} -> {task -> Batch})``; a task's batch
-    has labels of that task only. For ``order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
+    has labels of that task only. Rows of different lengths are ``RaggedRows`` in place of a ``Batch``; their batches
+    hold rows of similar lengths. For ``order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
     """
 
     def __init__(
         self,
-        order: Literal["round_robin", "proportional", "temperature", "uniform"] = "round_robin",
+        order: Literal["round_robin", "natural", "proportional", "temperature", "uniform", "shuffled"] = "round_robin",
         temperature: float = 2.0,
         tasks_per_step: int = 1,
         **common: Any,
@@ -157,9 +198,9 @@ class TasksDataModule(TensorDataModule):
         self.order = choice("order", order, ORDERS)
         self.temperature = number("temperature", temperature, 0.1, 1e6)  # below 0.1, n^(1/temperature) may overflow
         self.tasks_per_step = whole("tasks_per_step", tasks_per_step, 1, 10_000)
-        self.tasks: dict[str, dict[str, Batch]] = {}
+        self.tasks: Mapping[str, Mapping[str, Rows]] = {}
 
-    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
+    def load_tasks(self) -> tuple[DataSpec, Mapping[str, Mapping[str, Rows]]]:
         """Return the DataSpec and, for train, val and test, the rows of each task."""
         raise NotImplementedError
 
@@ -170,12 +211,17 @@ class TasksDataModule(TensorDataModule):
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.tasks["train"], self._processes()
         sizes = {task: len(batch) for task, batch in rows.items()}
-        options = (self.order, self.temperature, self.tasks_per_step, rank, world_size)
+        options = (self.order, self.temperature, self.tasks_per_step, rank, world_size, row_lengths(rows))
         sampler = TaskSampler(sizes, self.batch_size, self.shuffle_seed, self._position, *options)
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
 
     def _evaluation(self, split: str) -> RowsLoader:
         rows = self.tasks[split]
         sizes = {task: len(batch) for task, batch in rows.items()}
-        sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes())
+        sampler = TaskEvaluationSampler(sizes, self.eval_batch_size, *self._processes(), row_lengths(rows))
         return RowsLoader(TasksDataset(rows), sampler, self.pin_memory)
+
+
+def row_lengths(rows: Mapping[str, Rows]) -> dict[str, Tensor]:
+    """Return the lengths ``[N]`` of the rows of each task that has rows of different lengths."""
+    return {task: one.lengths for task, one in rows.items() if isinstance(one, RaggedRows)}

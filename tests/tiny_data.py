@@ -8,6 +8,7 @@ from pathlib import Path
 from data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
+from tests.glue_files import write_glue
 from tests.omniglot_files import write_omniglot
 from tests.rating_files import write_books, write_jester
 from tests.svhn_files import write_svhn
@@ -26,4 +27,5 @@ def write_tiny_data(root: Path) -> Path:
     write_jester(root / "jester" / "jester-data-tiny.csv")
     write_omniglot(root / "omniglot-py" / "images_background", dict.fromkeys(ALPHABETS, 2))
     write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
+    write_glue(root / "glue")
     return root

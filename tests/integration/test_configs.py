@@ -17,7 +17,14 @@ from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
 from train import run
 
+SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "setting.batch_size=8"]
 NEEDS = {  # what a file only makes sense with
+    "data=glue": SMALL_TEXTS,
+    "data=text": SMALL_TEXTS,
+    "recipe=glue": ["data=glue", *SMALL_TEXTS],
+    "recipe=text": ["data=text", *SMALL_TEXTS],
+    "network=transformer": ["data=glue", *SMALL_TEXTS],
+    "experts=ffn": ["data=text", *SMALL_TEXTS],
     "gate=hash": ["data=movielens"],
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],

@@ -15,6 +15,7 @@ from data_modules.books import BooksDataModule
 from data_modules.celeba import CelebADataModule
 from data_modules.digits import DigitsDataModule
 from data_modules.four_mnists import FourMNISTsDataModule
+from data_modules.glue import GlueDataModule
 from data_modules.interactions import InteractionsDataModule
 from data_modules.jester import JesterDataModule
 from data_modules.movielens import MovieLensDataModule
@@ -25,6 +26,8 @@ from data_modules.synthetic_pairs import SyntheticPairsDataModule
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from data_modules.table import TableDataModule
 from data_modules.task_batches import TasksDataModule
+from data_modules.text import TextDataModule
+from data_modules.text_tasks import TextTasksDataModule
 from mtl.types import InputError
 
 NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {
@@ -32,6 +35,7 @@ NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {
     CelebADataModule: {"data_dir": "nowhere", "attributes": ["Smiling"]},
     DigitsDataModule: {"data_dir": "nowhere"},
     FourMNISTsDataModule: {"data_dir": "nowhere"},
+    GlueDataModule: {"data_dir": "nowhere"},
     JesterDataModule: {"data_dir": "nowhere"},
     MovieLensDataModule: {"data_dir": "nowhere"},
     MultiMNISTDataModule: {"data_dir": "nowhere"},
@@ -40,6 +44,7 @@ NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {
     SyntheticPairsDataModule: {},
     SyntheticRecoveryDataModule: {},
     TableDataModule: {"path": "nowhere.csv", "tasks": {"y": {"kind": "binary"}}},
+    TextDataModule: {},
 }
 NOTHING, TRUE = [None], [True]
 NUMBERS = [-1, 1.5, math.nan, math.inf, -math.inf, 1e99, 10**40, -0.0001]
@@ -69,6 +74,7 @@ BAD_FOR = {  # what no option of that annotation accepts
     "Sequence[int] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Sequence[str] | None": [*TRUE, *NUMBERS, *TEXTS, ["a", "a"], [None], [1], {"a": 1}, []],
     "str | Sequence[str]": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],
+    "Mapping[str, int] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Mapping[str, Mapping[str, Any]] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
 }
 
@@ -76,7 +82,7 @@ BAD_FOR = {  # what no option of that annotation accepts
 def annotations(kind: type[TensorDataModule]) -> dict[str, str]:
     """Return the annotation of each option of a data module, those of its base classes included."""
     found: dict[str, str] = {}
-    for base in (TensorDataModule, TasksDataModule, InteractionsDataModule, kind):
+    for base in (TensorDataModule, TasksDataModule, TextTasksDataModule, InteractionsDataModule, kind):
         if issubclass(kind, base):
             parameters = inspect.signature(base.__init__).parameters
             found |= {name: str(p.annotation) for name, p in parameters.items() if name not in ("self", "common")}

@@ -23,8 +23,13 @@ LAYERS = [
     {"run"},
     {"prune", "importance", "analysis.curves"},  # commands
 ]
-# Inside data_modules, options check arguments, files read and fetch, tables builds on them, the data sets on all.
-ROOMS = {"files": {"files", "options"}, "tables": {"files", "tables", "options"}}
+# Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
+# all.
+ROOMS = {
+    "files": {"files", "options"},
+    "tables": {"files", "tables", "options"},
+    "texts": {"files", "texts", "options"},
+}
 PACKAGES = ("mtl", "data_modules", "callbacks", "conf")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from data_modules.task_batches import TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
-from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec
+from data_modules.task_batches import ORDERS, POOL, TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
+from data_modules.texts.rows import RaggedRows
+from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec, Tokens
 
 SIZES = {"a": 10, "b": 4, "c": 7}
 
@@ -31,7 +32,12 @@ def test_round_robin_takes_every_task_once_in_each_round() -> None:
 
 @pytest.mark.parametrize(
     ("order", "options", "power"),
-    [("proportional", {}, 1.0), ("temperature", {"temperature": 3.0}, 1 / 3), ("uniform", {}, 0.0)],
+    [
+        ("natural", {}, 1.0),
+        ("proportional", {}, 1.0),
+        ("temperature", {"temperature": 3.0}, 1 / 3),
+        ("uniform", {}, 0.0),
+    ],
 )
 def test_random_orders_have_the_stated_probabilities(order: str, options: dict[str, Any], power: float) -> None:
     """Accept 5 standard errors of 4,000 draws: a correct sampler fails less than once in half a million runs."""
@@ -43,7 +49,7 @@ def test_random_orders_have_the_stated_probabilities(order: str, options: dict[s
         assert abs(names.count(task) / count - chance) < 5 * (chance * (1 - chance) / count) ** 0.5
 
 
-@pytest.mark.parametrize("order", ["round_robin", "proportional", "temperature", "uniform"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("tasks_per_step", [1, 2, 3])
 def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> None:
     def same(one: Any, other: Any) -> bool:
@@ -57,7 +63,7 @@ def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> 
         assert all(map(same, rest, whole[done:]))
     other = list(sampler(order, 4, tasks_per_step=tasks_per_step))
     assert not all(map(same, whole, other))
-    if tasks_per_step > 1:
+    if tasks_per_step > 1 and order != "shuffled":
         assert all(len({task for task, _ in step}) == len(step) for step in whole)
 
 
@@ -113,3 +119,106 @@ def test_data_module_serves_batches_of_one_task_and_super_batches() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Rows(batch_size=4, **options)
+
+
+LENGTHS = {
+    task: torch.randint(1, 60, (size,), generator=torch.Generator().manual_seed(1)) for task, size in SIZES.items()
+}
+
+
+def items(step: Any) -> list[tuple[str, Any]]:
+    return [(task, rows.tolist()) for task, rows in (step if isinstance(step, list) else [step])]
+
+
+def test_natural_and_proportional_are_the_same_order() -> None:
+    assert list(map(items, sampler("natural", 2))) == list(map(items, sampler("proportional", 2)))
+
+
+@pytest.mark.parametrize("tasks_per_step", [1, 2])
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_shuffled_takes_each_batch_of_each_task_once(lengths: Any, tasks_per_step: int) -> None:
+    steps = list(sampler("shuffled", 1, lengths=lengths, tasks_per_step=tasks_per_step))
+    assert len(steps) == len(sampler("shuffled", tasks_per_step=tasks_per_step)) == (6 if tasks_per_step == 1 else 3)
+    seen = [(task, row) for step in steps for task, rows in items(step) for row in rows]
+    assert len(seen) == len(set(seen)) == sum(SIZES.values())
+    assert [items(step)[0][0] for step in steps] != sorted(items(step)[0][0] for step in steps)
+
+
+def test_batches_hold_rows_of_similar_lengths() -> None:
+    size, rows = 4, 4 * POOL * 2 + 3
+    lengths = torch.randint(1, 100, (rows,))
+    plain = [index for _, index in TaskSampler({"a": rows}, size, 0, lambda: (0, 0), "shuffled")]
+    sorted_ = [
+        index for _, index in TaskSampler({"a": rows}, size, 0, lambda: (0, 0), "shuffled", lengths={"a": lengths})
+    ]
+
+    def padding(batches: list[torch.Tensor]) -> float:
+        real, total = int(lengths.sum()), sum(int(lengths[index].max()) * len(index) for index in batches)
+        return 1 - real / total
+
+    assert sorted(torch.cat(sorted_).tolist()) == list(range(rows))
+    assert len(sorted_) == len(plain)
+    assert padding(sorted_) < 0.1 < 0.3 < padding(plain)
+    longest = [int(lengths[index].max()) for index in sorted_]
+    assert longest != sorted(longest)  # not from short to long
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_of_lengths_depends_on_seed_and_epoch_and_resumes(order: str) -> None:
+    def steps(epoch: int, done: int = 0, seed: int = 5) -> list[Any]:
+        return list(map(items, TaskSampler(SIZES, 2, seed, lambda: (epoch, done), order, lengths=LENGTHS)))
+
+    whole = steps(3)
+    assert whole == steps(3)
+    assert whole != steps(4)
+    assert whole != steps(3, seed=6)
+    assert all(steps(3, done) == whole[done:] for done in range(len(whole) + 1))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_processes_divide_batches_of_similar_lengths(world_size: int) -> None:
+    def steps(rank: int) -> list[Any]:
+        return list(
+            TaskSampler(SIZES, 2, 5, lambda: (0, 0), "shuffled", rank=rank, world_size=world_size, lengths=LENGTHS)
+        )
+
+    together = list(zip(*map(steps, range(world_size)), strict=True))
+    assert all(len({task for task, _ in step}) == 1 and all(len(rows) for _, rows in step) for step in together)
+    seen = [(task, row) for step in together for task, rows in step for row in rows.tolist()]
+    assert len(seen) == len(set(seen))
+    assert sum(SIZES.values()) - len(seen) < len(SIZES) * world_size  # too few rows for each process to have one
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_by_length_sees_every_row_once(world_size: int) -> None:
+    parts = [list(TaskEvaluationSampler(SIZES, 4, rank, world_size, LENGTHS)) for rank in range(world_size)]
+    assert len({len(part) for part in parts}) == 1
+    seen = Counter((task, row) for part in parts for task, rows in part for row in rows.tolist())
+    assert seen == Counter((task, row) for task, size in SIZES.items() for row in range(size))
+    whole = [LENGTHS["a"][rows] for task, rows in TaskEvaluationSampler(SIZES, 4, lengths=LENGTHS) if task == "a"]
+    assert torch.equal(torch.cat(whole), LENGTHS["a"].sort().values)
+
+
+class Ragged(TasksDataModule):
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
+        def rows(task: str) -> RaggedRows:
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS[task].cumsum(0)])
+            tokens = torch.arange(1, int(offsets[-1]) + 1, dtype=torch.int32)
+            return RaggedRows(tokens, offsets, LENGTHS[task].int(), {task: torch.arange(float(SIZES[task]))}, 0)
+
+        spec = DataSpec({"tokens": Tokens(9999, 64)}, [TaskSpec(task, "regression") for task in SIZES])
+        return spec, {split: {task: rows(task) for task in SIZES} for split in ("train", "val", "test")}
+
+
+def test_data_module_serves_ragged_rows() -> None:
+    data = Ragged(batch_size=2, eval_batch_size=3, order="shuffled")
+    data.setup()
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        seen = Counter()
+        for batch in loader:
+            [(task, labels)] = batch.targets.items()
+            real = batch.inputs["tokens"] != 0
+            assert torch.equal(real.sum(1), LENGTHS[task][labels.long()])
+            assert bool(real[:, -1].any())
+            seen.update((task, row) for row in labels.tolist())
+        assert seen == Counter((task, float(row)) for task, size in SIZES.items() for row in range(size))

@@ -1,0 +1,293 @@
+"""Read GLUE's tasks (Wang et al. 2019) in their official layout; fetch them if they are missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data_modules.files.archive import extract_zip
+from data_modules.files.cache import locked, unwritable
+from data_modules.files.download import fetch
+from data_modules.files.reading import quote, read_bytes
+from mtl.types import InputError, TaskKind, require
+
+SITE = "https://dl.fbaipublicfiles.com"
+MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB
+SENTENCES = ("sentence1", "sentence2")
+LOWEST, HIGHEST = 0.0, 5.0  # similarity of two sentences in STS-B
+MRPC_TRAIN = ("msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89")
+MRPC_DEV_IDS = ("mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A task of GLUE: its folder, its archive with sha256, and the columns of its files.
+
+    ``classes``: the labels as the files have them, in the order of their ids; none of a regression. ``rows``: official
+    number of rows of each file. ``header=False``: the files have no line with the names of ``columns``.
+    ``skip_short``: lines with too few cells are left out, as everyone does with QQP's older files.
+    """
+
+    folder: str
+    archive: str
+    sha256: str
+    texts: tuple[str, ...]
+    label: str
+    classes: tuple[str, ...]
+    rows: dict[str, int] = field(repr=False)
+    columns: tuple[str, ...] = ()
+    skip_short: bool = False
+
+    @property
+    def kind(self) -> TaskKind:
+        return "multiclass" if len(self.classes) > 2 else "binary" if self.classes else "regression"
+
+    @property
+    def dev(self) -> list[str]:
+        """The stems of the files of development rows."""
+        return [stem for stem in self.rows if stem != "train"]
+
+
+SOURCES = {
+    "rte": Source(
+        "RTE",
+        "RTE.zip",
+        "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee",
+        SENTENCES,
+        "label",
+        ("not_entailment", "entailment"),
+        {"train": 2490, "dev": 277},
+    ),
+    "mrpc": Source(
+        "MRPC",
+        "",
+        "",
+        ("#1 String", "#2 String"),
+        "Quality",
+        ("0", "1"),
+        {"train": 3668, "dev": 408},
+    ),
+    "stsb": Source(
+        "STS-B",
+        "STS-B.zip",
+        "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85",
+        SENTENCES,
+        "score",
+        (),
+        {"train": 5749, "dev": 1500},
+    ),
+    "cola": Source(
+        "CoLA",
+        "CoLA.zip",
+        "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff",
+        ("sentence",),
+        "label",
+        ("0", "1"),
+        {"train": 8551, "dev": 1043},
+        columns=("source", "label", "mark", "sentence"),
+    ),
+    "sst2": Source(
+        "SST-2",
+        "SST-2.zip",
+        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
+        ("sentence",),
+        "label",
+        ("0", "1"),
+        {"train": 67349, "dev": 872},
+    ),
+    "wnli": Source(
+        "WNLI",
+        "WNLI.zip",
+        "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46",
+        SENTENCES,
+        "label",
+        ("0", "1"),
+        {"train": 635, "dev": 71},
+    ),
+    "qqp": Source(
+        "QQP",
+        "QQP-clean.zip",
+        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
+        ("question1", "question2"),
+        "is_duplicate",
+        ("0", "1"),
+        {"train": 363846, "dev": 40430},
+        skip_short=True,
+    ),
+    "qnli": Source(
+        "QNLI",
+        "QNLIv2.zip",
+        "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
+        ("question", "sentence"),
+        "label",
+        ("not_entailment", "entailment"),
+        {"train": 104743, "dev": 5463},
+    ),
+    "mnli": Source(
+        "MNLI",
+        "MNLI.zip",
+        "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
+        SENTENCES,
+        "gold_label",
+        ("entailment", "neutral", "contradiction"),
+        {"train": 392702, "dev_matched": 9815, "dev_mismatched": 9832},
+    ),
+}
+
+
+def prepare(root: Path, task: str, download: bool, base_url: str | None = None) -> None:
+    """Put the files of ``task`` into its folder in ``root``; do nothing if they are there. Raises InputError.
+
+    A folder that has some of the files is left alone: those fetched might not belong to those that are there.
+    """
+    source = SOURCES[task]
+    if not _missing(root, source):
+        return
+    with locked(root / ".fetch.lock", f"fetching GLUE into {root}"):
+        missing = _missing(root, source)
+        archives = [name for _, name, _ in _addresses(task)]
+        if missing and not all((root / name).exists() for name in archives):
+            folder = root / source.folder
+            there = [stem for stem in source.rows if stem not in missing]
+            files = " and ".join(f"{folder / stem}.tsv" for stem in missing)
+            by_hand = f"put {files} there, or the official {' and '.join(archives)} into {root}"
+            beside = " and ".join(f"{stem}.tsv" for stem in there)
+            require(not there, f"task {task}: {beside} is there but {files} is missing: {by_hand}, or drop the task")
+            require(download, f"task {task}: {files} is missing and data.download=false: set it to true, {by_hand}")
+            for place, name, sha256 in _addresses(task):
+                url = f"{base_url or SITE}/{place}/{name}"
+                fetch(url, root / name, sha256=sha256, by_hand=by_hand, max_bytes=MAX_BYTES)
+        if missing:
+            _split_mrpc(root) if task == "mrpc" else _unpack(root, source)
+
+
+def _missing(root: Path, source: Source) -> list[str]:
+    return [stem for stem in source.rows if not (root / source.folder / f"{stem}.tsv").exists()]
+
+
+def _addresses(task: str) -> list[tuple[str, str, str]]:
+    """Return place on the site, name and sha256 of each official file of ``task``."""
+    if task == "mrpc":  # GLUE may not redistribute its rows
+        return [("senteval/senteval_data", *MRPC_TRAIN), ("glue/data", *MRPC_DEV_IDS)]
+    return [("glue/data", SOURCES[task].archive, SOURCES[task].sha256)]
+
+
+def _unpack(root: Path, source: Source) -> None:
+    """Unpack the archive, and move those of its files into place that are missing."""
+    archive, beside = root / source.archive, root / f".{source.folder}"
+    extract_zip(archive, beside, MAX_BYTES)
+    folder = root / source.folder
+    try:
+        for stem in source.rows:
+            # Not below: the archive also has the files that GLUE's were made from
+            found = [path for path in sorted(beside.glob(f"[!_.]*/{stem}.tsv")) if path.is_file()]
+            require(bool(found), f"{archive} contains no {stem}.tsv: delete it and start again")
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / found[0].name).exists():
+                os.replace(found[0], folder / found[0].name)
+    except OSError as error:
+        raise unwritable(root, error) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _split_mrpc(root: Path) -> None:
+    """Write train.tsv and dev.tsv from Microsoft's training rows and GLUE's list of the pairs that are for dev."""
+    rows, dev_ids = root / MRPC_TRAIN[0], root / MRPC_DEV_IDS[0]
+    header, *lines = _lines(rows)
+    pairs = {tuple(line.split("\t")[:2]) for line in _lines(dev_ids)}
+    parts: dict[str, list[str]] = {"train": [header], "dev": [header]}
+    for line in lines:
+        parts["dev" if tuple(line.split("\t")[1:3]) in pairs else "train"].append(line)
+    require(len(parts["dev"]) > 1, f"{rows} has none of the pairs in {dev_ids}: delete both and start again")
+    folder = root / SOURCES["mrpc"].folder
+    for stem, content in parts.items():
+        temporary = folder / f".{stem}.tsv.{os.getpid()}.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / f"{stem}.tsv").exists():
+                temporary.write_text("\n".join(content) + "\n", encoding="utf-8")
+                os.replace(temporary, folder / f"{stem}.tsv")
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def read(file: Path, task: str) -> tuple[list[list[str]], Tensor]:
+    """Return the one or two columns of texts of a file, and its labels ``[N]`` (int64 classes, or float32).
+
+    Tabs separate cells, and quotes mean nothing. Raises InputError, which names the first bad line.
+    """
+    source, lines = SOURCES[task], _lines(file)
+    header = list(source.columns) or lines[0].split("\t")
+    wanted = [*source.texts, source.label]
+    missing = [name for name in wanted if name not in header]
+    found = ", ".join(quote(name, 30) for name in header[:20])
+    require(
+        not missing,
+        f"{file}, line 1: task {task} needs the columns {', '.join(wanted)}, but {', '.join(missing)} is missing; "
+        f"there are {found}",
+    )
+    columns = [header.index(name) for name in wanted]
+    texts: list[list[str]] = [[] for _ in source.texts]
+    labels: list[str] = []
+    numbers: list[int] = []  # of the lines
+    for number, line in list(enumerate(lines, 1))[not source.columns :]:
+        cells = line.split("\t")
+        if len(cells) <= max(columns):
+            if source.skip_short and number < len(lines):
+                continue
+            raise InputError(
+                f"{file}, line {number} has {len(cells)} cells, but task {task} needs {max(columns) + 1}, separated by "
+                "tabs: the file may be cut off; delete it to have it fetched again"
+            )
+        for column, values in zip(columns, texts, strict=False):
+            values.append(cells[column])
+        labels.append(cells[columns[-1]].strip())
+        numbers.append(number)
+    require(bool(labels), f"{file} has no rows")
+    return texts, _encoded(labels, numbers, file, task)
+
+
+def _encoded(labels: list[str], numbers: list[int], file: Path, task: str) -> Tensor:
+    """Return the labels as classes or scores; ``numbers`` are the lines that they are from."""
+    source = SOURCES[task]
+    ids = {name: index for index, name in enumerate(source.classes)}
+    values: list[float | None] = [ids.get(label) if ids else _score(label) for label in labels]
+    accepted = ", ".join(ids) if ids else f"numbers from {LOWEST:g} to {HIGHEST:g}"
+    if None in values:
+        bad = values.index(None)
+        raise InputError(
+            f"{file}, line {numbers[bad]}: {quote(labels[bad])} is not a label of task {task}; accepted are {accepted}"
+        )
+    return torch.tensor(values, dtype=torch.int64 if source.kind == "multiclass" else torch.float32)
+
+
+def _score(label: str) -> float | None:
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if LOWEST <= value <= HIGHEST else None
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file; raise InputError, which names the line, unless it is UTF-8."""
+    raw = read_bytes(file)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{file}, line {line}: it is not UTF-8 text; delete the file to have it fetched again"
+        ) from None
+    require(bool(text.strip()), f"{file} is empty: delete it to have it fetched again")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

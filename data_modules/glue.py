@@ -1,0 +1,125 @@
+"""GLUE: tasks of English texts and pairs of texts (Wang et al. 2019), as in MT-TaG and COMET-BERT."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from data_modules.files import glue as glue_files
+from data_modules.files.glue import SOURCES
+from data_modules.options import MOST, address, flag, names, refused, shown, whole
+from data_modules.splits import SPLITS, stratified_split
+from data_modules.text_tasks import SMALL, TextTasksDataModule
+from data_modules.texts.rows import Texts
+from mtl.types import TaskSpec, require
+
+logger = logging.getLogger(__name__)
+
+TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # those of MT-TaG
+SHARES = (0.9, 0.1)  # of the training rows: those to train on and those to validate on
+METRICS = {  # the main one first
+    "cola": ("matthews",),
+    "stsb": ("spearman", "pearson"),
+    "mrpc": ("accuracy", "f1"),
+    "qqp": ("accuracy", "f1"),
+}
+
+
+class GlueDataModule(TextTasksDataModule):
+    """Serve ``tasks`` of GLUE: rte, mrpc, stsb, cola, sst2, wnli, qqp, qnli, mnli.
+
+    Files are expected in ``data_dir``/glue in their official layout, ``glue/RTE/train.tsv`` and so on. The labels of
+    the test files are not public. By default, a tenth of the training rows of each class, drawn with ``seed``,
+    validates, and the development rows are the test. With ``published_split``, the development rows both validate and
+    test, as in the papers: the result is then selected on the rows it is reported for.
+
+    The development rows of MNLI are the matched and the mismatched ones together; there are almost as many of one kind
+    as of the other, so the accuracy on all is close to the mean of the two that is usually reported.
+
+    ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. With
+    ``loss_scale``, the loss of a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        tasks: Sequence[str] = TASKS,
+        max_rows: Mapping[str, int] | None = None,
+        published_split: bool = False,
+        loss_scale: bool = True,
+        download: bool = True,
+        base_url: str | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(data_dir, **common)
+        self.names = names("tasks", tasks, "[rte,mrpc]")
+        known = f"known are {', '.join(SOURCES)}"
+        unknown = [name for name in self.names if name not in SOURCES]
+        require(not unknown, f"data.tasks: GLUE has no task {', '.join(map(shown, unknown))}; {known}")
+        require(bool(self.names), f"data.tasks=[]: name at least one task; {known}")
+        self.limits = _limits(max_rows)
+        self.published_split = flag("published_split", published_split)
+        self.loss_scale, self.download = flag("loss_scale", loss_scale), flag("download", download)
+        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.folder = self.data_dir / "glue"
+
+    def prepare_data(self) -> None:
+        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
+        for name in self.names:
+            glue_files.prepare(self.folder, name, self.download, self.base_url)
+
+    def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
+        """Return the tasks and their rows; the splits share rows only if ``published_split``."""
+        splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
+        odd: list[str] = []
+        for name in self.names:
+            train, test = self._rows(name, ["train"], odd), self._rows(name, SOURCES[name].dev, odd)
+            generator = self.generator(name)
+            train = train.select(torch.randperm(len(train), generator=generator)[: self.limits.get(name)].sort().values)
+            val = test
+            if not self.published_split:
+                classes = train.labels.long() if SOURCES[name].classes else torch.zeros(len(train), dtype=torch.int64)
+                parts = stratified_split(classes, SHARES, generator)
+                require(all(map(len, parts)), f"task {name}: {len(train)} training rows are too few for train and val")
+                train, val = (train.select(part.sort().values) for part in parts)
+            for split, rows in zip(SPLITS, (train, val, test), strict=True):
+                splits[split][name] = rows
+        if odd:
+            logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
+        return [self._spec_of(name) for name in self.names], splits
+
+    def _rows(self, name: str, stems: Sequence[str], odd: list[str]) -> Texts:
+        """Return the rows of one or several files; add to ``odd`` which have another number of rows than officially."""
+        source = SOURCES[name]
+        columns: list[list[str]] = [[] for _ in source.texts]
+        labels = []
+        for stem in stems:
+            file = self.folder / source.folder / f"{stem}.tsv"
+            texts, values = glue_files.read(file, name)
+            if len(values) != source.rows[stem]:
+                odd.append(f"{source.folder}/{stem}.tsv has {len(values)} rows instead of {source.rows[stem]}")
+            for column, more in zip(columns, texts, strict=True):
+                column += more
+            labels.append(values)
+        return Texts(columns[0], columns[1] if len(columns) > 1 else None, torch.cat(labels))
+
+    def _spec_of(self, name: str) -> TaskSpec:
+        source = SOURCES[name]
+        weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
+        classes = len(source.classes) if source.kind == "multiclass" else 1
+        small = source.rows["train"] <= SMALL
+        return TaskSpec(name, source.kind, classes, weight, METRICS.get(name, ("accuracy",)), small)
+
+
+def _limits(max_rows: Any) -> dict[str, int]:
+    """Return ``data.max_rows`` as a dict; raise InputError unless it maps tasks to numbers of rows."""
+    accepted = "null, or numbers of training rows by task, as in {sst2: 16000}"
+    if max_rows is None:
+        return {}
+    if not isinstance(max_rows, Mapping) or not all(name in SOURCES for name in max_rows):
+        raise refused("max_rows", max_rows, f"{accepted}; tasks are {', '.join(SOURCES)}")
+    return {str(name): whole(f"max_rows.{name}", count, 2, MOST) for name, count in max_rows.items()}

@@ -1,0 +1,167 @@
+"""A user's own texts: tasks of one text or of pairs of texts, each from a TSV, CSV or Parquet file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from data_modules import options
+from data_modules.files.reading import regular_size
+from data_modules.options import check_task_name, refused, shown
+from data_modules.splits import SPLITS, check_shares
+from data_modules.tables.columns import as_text
+from data_modules.tables.labels import Labels
+from data_modules.tables.reading import read_table
+from data_modules.text_tasks import SMALL, TextTasksDataModule
+from data_modules.texts.example import NAME, TASKS, write_example
+from data_modules.texts.rows import Texts
+from mtl.types import InputError, TaskSpec, require
+
+logger = logging.getLogger(__name__)
+
+EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject, body], label: spam, kind: binary}'"
+PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
+LABEL_OPTIONS = ("kind", "weight", "positive")
+ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "val_path", "test_path")
+METRICS = {
+    "binary": ("accuracy", "f1", "matthews", "auroc"),
+    "multiclass": ("accuracy", "f1", "matthews", "auroc"),
+    "regression": ("pearson", "spearman", "mse"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a task are: its files, the one or two columns of texts, its labels and metrics."""
+
+    paths: dict[str, Path]
+    text: list[str]
+    labels: Labels
+    metrics: tuple[str, ...]
+
+    @staticmethod
+    def of(name: str, entry: Any) -> Source:
+        """Return the Source of one entry of ``data.tasks``; raise InputError if an option is wrong."""
+        here = f"tasks.{check_task_name('data.tasks', name)}"
+        require(isinstance(entry, Mapping), f"data.{here}={shown(entry)}: must be a section, {EXAMPLE}")
+        unknown = [shown(key) for key in entry if key not in ACCEPTED]
+        require(not unknown, f"data.{here}: unknown option: {', '.join(unknown)}; accepted are {', '.join(ACCEPTED)}")
+        for key in ("path", "text", "label"):
+            require(entry.get(key) is not None, f"data.{here}: {key} is not given, {EXAMPLE}")
+        paths = {
+            split: options.path(f"{here}.{key}", entry[key], "a table")
+            for split, key in PATHS.items()
+            if entry.get(key) is not None
+        }
+        given = [entry["text"]] if isinstance(entry["text"], str) else entry["text"]
+        text = options.names(f"{here}.text", given, "[title,body]")
+        require(1 <= len(text) <= 2, f"data.{here}.text={shown(text)}: must be one or two columns")
+        labels = {key: entry[key] for key in LABEL_OPTIONS if key in entry}
+        found = Labels.of(name, {"column": entry["label"], **labels}, EXAMPLE)
+        metrics = options.names(f"{here}.metrics", entry.get("metrics") or [], "[accuracy,f1]")
+        known = METRICS[found.kind]
+        wrong = [shown(metric) for metric in metrics if metric not in known]
+        require(
+            not wrong, f"data.{here}.metrics: {', '.join(wrong)} does not fit kind={found.kind}: {', '.join(known)} do"
+        )
+        return Source(paths, text, found, tuple(metrics))
+
+
+class TextDataModule(TextTasksDataModule):
+    """Serve ``tasks``: names with ``{path, text, label, kind}``, and more if you like.
+
+    ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
+    pairs. ``label``, ``kind``, ``weight``, ``positive``: the column of the labels, and how to read it, as for
+    ``data=table``; rows without a label are left out. ``metrics``: those to report, the main one first. ``val_path``,
+    ``test_path``: files of their own for val and test.
+
+    Rows of the other splits are drawn with ``seed`` by the shares ``split``; these are train, val and test. Without
+    ``tasks``, an example is written to ``data_dir`` and served.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        split: Sequence[float] = (0.8, 0.1, 0.1),
+        separator: str = ",",
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        if tasks is not None and not isinstance(tasks, Mapping):
+            raise refused("tasks", tasks, f"a mapping from names to files and columns, {EXAMPLE}")
+        self.example = not tasks
+        if self.example:
+            tasks = {name: entry | {"path": str(self.data_dir / NAME)} for name, entry in TASKS.items()}
+        self.sources = {name: Source.of(name, entry) for name, entry in (tasks or {}).items()}
+        good = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
+        good = good and separator not in '"\r\n\0'
+        require(good, f"data.separator={shown(separator)}: must be one ASCII character, no quote and no line break")
+        self.separator = separator
+        own = [set(source.paths) for source in self.sources.values()]
+        self.shares = dict(zip(SPLITS, check_shares(split, set.intersection(*own) - {"train"}), strict=True))
+
+    def prepare_data(self) -> None:
+        """Write the example if there are no tasks; raise InputError if a file is missing."""
+        if self.example:
+            write_example(self.data_dir)
+        for name, source in self.sources.items():
+            for split, file in source.paths.items():
+                regular_size(file, f"data.tasks.{name}.{PATHS[split]}")
+
+    def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
+        """Return the tasks and their rows; each row is in exactly one split."""
+        if self.example:
+            logger.warning("data.tasks is not given: using the made-up rows of %s", self.data_dir / NAME)
+        specs, splits = [], {split: dict[str, Texts]() for split in SPLITS}
+        for name, source in self.sources.items():
+            frames = self._split(name, source, {split: self._read(name, source, split) for split in source.paths})
+            where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
+            spec, labels = source.labels.encode(frames, where)
+            small = len(frames["train"]) <= SMALL
+            specs.append(dataclasses.replace(spec, metrics=source.metrics, small=small))
+            for split, frame in frames.items():
+                columns = [frame[column].fill_null("").to_list() for column in source.text]
+                second = columns[1] if len(columns) > 1 else None
+                splits[split][name] = Texts(columns[0], second, labels[split])
+        return specs, splits
+
+    def _read(self, name: str, source: Source, split: str) -> pl.DataFrame:
+        """Return the labelled rows of one file. Raises InputError."""
+        file, here = source.paths[split], f"data.tasks.{name}"
+        frame = read_table(file, self.separator, [""], f"{here}.{PATHS[split]}")
+        for column in (*source.text, source.labels.column):
+            near = difflib.get_close_matches(column, frame.columns, 1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            names = ", ".join(map(shown, frame.columns[1:]))
+            require(column in frame.columns, f"{here}: {file} has no column {column!r}{hint}; it has {names}")
+        for column in source.text:
+            kind = frame[column].dtype
+            require(kind == pl.String, f"{here}: column {column!r} of {file} holds {kind}, not texts")
+        labelled = frame.filter(as_text(frame[source.labels.column]).is_not_null())
+        require(len(labelled) > 0, f"{file}, column {source.labels.column!r}: no row has a label for task {name!r}")
+        if len(labelled) < len(frame):
+            logger.info("task %s: %d rows of %s have no label", name, len(frame) - len(labelled), file)
+        return labelled
+
+    def _split(self, name: str, source: Source, frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        """Divide the rows of ``path`` among the splits that have no file of their own."""
+        rest = frames.pop("train")
+        shares = [(split, self.shares[split]) for split in SPLITS if split not in frames]
+        order = torch.randperm(len(rest), generator=self.generator(name))
+        bounds = torch.tensor([share for _, share in shares], dtype=torch.float64).cumsum(0)
+        ends = (bounds[:-1] / bounds[-1] * len(rest)).round().long().tolist()
+        for (split, _), part in zip(shares, order.tensor_split(ends), strict=True):
+            if not len(part):
+                raise InputError(
+                    f"{source.paths['train']}: of its {len(rest)} rows with labels, data.split leaves none for {split}"
+                )
+            frames[split] = rest[part.sort().values.numpy()]
+        return {split: frames[split] for split in SPLITS}

@@ -1,0 +1,87 @@
+"""Base of data sets whose tasks are texts: tokenised once, padded to the longest row of a batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from typing import Any
+
+import torch
+
+from data_modules.options import CONTROL, path, refused, whole
+from data_modules.splits import SPLITS
+from data_modules.task_batches import TasksDataModule
+from data_modules.texts import pretrained, vocabulary
+from data_modules.texts.encoder import Encoder, require_extra
+from data_modules.texts.rows import RaggedRows, Texts
+from mtl.types import DataSpec, TaskSpec, Tokens
+
+logger = logging.getLogger(__name__)
+
+SMALL = 10_000  # most training rows of a task that counts as small
+PADDING_SEGMENT = 0
+
+
+class TextTasksDataModule(TasksDataModule):
+    """Base class of data sets whose tasks are texts or pairs of texts.
+
+    A subclass implements ``read_tasks() -> ([TaskSpec], {"train", "val", "test"} -> {task -> Texts})``. Inputs:
+    ``tokens [B, S]`` and ``segments [B, S]`` (0 for the first text, 1 for the second), S at most ``max_length``.
+
+    ``tokenizer`` is a folder or a name on the Hugging Face hub; None trains a WordPiece vocabulary of ``vocabulary``
+    tokens on the training texts. Tokens are kept in ``data_dir``/cache and used until a text changes.
+    """
+
+    def __init__(
+        self,
+        data_dir: str = "data",
+        tokenizer: str | None = None,
+        vocabulary: int = 8000,
+        max_length: int = 128,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.data_dir = path("data_dir", data_dir, "a folder")
+        named = isinstance(tokenizer, str) and tokenizer.strip() and not CONTROL.search(tokenizer)
+        if tokenizer is not None and not named:
+            raise refused("tokenizer", tokenizer, "a folder, the name of a checkpoint on the Hugging Face hub, or null")
+        self.tokenizer = tokenizer
+        self.vocabulary = whole("vocabulary", vocabulary, 100, 1_000_000)
+        self.max_length = whole("max_length", max_length, 8, 100_000)
+        require_extra("tokenizers", *(["transformers"] if tokenizer else []))
+
+    def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
+        """Return the tasks and, for train, val and test, the texts of each."""
+        raise NotImplementedError
+
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
+        start = time.perf_counter()
+        specs, texts = self.read_tasks()
+        encoder = self._encoder(list(texts["train"].values()))
+        cache = self.data_dir / "cache"
+        tasks: dict[str, dict[str, RaggedRows]] = {split: {} for split in SPLITS}
+        for split in SPLITS:
+            for task, rows in texts[split].items():
+                same = split == "test" and rows is texts["val"][task]
+                tasks[split][task] = tasks["val"][task] if same else encoder.rows(rows, task, self.max_length, cache)
+        for task, train in tasks["train"].items():
+            counts = ", ".join(f"{len(tasks[split][task])} {split}" for split in SPLITS)
+            length = len(train.tokens) / len(train)
+            logger.info("task %s: %s rows, %.1f tokens on average", task, counts, length)
+        logger.info("texts ready in %.1f s", time.perf_counter() - start)
+        counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in tasks["train"].values())
+        inputs = {
+            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts),
+            "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
+        }
+        return DataSpec(inputs, specs), tasks
+
+    def _encoder(self, train: list[Texts]) -> Encoder:
+        if self.tokenizer is not None:
+            return pretrained.load(self.tokenizer)
+        return vocabulary.trained(train, self.vocabulary, self.data_dir / "cache")
+
+    def generator(self, task: str) -> torch.Generator:
+        """Return a generator for the rows of ``task``; it depends on ``seed`` and the task's name only."""
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(task.encode()))

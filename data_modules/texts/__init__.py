@@ -1,0 +1,1 @@
+"""Turn texts into tokens: tokenizers, vocabularies, and rows of different lengths."""

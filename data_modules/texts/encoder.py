@@ -1,0 +1,90 @@
+"""Turn rows of texts into token ids, once: the result is kept in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_modules.files.cache import cached
+from data_modules.texts.rows import RaggedRows, Texts
+from mtl.types import InputError, require
+
+FORMAT = 1  # of the cache; increase it when the content changes
+CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids
+
+
+def require_extra(*packages: str) -> None:
+    """Raise InputError unless the optional ``packages`` are installed; import none of them."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    require(not missing, f"texts need the package {' and '.join(missing)}: pip install -e '.[text]'")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A tokenizer (``tokenizers.Tokenizer``); its ids are below ``vocab``, ``pad`` is that of padding."""
+
+    tokenizer: Any
+    vocab: int
+    pad: int
+    source: str
+
+    @staticmethod
+    def of(tokenizer: Any, pad: str, cls: str, source: str) -> Encoder:
+        """Return the Encoder of a tokenizer whose rows begin with the token ``cls``. Raises InputError."""
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # "[PAD]" in a text is text
+        pad_id, cls_id = tokenizer.token_to_id(pad), tokenizer.token_to_id(cls)
+        begins = cls_id is not None and tokenizer.encode("a", "b").ids[:1] == [cls_id]
+        require(
+            begins and pad_id is not None,
+            f"data.tokenizer={source}: its rows must begin with a token such as [CLS], and it must have one for "
+            "padding, as the tokenizers of BERT and MiniLM do",
+        )
+        return Encoder(tokenizer, max(tokenizer.get_vocab().values()) + 1, pad_id, source)
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+
+    def rows(self, texts: Texts, task: str, max_length: int, cache: Path) -> RaggedRows:
+        """Return the rows of ``texts``, of at most ``max_length`` tokens each, with labels for ``task``.
+
+        The tokens are kept in the folder ``cache``, by the content of the texts, the tokenizer and ``max_length``.
+        """
+        key = (FORMAT, texts.digest(), self.digest(), max_length)
+        content = cached(cache / "tokens" / "rows.pt", lambda: self.encode(texts, max_length), key)
+        return RaggedRows(content["tokens"], content["offsets"], content["boundary"], {task: texts.labels}, self.pad)
+
+    def encode(self, texts: Texts, max_length: int) -> dict[str, Tensor]:
+        """Return ``tokens``, ``offsets`` and ``boundary`` as in ``RaggedRows``.
+
+        Of a pair that is too long, the longer text is shortened first.
+        """
+        self.tokenizer.enable_truncation(max_length, strategy="longest_first")
+        try:
+            tokens, lengths, boundary = [], [], []
+            for start in range(0, len(texts), CHUNK):
+                rows: list[Any] = texts.first[start : start + CHUNK]
+                if texts.second is not None:
+                    rows = list(zip(rows, texts.second[start : start + CHUNK], strict=True))
+                ids = []
+                for encoding in self.tokenizer.encode_batch_fast(rows):
+                    ids += encoding.ids
+                    lengths.append(len(encoding.ids))
+                    boundary.append(encoding.type_ids.count(0))
+                tokens.append(torch.tensor(ids, dtype=torch.int32))
+        except Exception as error:  # the tokenizer's errors have no common base class
+            raise InputError(f"data.tokenizer={self.source} fails on these texts: {error}") from error
+        finally:
+            self.tokenizer.no_truncation()
+        return {
+            "tokens": torch.cat(tokens),
+            "offsets": torch.tensor([0, *lengths]).cumsum(0),
+            "boundary": torch.tensor(boundary, dtype=torch.int32),
+        }

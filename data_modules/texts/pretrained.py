@@ -1,0 +1,73 @@
+"""Load the tokenizer of a checkpoint: from a folder, the local cache of Hugging Face, or its hub."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from data_modules.files.reading import quote
+from data_modules.texts.encoder import Encoder
+from mtl.types import InputError, require
+
+ANSWER = 3.0  # seconds in which the hub has to answer
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # one of which a tokenizer's folder has
+OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
+
+
+def load(name: str) -> Encoder:
+    """Return the tokenizer ``name``: a folder, or a name on the hub. Raises InputError."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        there = any((folder / file).is_file() for file in FILES)
+        require(there, f"data.tokenizer={name}: the folder has none of {', '.join(FILES)}. {OTHERWISE}")
+        found = _read(folder)
+    else:
+        found = _read(name)
+        if isinstance(found, Exception):
+            why = unreachable(name)
+            where = "is neither a folder nor in the local cache of Hugging Face, and its hub"
+            require(why is None, f"data.tokenizer={name} {where} cannot provide it: {why}. {OTHERWISE}")
+            found = _read(name, local=False)
+    if isinstance(found, Exception):
+        raise InputError(f"data.tokenizer={name} cannot be read: {_first_line(found)}. {OTHERWISE}") from found
+    good = bool(found.is_fast and found.pad_token and found.cls_token)
+    require(good, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}")
+    return Encoder.of(found.backend_tokenizer, found.pad_token, found.cls_token, name)
+
+
+def _read(name: str | Path, local: bool = True) -> Any:
+    """Return the tokenizer, or the error why there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(name), local_files_only=local)
+    except Exception as error:  # a missing or damaged file can raise almost any exception
+        return error
+
+
+def unreachable(name: str) -> str | None:
+    """Return why the hub does not provide the repository ``name``, or None if it does.
+
+    Loading from a hub that does not answer would be tried again and again, for half a minute. The question is asked in
+    a thread because no time limit covers the look-up of a host's address.
+    """
+    from huggingface_hub import HfApi
+
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(name, timeout=ANSWER)
+            answers.append(None)
+        except Exception as error:  # no network, no such repository, not a valid name, offline mode
+            answers.append(_first_line(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER)
+    return answers[0] if answers else f"no answer within {ANSWER:g} seconds"
+
+
+def _first_line(error: BaseException) -> str:
+    return quote((str(error).strip().splitlines() or [type(error).__name__])[0], 150)

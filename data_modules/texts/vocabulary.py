@@ -1,0 +1,105 @@
+"""Train a WordPiece vocabulary on texts; the same texts give the same vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_modules.files.cache import locked, unwritable
+from data_modules.texts.encoder import Encoder
+from data_modules.texts.rows import Texts
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of the vocabulary; increase it when another one results
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PREFIX = "##"  # of the pieces that continue a word
+FILE = "tokenizer.json"
+CHUNK = 1_000  # texts whose characters are listed at a time
+
+
+def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
+    """Return the Encoder of a vocabulary of about ``size`` tokens, trained on ``texts``.
+
+    It is kept as a folder in ``cache``, which ``data.tokenizer`` accepts.
+    """
+    from tokenizers import Tokenizer
+
+    key = json.dumps([FORMAT, size, *(rows.digest() for rows in texts)])
+    folder = cache / f"vocabulary-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if not (folder / FILE).exists():
+        with locked(cache / f".{folder.name}.lock", f"training the vocabulary {folder}"):
+            if not (folder / FILE).exists():
+                logger.info("training a vocabulary of %d tokens on %d rows", size, sum(map(len, texts)))
+                _save(tokenizer(train(texts, size)), folder)
+    logger.info("vocabulary: %s", folder)
+    return Encoder.of(Tokenizer.from_file(str(folder / FILE)), SPECIAL[0], SPECIAL[2], str(folder))
+
+
+def train(texts: Sequence[Texts], size: int) -> list[str]:
+    """Return the tokens of a vocabulary in the order of their ids: special ones, characters, then longer pieces."""
+    from tokenizers.trainers import WordPieceTrainer
+
+    # The trainer numbers the forms "##a" of the characters in the order of a hash table, which differs from run to
+    # run and decides later ties. As special tokens they are numbered as listed.
+    forms = [PREFIX + character for character in sorted(_inner(texts))]
+    trainer = WordPieceTrainer(vocab_size=size, min_frequency=2, show_progress=False, special_tokens=[*SPECIAL, *forms])
+    model = tokenizer(list(SPECIAL))
+    model.train_from_iterator(_lines(texts), trainer)
+    ids = model.get_vocab(with_added_tokens=False)
+    return sorted(ids, key=ids.__getitem__)
+
+
+def tokenizer(vocabulary: Sequence[str]) -> Any:
+    """Return the ``tokenizers.Tokenizer`` of a vocabulary, with BERT's rules: lower case, words, punctuation."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import BertProcessing
+
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    made = Tokenizer(WordPiece(ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX))
+    made.add_special_tokens(list(SPECIAL))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
+    made.post_processor = BertProcessing(*((token, ids[token]) for token in (SPECIAL[3], SPECIAL[2])))
+    return made
+
+
+def _lines(texts: Sequence[Texts]) -> Iterator[str]:
+    for rows in texts:
+        yield from rows.first
+        yield from rows.second or ()
+
+
+def _inner(texts: Sequence[Texts]) -> set[str]:
+    """Return the characters that occur in the texts and can continue a word: letters and digits of most scripts."""
+    model, found, lines = tokenizer(SPECIAL), set[str](), list(_lines(texts))
+    for start in range(0, len(lines), CHUNK):
+        found |= set(model.normalizer.normalize_str("\n".join(lines[start : start + CHUNK])))
+    return {character for character in found if len(model.pre_tokenizer.pre_tokenize_str(f"a{character}b")) == 1}
+
+
+def _save(made: Any, folder: Path) -> None:
+    """Write the files that ``AutoTokenizer`` reads into ``folder``, which is complete or absent."""
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **dict(zip(names, SPECIAL, strict=True))}
+    ids = made.get_vocab()
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        made.save(str(temporary / FILE))
+        (temporary / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
+        (temporary / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+        shutil.rmtree(folder, ignore_errors=True)  # without a tokenizer.json
+        os.replace(temporary, folder)
+    except OSError as error:
+        raise unwritable(folder.parent, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

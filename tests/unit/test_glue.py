@@ -1,0 +1,291 @@
+"""GLUE: reading the official layout, splits, fetching, messages about missing and damaged files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_modules.files import glue as glue_files
+from data_modules.files.glue import SOURCES
+from data_modules.glue import TASKS, GlueDataModule
+from mtl.types import InputError, Tokens
+from tests.file_server import serving
+from tests.glue_files import HEADERS, row, write_glue, write_task
+
+SIZES = {"rte": 40, "stsb": 30, "cola": 21}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_glue(folder / "glue", SIZES)
+    return folder
+
+
+def module(root: Path, **options: Any) -> GlueDataModule:
+    common = {"tasks": list(SIZES), "batch_size": 4, "eval_batch_size": 8, "download": False, "vocabulary": 100}
+    data = GlueDataModule(str(root), **common | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def same_rows(one: Any, other: Any) -> bool:
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.offsets, other.offsets)
+
+
+def test_spec_and_batches(root: Path) -> None:
+    data = module(root)
+    tokens = data.spec.inputs["tokens"]
+    vocab, train = tokens.vocab, torch.cat([rows.tokens for rows in data.tasks["train"].values()])
+    assert torch.equal(tokens.counts, train.bincount(minlength=vocab))
+    assert data.spec.inputs == {"tokens": Tokens(vocab, 128, 0), "segments": Tokens(2, 128, 0)}
+    assert [(t.name, t.kind, t.num_classes, t.metrics, t.small) for t in data.spec.tasks] == [
+        ("rte", "binary", 1, ("accuracy",), True),
+        ("stsb", "regression", 1, ("spearman", "pearson"), True),
+        ("cola", "binary", 1, ("matthews",), True),
+    ]
+    for batch in [*data.train_dataloader(), *data.val_dataloader(), *data.test_dataloader()]:
+        tokens, segments = batch.inputs["tokens"], batch.inputs["segments"]
+        [task] = batch.targets
+        assert tokens.shape == segments.shape
+        assert bool((tokens[:, 0] == 2).all())  # [CLS]
+        assert bool((tokens[:, -1] != 0).any())  # as long as the longest row
+        assert int(tokens.max()) < vocab
+        assert bool(segments.any()) == (task != "cola")  # a task of one text
+        assert not bool((segments[tokens == 0]).any())
+        assert batch.targets[task].dtype == torch.float32
+    assert sum(len(batch) for batch in data.test_dataloader()) == 3 * 8
+
+
+def test_all_tasks_have_the_metrics_and_weights_of_the_paper() -> None:
+    assert len(TASKS) == 8
+    data = GlueDataModule("nowhere", tasks=list(SOURCES), batch_size=2)
+    specs = {name: data._spec_of(name) for name in SOURCES}
+    assert {name for name, spec in specs.items() if spec.small} == {"rte", "mrpc", "stsb", "cola", "wnli"}
+    assert (specs["mnli"].kind, specs["mnli"].num_classes) == ("multiclass", 3)
+    weights = {"stsb": 1.0, "mnli": 1 / math.log(3)}
+    assert {name: spec.weight for name, spec in specs.items()} == {n: weights.get(n, 1 / math.log(2)) for n in SOURCES}
+    assert specs["qqp"].metrics == specs["mrpc"].metrics == ("accuracy", "f1")
+    plain = GlueDataModule("nowhere", tasks=["rte"], loss_scale=False, batch_size=2)
+    assert plain._spec_of("rte").weight == 1.0
+
+
+@pytest.mark.parametrize("task", SOURCES)
+def test_every_layout_is_read(task: str, tmp_path: Path) -> None:
+    write_task(tmp_path, task, train=12)
+    texts, labels = glue_files.read(tmp_path / SOURCES[task].folder / "train.tsv", task)
+    lines = (tmp_path / SOURCES[task].folder / "train.tsv").read_text().splitlines()[task in HEADERS :]
+    assert len(labels) == len(lines) == 12
+    assert all(text in line for column in texts for text, line in zip(column, lines, strict=True))
+    assert len({*texts[0], *texts[-1]}) == 12 * len(texts)
+    classes = len(SOURCES[task].classes)
+    assert labels.tolist() == [n % classes if classes else n % 11 / 2 for n in range(12)]
+
+
+def test_quotes_and_carriage_returns_mean_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_bytes('\ufeffsentence\tlabel\r\nhe said "no\t1\r\n"yes" \x85 he said\t0\r\n'.encode())
+    [texts], labels = glue_files.read(file, "sst2")
+    assert texts == ['he said "no', '"yes" \x85 he said']
+    assert labels.tolist() == [1.0, 0.0]
+
+
+def test_a_tenth_of_the_training_rows_validates(root: Path) -> None:
+    data, other = module(root), module(root, seed=1)
+    assert {task: len(rows) for task, rows in data.tasks["train"].items()} == {"rte": 36, "stsb": 27, "cola": 19}
+    assert {task: len(rows) for task, rows in data.tasks["val"].items()} == {"rte": 4, "stsb": 3, "cola": 2}
+    assert not same_rows(data.tasks["val"]["rte"], other.tasks["val"]["rte"])
+    assert same_rows(data.tasks["train"]["rte"], module(root, tasks=["stsb", "rte", "cola"]).tasks["train"]["rte"])
+    _, texts = data.read_tasks()
+    both = [
+        (text, texts[split]["rte"].second[i])
+        for split in ("train", "val")
+        for i, text in enumerate(texts[split]["rte"].first)
+    ]
+    [first, second], _ = glue_files.read(root / "glue" / "RTE" / "train.tsv", "rte")
+    assert sorted(both) == sorted(zip(first, second, strict=True))
+
+
+def test_published_split_selects_on_the_development_rows(root: Path) -> None:
+    data = module(root, published_split=True)
+    assert {task: len(rows) for task, rows in data.tasks["train"].items()} == SIZES
+    for task in SIZES:
+        assert data.tasks["val"][task] is data.tasks["test"][task]
+        assert len(data.tasks["val"][task]) == 8
+
+
+def test_max_rows_draws_training_rows(root: Path) -> None:
+    data = module(root, max_rows={"rte": 20, "cola": 1000})
+    assert [len(data.tasks[split]["rte"]) for split in ("train", "val", "test")] == [18, 2, 8]
+    assert len(data.tasks["train"]["cola"]) == 19
+    _, one = data.read_tasks()
+    _, other = module(root, max_rows={"rte": 20}, seed=1).read_tasks()
+    assert set(one["train"]["rte"].first) != set(other["train"]["rte"].first)
+
+
+def test_mnli_is_tested_on_matched_and_mismatched_rows(tmp_path: Path) -> None:
+    write_glue(tmp_path / "glue", {"mnli": 30})
+    rows = module(tmp_path, tasks=["mnli"]).tasks["test"]["mnli"]
+    assert len(rows) == 16
+    assert rows.targets["mnli"].dtype == torch.int64
+
+
+def test_unusual_numbers_of_rows_are_one_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        module(root, tasks=["rte", "cola"])
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "results are not comparable with published ones: RTE/train.tsv has 40 rows instead of 2490; "
+        "RTE/dev.tsv has 8 rows instead of 277; CoLA/train.tsv has 21 rows instead of 8551; "
+        "CoLA/dev.tsv has 8 rows instead of 1043"
+    )
+
+
+def test_changed_file_is_tokenised_again(tmp_path: Path) -> None:
+    write_glue(tmp_path / "glue", {"rte": 20, "cola": 20})
+    before = module(tmp_path, tasks=["rte", "cola"], published_split=True).tasks["test"]
+    file = tmp_path / "glue" / "RTE" / "dev.tsv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "0\tthe cat never sees\ta house\tentailment", *lines[2:]]) + "\n")
+    after = module(tmp_path, tasks=["rte", "cola"], published_split=True).tasks["test"]
+    assert not same_rows(before["rte"], after["rte"])
+    assert same_rows(before["cola"], after["cola"])
+    assert after["rte"].targets["rte"][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "message"),
+    [
+        ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n1\ta\tb", r"train\.tsv, line 3 has 3 cells"),
+        (
+            "rte",
+            "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailm",
+            r"line 2: 'entailm' is not a label of task rte; acc",
+        ),
+        ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", r"line 1: task rte needs .* sentence2 is missing"),
+        ("rte", "", r"train\.tsv is empty"),
+        ("rte", "index\tsentence1\tsentence2\tlabel\n", r"train\.tsv has no rows"),
+        ("stsb", HEADERS["stsb"] + "\n" + "x\t" * 9 + "5.5\n", r"line 2: '5\.5' is not a label .* numbers from 0 to 5"),
+        ("stsb", HEADERS["stsb"] + "\n" + "x\t" * 9 + "nan\n", r"line 2: 'nan' is not a label"),
+        ("cola", "a\t1\t\tfine\na\t2\t\tbad\n", r"line 2: '2' is not a label of task cola; accepted are 0, 1"),
+        ("qqp", HEADERS["qqp"] + "\n1\t2\t3\ta\tb\t1\n1\t2\t3\ta", r"line 3 has 4 cells"),
+        ("sst2", b"sentence\tlabel\nfine\t1\n\xff\t0\n", r"line 3: it is not UTF-8"),
+    ],
+)
+def test_damaged_files_name_the_line(task: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    write_task(tmp_path / "glue", task)
+    file = tmp_path / "glue" / SOURCES[task].folder / "train.tsv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message) as caught:
+        module(tmp_path, tasks=[task])
+    assert str(file) in str(caught.value)
+
+
+def test_short_lines_inside_qqp_are_left_out(tmp_path: Path) -> None:
+    """Its older official files have some, and everyone who reads them leaves them out."""
+    file = tmp_path / "train.tsv"
+    file.write_text(HEADERS["qqp"] + "\n1\t2\t3\ta\tb\t1\n1\t2\t3\tbroken\n1\t2\t3\tc\td\t0\n")
+    texts, labels = glue_files.read(file, "qqp")
+    assert texts == [["a", "c"], ["b", "d"]]
+    assert labels.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["rte", "sst"]}, r"data\.tasks: GLUE has no task sst; known are rte, mrpc"),
+        ({"tasks": []}, r"data\.tasks=\[\]: name at least one"),
+        ({"max_rows": {"sst": 5}}, r"data\.max_rows=\{sst: 5\}: must be null, or numbers"),
+        ({"max_rows": {"rte": 0}}, r"data\.max_rows\.rte=0: must be a whole number from 2"),
+        ({"max_length": 3}, r"data\.max_length=3: must be"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GlueDataModule("nowhere", batch_size=2, **options)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve the archives of RTE and QQP and the files of MRPC as on their site, with their checksums expected."""
+    data, rows = tmp_path / "site" / "glue" / "data", tmp_path / "site" / "senteval" / "senteval_data"
+    data.mkdir(parents=True)
+    rows.mkdir(parents=True)
+    for task, folder in (("rte", "RTE"), ("qqp", "QQP-clean")):
+        source = SOURCES[task]
+        write_task(tmp_path / "made", task)
+        with zipfile.ZipFile(data / source.archive, "w") as archive:
+            for file in sorted((tmp_path / "made" / source.folder).iterdir()):
+                archive.write(file, f"{folder}/{file.name}")
+            archive.writestr(f"__MACOSX/{folder}/._train.tsv", "nothing")
+        monkeypatch.setitem(SOURCES, task, replace(source, sha256=sha256(data / source.archive)))
+    lines = [row("mrpc", number, random.Random(number)) for number in range(20)]
+    (rows / "msr_paraphrase_train.txt").write_bytes("\r\n".join(["\ufeff" + HEADERS["mrpc"], *lines, ""]).encode())
+    (data / "mrpc_dev_ids.tsv").write_text("".join(f"#1 ID-{n}\t#2 ID-{n}\n" for n in (3, 5, 8)))
+    for name, file in (("MRPC_TRAIN", rows / "msr_paraphrase_train.txt"), ("MRPC_DEV_IDS", data / "mrpc_dev_ids.tsv")):
+        monkeypatch.setattr(glue_files, name, (file.name, sha256(file)))
+    with serving(tmp_path / "site") as url:
+        yield url
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_missing_tasks_are_fetched(tmp_path: Path, site: str) -> None:
+    root = tmp_path / "data"
+    data = module(root, tasks=["rte", "qqp", "mrpc"], download=True, base_url=site)
+    assert [len(data.tasks["test"][task]) for task in ("rte", "qqp", "mrpc")] == [8, 8, 3]
+    assert (root / "glue" / "QQP" / "dev.tsv").read_bytes() == (tmp_path / "made" / "QQP" / "dev.tsv").read_bytes()
+    train, dev = ((root / "glue" / "MRPC" / f"{stem}.tsv").read_text().splitlines() for stem in ("train", "dev"))
+    assert train[0] == dev[0] == HEADERS["mrpc"]
+    assert [line.split("\t")[1] for line in dev[1:]] == ["#1 ID-3", "#1 ID-5", "#1 ID-8"]
+    assert len(train) == 18
+    assert not [path.name for path in (root / "glue").glob(".*") if path.is_dir()]  # nothing half unpacked
+    module(root, tasks=["rte", "qqp", "mrpc"], download=True, base_url="http://127.0.0.1:9")  # all is there
+
+
+def test_archive_downloaded_by_hand_completes_the_files(tmp_path: Path, site: str) -> None:
+    folder = tmp_path / "data" / "glue"
+    (folder / "RTE").mkdir(parents=True)
+    (folder / "RTE" / "train.tsv").write_text(f"{HEADERS['rte']}\n" + "0\town\trow\tentailment\n" * 20)
+    shutil.copy(tmp_path / "site" / "glue" / "data" / "RTE.zip", folder)
+    rows = module(tmp_path / "data", tasks=["rte"]).tasks
+    assert len(rows["test"]["rte"]) == 8
+    assert len(rows["train"]["rte"]) == 18  # the file that was there stays
+
+
+def test_missing_development_file_is_one_message(tmp_path: Path) -> None:
+    write_task(tmp_path / "glue", "qqp")
+    (tmp_path / "glue" / "QQP" / "dev.tsv").unlink()
+    for download in (False, True):  # no other train.tsv is mixed with this one
+        message = (
+            r"task qqp: train\.tsv is there but .*QQP/dev\.tsv is missing: put .* the official QQP-clean\.zip into"
+        )
+        with pytest.raises(InputError, match=message):
+            module(tmp_path, tasks=["qqp"], download=download, base_url="http://127.0.0.1:9")
+    with pytest.raises(
+        InputError, match=r"task rte: .*RTE/train\.tsv and .*dev\.tsv is missing and data\.download=false"
+    ):
+        module(tmp_path, tasks=["rte"])
+
+
+def test_failed_downloads(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "rte", replace(SOURCES["rte"], sha256="0" * 64))
+    with pytest.raises(InputError, match=r"cannot download RTE\.zip from .*sha256 is .*put .*RTE/train\.tsv and"):
+        module(tmp_path / "data", tasks=["rte"], download=True, base_url=site)
+    assert not (tmp_path / "data" / "glue" / "RTE").exists()
+    with pytest.raises(InputError, match=r"CoLA\.zip .*answered 404"):
+        module(tmp_path / "data", tasks=["cola"], download=True, base_url=site)
