@@ -48,7 +48,8 @@ class RoutingMonitor(Callback):
 
     Figures go to TensorBoard after every ``pictures_every`` epochs (None: never). After the test, figures (PNG) and
     tables (CSV) are written to ``dirpath``; see ``mtl.analysis.report``. ``test/flops_dense`` and
-    ``test/flops_selected``: FLOPs per sample of the network, with all experts and with only those in use.
+    ``test/flops_selected``: FLOPs per sample of the network, with all experts and with only those in use; where samples
+    differ in length, those of the first row of the test.
     """
 
     def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int | None = 5) -> None:
@@ -58,7 +59,7 @@ class RoutingMonitor(Callback):
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
         self._tallies: dict[str, Tally] = {}
-        self._sample: dict[str, Tensor] | None = None
+        self._sample: Batch | None = None
 
     def logged_names(self) -> list[str]:
         """Return patterns of the names that a validation pass may log."""
@@ -99,7 +100,7 @@ class RoutingMonitor(Callback):
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
         if self._sample is None and len(batch):
-            self._sample = batch.inputs
+            self._sample = batch
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         report = self._report(pl_module)
@@ -162,13 +163,15 @@ class RoutingMonitor(Callback):
         if self._sample is None:
             return {}
         network = _network(pl_module)
-        dense = selected = float(forward_flops(network, self._sample))
-        for name, flops in expert_flops(network, self._sample).items():
+        inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
+        index = [number for number, name in enumerate(_task_names(pl_module)) if name in tasks]
+        dense = selected = float(forward_flops(network, inputs, tasks))
+        for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
-                num_tasks, num_experts = tally.share.shape
+                num_experts = tally.share.shape[1]
                 unused = num_experts - tally.union / tally.rows
-                unmixed = num_tasks * num_experts - float((tally.active / tally.seen.clamp(min=1)).sum())
+                unmixed = float((num_experts - tally.active / tally.seen.clamp(min=1))[index].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
         return {"flops_dense": dense, "flops_selected": selected}

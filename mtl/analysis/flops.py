@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,26 +16,32 @@ from mtl.networks.mixture import MixtureOfExperts
 
 
 @torch.no_grad()
-def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor]) -> int:
+def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> int:
     """Return the FLOPs of one sample through ``network``, with all experts of its mixtures executed.
 
     torch's ``FlopCounterMode`` counts matrix products and convolutions. ``inputs``: a batch; its first row is used.
+    ``tasks``: the tasks to predict (default all).
     """
     with _executed_dense(network), fast.disabled(), FlopCounterMode(display=False) as counter:
-        network(_one_row(inputs))
+        network(_one_row(inputs), tasks)
     return int(counter.get_total_flops())
 
 
 @torch.no_grad()
-def expert_flops(network: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the FLOPs of one sample through one expert, for each mixture layer of ``network`` by name."""
+def expert_flops(
+    network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Return the FLOPs of one sample through one expert, for each mixture layer of ``network`` by name.
+
+    Where a layer sees several tokens of a sample, all of them count.
+    """
     seen: dict[str, Tensor] = {}
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts)}
     hooks = [
         layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
         for name, layer in layers.items()
     ]
-    network(_one_row(inputs))
+    network(_one_row(inputs), tasks)
     for hook in hooks:
         hook.remove()
     counts = {}

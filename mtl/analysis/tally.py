@@ -35,12 +35,13 @@ class Tally:
     selectors: float = 0.0  # number of samples whose gate has selectors
 
     def add(self, routing: Routing, rows: int) -> None:
-        """Add a batch of ``rows`` samples."""
+        """Add a batch of ``rows`` samples; of texts, each token that is routed counts as a sample."""
         if not rows:
             return
         weights = routing.weights.detach().double()  # the sums then hardly depend on how rows are batched
         self.static = self.static and weights.dim() == 2
         weights = weights if weights.dim() == 3 else weights.expand(rows, -1, -1)
+        rows = len(weights)
         active = weights > 0
         self.rows += rows
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
