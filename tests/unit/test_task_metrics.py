@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +98,7 @@ def add(evaluation: Evaluation, rows: slice) -> None:
 @pytest.mark.parametrize("cuts", [[0, 9], [0, 1, 5, 6, 9]], ids=["one batch", "batches"])
 def test_values_by_hand(cuts: list[int]) -> None:
     evaluation = Evaluation(TASKS)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         add(evaluation, slice(start, end))
     found = evaluation.compute()
     assert {name: found[name] for name in expected()} == pytest.approx(expected(), abs=1e-6)
