@@ -19,9 +19,9 @@ WHERE = "callbacks.lr_schedule"
 class ConstantRate(Callback):
     """Raise the learning rate linearly from 0 in the warm-up, then keep it; log it as ``train/lr``.
 
-    The warm-up takes ``warmup``, a fraction of the run, or ``warmup_steps`` optimiser steps. Before each step
-    each parameter group gets its base rate times a factor, a function of ``trainer.global_step``: a resumed run goes on
-    in the right phase. The base rates are kept in the optimiser's groups as ``initial_lr``, as by torch's own schedulers;
+    The warm-up takes ``warmup``, a fraction of the run, or ``warmup_steps`` optimiser steps. Before each step each
+    parameter group gets its base rate times a factor, a function of ``trainer.global_step``: a resumed run goes on in
+    the right phase. The base rates are kept in the optimiser's groups as ``initial_lr``, as by torch's own schedulers:
     a checkpoint holds them beside the current rates.
     """
 
