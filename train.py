@@ -102,7 +102,7 @@ ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS
 
 
 def run(cfg: DictConfig) -> float | None:
-    """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best ``val/loss``."""
+    """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value."""
     from mtl import distributed, memory  # before anything imports torchvision: mtl makes it importable
 
     with warnings.catch_warnings():
@@ -120,6 +120,7 @@ def _run(cfg: DictConfig) -> float | None:
 
     from mtl import fast
     from mtl.run import build, errors, results, schema
+    from mtl.run.start import start_from
     from mtl.types import InputError, require
 
     schema.check(cfg)
@@ -136,6 +137,8 @@ def _run(cfg: DictConfig) -> float | None:
     data.prepare_data()
     data.setup()
     network = build.build_network(cfg, data.spec)
+    if cfg.get("start_from") and not (cfg.ckpt or cfg.evaluate):  # else it is the option of the earlier run
+        start_from(network, cfg.start_from)
     module = build.build_module(cfg, network, data.spec)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
@@ -143,6 +146,7 @@ def _run(cfg: DictConfig) -> float | None:
         OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
 
     best: float | None = None
+    monitor = "val/loss"
     checkpoint = cfg.evaluate
     if not checkpoint:
         try:
@@ -158,15 +162,15 @@ def _run(cfg: DictConfig) -> float | None:
         score = getattr(saved, "best_model_score", None)
         best = None if score is None else float(score)
         checkpoint = str(getattr(saved, "best_model_path", "")) or None
+        monitor = getattr(saved, "monitor", None) or monitor
         if checkpoint is None:
-            monitor = getattr(saved, "monitor", "val/loss")
             log.warning("no finite %s was measured: testing the last weights", monitor)
         if cfg.tested == "last":
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
     record = results.collect(
-        cfg.label, cfg.seed, checkpoint or "last weights", test, fit_metrics, network, epochs, best
+        cfg.label, cfg.seed, checkpoint or "last weights", test, fit_metrics, network, epochs, best, monitor
     )
     if trainer.is_global_zero:
         results.write_json(folder / "results.json", record)
@@ -194,7 +198,7 @@ def main(cfg: DictConfig) -> float | None:
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
     from mtl.run import schema
-    from mtl.run.checkpoint import whole_checkpoint
+    from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
     from mtl.run.resume import config_from_checkpoint
@@ -204,7 +208,8 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     if not IS_FIRST:
         logging.disable(logging.WARNING)
     schema.check(cfg)
-    require(not (cfg.ckpt and cfg.evaluate), "ckpt and evaluate: give one or the other")
+    given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
+    require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
     words, trust = list(hydra_cfg.overrides.task), list(cfg.trust or [])
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
@@ -218,6 +223,8 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         elif cfg.evaluate:
             cfg = config_from_checkpoint(cfg.evaluate, words, composed, trust, evaluate=True)
         else:
+            if cfg.start_from:
+                read_whole(cfg.start_from)  # a damaged file is reported before data are fetched
             cfg = with_choices(cfg, hydra_cfg)
         return run(cfg)
     finally:

@@ -38,6 +38,8 @@ class EpochReport(Callback):
         shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
         if "val/loss" in values:
             shown.append(f"val/loss {float(values['val/loss']):.4f}")
+        if "val/average" in values:
+            shown.append(f"val/average {float(values['val/average']):.4f}")
         if "val/experts_per_sample" in values:
             shown.append(f"experts per sample {float(values['val/experts_per_sample']):.2f}")
         log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])

@@ -1,4 +1,4 @@
-"""Refuse a run whose best checkpoint or early stopping monitors a value that nobody logs."""
+"""Refuse a run whose best checkpoint, early stopping or learning rate monitors a value that nobody logs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
+from callbacks.lr_schedule import PlateauRate
 from mtl.training.module import MultiTaskModule
 from mtl.types import require
 
@@ -42,14 +43,16 @@ class MonitorCheck(Callback):
             log.warning("%s.monitor=%s: nothing that is known logs this name", name, monitor)
 
 
-def _watchers(trainer: Trainer) -> list[tuple[str, ModelCheckpoint | EarlyStopping]]:
+def _watchers(trainer: Trainer) -> list[tuple[str, ModelCheckpoint | EarlyStopping | PlateauRate]]:
     """Return the callbacks that monitor a value, each with its place in the configuration."""
-    found: list[tuple[str, ModelCheckpoint | EarlyStopping]] = []
+    found: list[tuple[str, ModelCheckpoint | EarlyStopping | PlateauRate]] = []
     for callback in trainer.callbacks:
         if isinstance(callback, ModelCheckpoint):
             found.append(("callbacks.best", callback))
         elif isinstance(callback, EarlyStopping):
             found.append(("callbacks.early_stopping", callback))
+        elif isinstance(callback, PlateauRate):
+            found.append(("callbacks.lr_schedule", callback))
     return found
 
 

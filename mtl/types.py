@@ -16,6 +16,11 @@ from torch import Tensor
 
 TaskKind = Literal["binary", "multiclass", "regression"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")
+METRICS: dict[TaskKind, tuple[str, ...]] = {  # those that a task may name; mtl.training.metrics computes them
+    "binary": ("auroc", "accuracy", "f1", "matthews"),
+    "multiclass": ("accuracy", "macro_f1", "matthews"),
+    "regression": ("mse", "pearson", "spearman"),
+}
 MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
 
@@ -164,6 +169,9 @@ class TaskSpec:
         many = self.kind == "multiclass"
         fits = self.num_classes >= 2 if many else self.num_classes == 1
         require(fits, f"task {self.name!r}: num_classes={self.num_classes} does not fit kind={self.kind}")
+        unknown = [name for name in self.metrics if name not in METRICS[self.kind]]
+        accepted = f"a {self.kind} task has {', '.join(METRICS[self.kind])}"
+        require(not unknown, f"task {self.name!r}: metrics={list(self.metrics)}: {accepted}; not {', '.join(unknown)}")
 
 
 @dataclass(frozen=True)

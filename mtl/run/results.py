@@ -42,17 +42,19 @@ def collect(
     network: nn.Module,
     epochs: int,
     best: float | None,
+    monitor: str = "val/loss",
 ) -> dict[str, Any]:
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
-    Its entry ``fast`` lists the functions that ran in a version tuned to this processor.
+    ``best`` is the best value of ``monitor``. Entry ``fast`` lists the functions that ran in a version tuned to this
+    processor.
     """
     seconds = fit.get("seconds_per_epoch")
     return {
         "label": label,
         "seed": seed,
         "test": {name.removeprefix("test/"): float(value) for name, value in test.items()},
-        "best_val_loss": best,
+        f"best_{monitor.replace('/', '_')}": best,
         "epochs": epochs,
         "seconds_per_epoch": None if seconds is None else float(seconds),
         "parameters": count_parameters(network),

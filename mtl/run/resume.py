@@ -30,7 +30,7 @@ FIXED_SECTIONS = ("gate", "network", "data", "permutation")
 # except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
 # Config groups that fill other sections than the one of their own name
-SECTIONS = {"recipe": ("setting", "experts")}
+SECTIONS = {"recipe": ("setting", "experts"), "lr_schedule": ("callbacks.lr_schedule",)}
 # Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
 NAMES = (
     "accelerator",

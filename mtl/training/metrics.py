@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, MulticlassAccuracy
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    BinaryF1Score,
+    MulticlassAccuracy,
+    MulticlassF1Score,
+)
 from torchmetrics.regression import MeanSquaredError
 
 from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
+from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
 from mtl.training.losses import labelled, summed_losses
-from mtl.types import TaskSpec
+from mtl.types import TaskKind, TaskSpec
+
+BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics that mtl.types.METRICS names
+    "binary": {"auroc": BinaryAUROC, "accuracy": BinaryAccuracy, "f1": BinaryF1Score, "matthews": BinaryMatthews},
+    "multiclass": {
+        "accuracy": partial(MulticlassAccuracy, average="micro"),
+        "macro_f1": partial(MulticlassF1Score, average="macro"),
+        "matthews": MulticlassMatthews,
+    },
+    "regression": {"mse": MeanSquaredError, "pearson": Pearson, "spearman": Spearman},
+}
+DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
+    "binary": ("auroc", "accuracy"),
+    "multiclass": ("accuracy",),
+    "regression": ("mse",),
+}
 
 
 def task_metrics(task: TaskSpec) -> dict[str, Metric]:
-    """Return fresh metrics for a task: AUROC and accuracy, accuracy, or mean squared error, by its kind."""
-    if task.kind == "binary":
-        return {
-            "auroc": BinaryAUROC(dist_sync_fn=gather_tensors),
-            "accuracy": BinaryAccuracy(dist_sync_fn=gather_tensors),
-        }
-    if task.kind == "multiclass":
-        return {"accuracy": MulticlassAccuracy(task.num_classes, average="micro", dist_sync_fn=gather_tensors)}
-    return {
-        # In float64 the sums hardly depend on the order of the rows
-        "mse": MeanSquaredError(dist_sync_fn=gather_tensors).set_dtype(torch.float64)
-    }
+    """Return fresh metrics by name: those that the task names, or else the default ones of its kind."""
+    sizes = {"num_classes": task.num_classes} if task.kind == "multiclass" else {}
+    names = task.metrics or DEFAULTS[task.kind]
+    metrics = {name: BUILDERS[task.kind][name](**sizes, dist_sync_fn=gather_tensors) for name in names}
+    if task.kind == "regression":  # in float64 the sums hardly depend on the order of the rows
+        metrics = {name: metric.set_dtype(torch.float64) for name, metric in metrics.items()}
+    return metrics
+
+
+def averages(tasks: Sequence[TaskSpec], metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, list[str]]:
+    """Return the main metrics that ``average`` and ``small_average`` are means of, as ``<task>/<metric>``.
+
+    ``metrics``: those of each task, the main one first. There are no averages unless every task names its metrics, and
+    of each main one higher is better; and no ``small_average`` if no task is small.
+    """
+    mains = {task.name: next(iter(metrics[task.name])) for task in tasks}
+    if not all(task.metrics and metrics[task.name][mains[task.name]].higher_is_better for task in tasks):
+        return {}
+    everyone = [f"{task.name}/{mains[task.name]}" for task in tasks]
+    small = [f"{task.name}/{mains[task.name]}" for task in tasks if task.small]
+    return {"average": everyone, "small_average": small} if small else {"average": everyone}
 
 
 class LossMeter(nn.Module):
@@ -93,6 +126,7 @@ class Evaluation(nn.Module):
         self.meter = LossMeter(tasks)
         self.tasks = {task.name: task for task in tasks}
         self.metrics = nn.ModuleDict({str(i): nn.ModuleDict(task_metrics(task)) for i, task in enumerate(tasks)})
+        self.averages = averages(tasks, {name: self._of(name) for name in self.tasks})
 
     def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
         """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``."""
@@ -112,17 +146,23 @@ class Evaluation(nn.Module):
                     metric.update(prediction, target)
 
     def compute(self) -> dict[str, float]:
-        """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass."""
+        """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
+
+        Like the loss, an average leaves out tasks without a label.
+        """
         result = self.meter.compute()
         for name in self.tasks:
             if f"{name}/loss" in result:
                 for metric_name, metric in self._of(name).items():
                     result[f"{name}/{metric_name}"] = float(metric.compute())
-        return result
+        found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
+        means = {name: statistics.fmean(values) for name, values in found.items() if values}
+        return {"loss": result["loss"], **means, **result}
 
     def names(self) -> list[str]:
-        """Return the names of all values that ``compute`` may return: the loss first, then task by task."""
-        return ["loss", *(f"{task}/{name}" for task in self.tasks for name in ("loss", *self._of(task)))]
+        """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
+        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self._of(task)))
+        return ["loss", *self.averages, *by_task]
 
     def reset(self) -> None:
         self.meter.reset()

@@ -47,6 +47,16 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 }
 
 
+def rate_factor(step: float, warmup: float, length: float, shape: str, end: float) -> float:
+    """Return the factor of the learning rate at optimiser step ``step``, counted from 0.
+
+    It rises linearly from 0 to 1 in ``warmup`` steps, then goes to ``end`` in the given ``shape`` by step ``length``.
+    """
+    if step < warmup:
+        return step / warmup
+    return SHAPES[shape](min(1.0, (step - warmup) / max(1.0, length - warmup)), 1.0, end)
+
+
 def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for an unknown shape, for negative values, and for values that the shape does not allow."""
     check_choice("schedule: shape", shape, list(SHAPES))

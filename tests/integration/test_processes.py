@@ -81,6 +81,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     words = [*BASE, "data.rows=[8576,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
     words += ["permutation=sinkhorn", "setting.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
+    words += ["lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"]
     one, two = tmp_path / "one", tmp_path / "two"
     ended(fork(one, *words, "data.batch_size=128"), fork(two, *words, "data.batch_size=64", two=True))
     expected, got = losses(one), losses(two)
@@ -159,6 +160,7 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
 
 RESUMED = [*BASE[1:], "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn", "setting.dropout=0.3"]
 RESUMED += ["setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
+RESUMED += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
 
 
 @pytest.fixture(scope="module")

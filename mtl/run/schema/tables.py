@@ -106,6 +106,7 @@ TOP: dict[str, Kind] = {
     "label": Label(),
     "ckpt": or_null(NAME),
     "evaluate": or_null(NAME),
+    "start_from": or_null(NAME),
     "trust": or_null(ListOf(NAME)),
     "choices": Fields({}, extra=True),
     "fast": Choice(("auto", False)),

@@ -1,0 +1,64 @@
+"""Start a new run from the weights of another one: ``start_from=RUN/checkpoints/best.ckpt``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mtl.kinds import listed
+from mtl.run.checkpoint import read_whole
+from mtl.types import InputError
+
+log = logging.getLogger(__name__)
+
+NETWORK = "network."  # how the names of a network's weights begin in a checkpoint
+
+
+def start_from(network: nn.Module, path: str | Path) -> None:
+    """Copy every weight of the checkpoint at ``path`` whose name and shape fit into ``network``, and log what does not.
+
+    Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change:
+    they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's weights
+    by name pass through it first. Nothing else of the checkpoint is used. Raises InputError if no weight fits.
+    """
+    state = {
+        str(name).removeprefix(NETWORK): value
+        for name, value in read_whole(path)["state_dict"].items()
+        if str(name).startswith(NETWORK) and isinstance(value, Tensor)
+    }
+    if callable(adapt := getattr(network, "adapt", None)):
+        state = adapt(state)
+    options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
+    state = {name: value for name, value in state.items() if name not in options}
+    own = {
+        name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options
+    }
+    fitting = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
+    if not fitting:
+        raise InputError(
+            f"start_from={path}: none of its weights fits this network; it has {grouped(state)}, and the network has "
+            f"{grouped(own)}"
+        )
+    network.load_state_dict(fitting, strict=False)
+    left_out = {
+        "not in the checkpoint": [name for name in own if name not in state],
+        "not in this network": [name for name in state if name not in own],
+        "of another shape": [name for name in own if name in state and name not in fitting],
+    }
+    reports = [f"; {what}: {grouped(names)}" for what, names in left_out.items() if names]
+    log.info("start_from=%s: %d of %d tensors are set%s", path, len(fitting), len(own), "".join(reports))
+
+
+def grouped(names: Iterable[str]) -> str:
+    """Return the modules that the named weights belong to, with how many each has; numbered modules are one, ``*``."""
+    modules = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name.rpartition(".")[0] or name) for name in names)
+    return listed(f"{module} ({count})" for module, count in modules.items()) or "none"
+
+
+def _fits(value: Tensor, own: Tensor) -> bool:
+    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()

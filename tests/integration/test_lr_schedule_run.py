@@ -1,0 +1,111 @@
+"""Runs with a learning-rate schedule: stopped, resumed, lengthened, with another schedule."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import open_dict
+
+from mtl.run.checkpoint import read_checkpoint
+from mtl.training.schedules import rate_factor
+from mtl.types import Stopped
+from tests.integration.helpers import compose_small, resume_small
+from tests.integration.test_resume import go_on, losses, same, state
+from train import run
+
+# Two parameter groups, in epochs of 5 batches and 3 steps
+WORDS = [
+    *(
+        "data=synthetic_pairs",
+        "network=routed_dense",
+        "gate=gumbel_matrix",
+        "logger=csv",
+        "trainer.log_every_n_steps=1",
+    ),
+    *("data.batch_size=128", "trainer.accumulate_grad_batches=2", "data.tasks_per_step=2"),
+]
+LINEAR = ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.25", "callbacks.lr_schedule.end_factor=0.1"]
+PLATEAU = [  # the loss falls, so it never improves in this mode
+    *("lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"),
+    *("callbacks.lr_schedule.warmup_steps=2", "trainer.max_epochs=4"),
+]
+
+
+def course(folder: Path) -> dict[int, float]:
+    """Return the logged learning rates by step."""
+    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
+    return {int(row["step"]): float(row["train/lr"]) for row in rows if row.get("train/lr")}
+
+
+def groups(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read_checkpoint(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0][
+        "param_groups"
+    ]
+    return found
+
+
+def stop_at(folder: Path, step: int, *words: str) -> None:
+    cfg = compose_small(folder, *words)
+    with open_dict(cfg):
+        cfg.callbacks.stop = {"_target_": "tests.integration.test_resume.StopAt", "step": step}
+    with pytest.raises(Stopped):
+        run(cfg)
+
+
+@pytest.mark.parametrize(("schedule", "step"), [(LINEAR, 1), (PLATEAU, 7)], ids=["linear", "plateau"])
+def test_stopped_run_resumes_exactly_and_keeps_its_schedule(schedule: list[str], step: int, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(compose_small(whole, *WORDS, *schedule))
+    stop_at(parts, step, *WORDS, *schedule)
+    torch.manual_seed(99)
+    go_on(parts)  # no option is repeated
+    expected, found = state(whole), state(parts)
+    for key, value in expected.items():
+        assert same(value, found[key]), key
+    assert losses(parts) == losses(whole)
+    assert course(parts) == course(whole)
+    base, rates, factors = course(whole), list(course(whole).values()), groups(whole)
+    assert rates[0] == 0
+    if schedule is LINEAR:
+        length = len(base)
+        assert rates == pytest.approx(
+            [0.001 * rate_factor(step, length / 4, length, "linear", 0.1) for step in range(length)], rel=1e-6
+        )
+    else:
+        assert rates[-1] == pytest.approx(max(rates) * 0.25)  # the third and fourth epoch began lower
+    assert len(factors) == 2
+    assert {group["lr"] / group["initial_lr"] for group in factors} == {factors[0]["lr"] / factors[0]["initial_lr"]}
+    assert factors[0]["initial_lr"] != factors[1]["initial_lr"]
+
+
+SHORT = ["logger=csv", "trainer.log_every_n_steps=1", "trainer.max_epochs=1"]  # of 5 steps, with a rate of 0.01
+
+
+def test_resuming_with_another_length_and_then_another_schedule(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, *LINEAR, *SHORT))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    longer = resume_small(last, tmp_path, "trainer.max_epochs=2")
+    kept = longer.callbacks.lr_schedule
+    assert (kept.shape, kept.warmup, kept.end_factor) == ("linear", 0.25, 0.1)
+    run(longer)
+    rates = course(tmp_path)
+    before, after = (rate_factor(4, 1.25, 5, "linear", 0.1), rate_factor(5, 2.5, 10, "linear", 0.1))
+    assert [rates[4], rates[5]] == pytest.approx([0.01 * before, 0.01 * after])
+    assert groups(tmp_path)[0]["lr"] < 0.005
+    constant = resume_small(last, tmp_path, "lr_schedule=constant", "trainer.max_epochs=3")
+    assert constant.callbacks.lr_schedule._target_ == "callbacks.lr_schedule.ConstantRate"
+    run(constant)
+    assert groups(tmp_path)[0]["lr"] == groups(tmp_path)[0]["initial_lr"] == 0.01
+
+
+def test_longer_run_equals_an_uninterrupted_one_if_its_schedule_has_its_own_length(tmp_path: Path) -> None:
+    words = [*SHORT, "callbacks.lr_schedule.warmup_steps=7"]
+    run(compose_small(tmp_path / "parts", *words))
+    go_on(tmp_path / "parts", "trainer.max_epochs=2")
+    run(compose_small(tmp_path / "whole", *words, "trainer.max_epochs=2"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert course(tmp_path / "parts")[6] == pytest.approx(0.01 * 6 / 7)
