@@ -81,8 +81,9 @@ class MultiTaskModule(LightningModule):
         return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*"]
 
     def on_fit_start(self) -> None:
-        if self.distillation is not None:  # Lightning moves only what is part of this module
-            self.distillation.teacher.to(self.device, self.dtype)
+        if self.distillation is not None:  # Lightning moves and converts only what is part of this module
+            like = next(self.network.parameters())
+            self.distillation.teacher.to(like.device, like.dtype)
 
     def on_train_start(self) -> None:
         for logger in self.loggers:  # a logger that replaces its file has to know which rows a resumed run goes on from
