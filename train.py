@@ -121,12 +121,14 @@ def _run(cfg: DictConfig) -> float | None:
     from mtl import fast
     from mtl.run import build, errors, results, schema
     from mtl.run.start import start_from
+    from mtl.run.teacher import read_teacher
     from mtl.types import InputError, require
 
     schema.check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     build.check_options(cfg)
+    teacher = read_teacher(cfg)
     fast.enable(cfg.fast == "auto")
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     require(
@@ -139,7 +141,8 @@ def _run(cfg: DictConfig) -> float | None:
     network = build.build_network(cfg, data.spec)
     if cfg.get("start_from") and not (cfg.ckpt or cfg.evaluate):  # else it is the option of the earlier run
         start_from(network, cfg.start_from)
-    module = build.build_module(cfg, network, data.spec)
+    distillation = teacher and teacher.distillation(network, data.spec)
+    module = build.build_module(cfg, network, data.spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)

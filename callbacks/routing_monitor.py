@@ -9,7 +9,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
-from torch import Tensor
 
 from callbacks.length import took_step
 from mtl.analysis.flops import expert_flops, forward_flops

@@ -23,29 +23,25 @@ from data_modules.tables.reading import read_table
 from data_modules.text_tasks import SMALL, TextTasksDataModule
 from data_modules.texts.example import NAME, TASKS, write_example
 from data_modules.texts.rows import Texts
-from mtl.types import InputError, TaskSpec, require
+from mtl.types import METRICS, InputError, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
 EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject, body], label: spam, kind: binary}'"
 PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 LABEL_OPTIONS = ("kind", "weight", "positive")
-ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "val_path", "test_path")
-METRICS = {
-    "binary": ("accuracy", "f1", "matthews", "auroc"),
-    "multiclass": ("accuracy", "f1", "matthews", "auroc"),
-    "regression": ("pearson", "spearman", "mse"),
-}
+ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "gate_from", "val_path", "test_path")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a task are: its files, the one or two columns of texts, its labels and metrics."""
+    """Where the rows of a task are: its files, the one or two columns of texts, its labels; and more of its TaskSpec."""
 
     paths: dict[str, Path]
     text: list[str]
     labels: Labels
     metrics: tuple[str, ...]
+    gate_from: str | None
 
     @staticmethod
     def of(name: str, entry: Any) -> Source:
@@ -72,7 +68,10 @@ class Source:
         require(
             not wrong, f"data.{here}.metrics: {', '.join(wrong)} does not fit kind={found.kind}: {', '.join(known)} do"
         )
-        return Source(paths, text, found, tuple(metrics))
+        gate_from = entry.get("gate_from")
+        named = gate_from is None or isinstance(gate_from, str)
+        require(named, f"data.{here}.gate_from={shown(gate_from)}: must be the name of a task, random, or null")
+        return Source(paths, text, found, tuple(metrics), gate_from)
 
 
 class TextDataModule(TextTasksDataModule):
@@ -80,7 +79,8 @@ class TextDataModule(TextTasksDataModule):
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
     pairs. ``label``, ``kind``, ``weight``, ``positive``: the column of the labels, and how to read it, as for
-    ``data=table``; rows without a label are left out. ``metrics``: those to report, the main one first. ``val_path``,
+    ``data=table``; rows without a label are left out. ``metrics``: those to report, the main one first. ``gate_from``:
+    with ``start_from``, the task of that run whose gate this task starts with, or "random". ``val_path``,
     ``test_path``: files of their own for val and test.
 
     Rows of the other splits are drawn with ``seed`` by the shares ``split``; these are train, val and test. Without
@@ -126,7 +126,8 @@ class TextDataModule(TextTasksDataModule):
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             spec, labels = source.labels.encode(frames, where)
             small = len(frames["train"]) <= SMALL
-            specs.append(dataclasses.replace(spec, metrics=source.metrics, small=small))
+            more = {"metrics": source.metrics, "small": small, "gate_from": source.gate_from}
+            specs.append(dataclasses.replace(spec, **more))
             for split, frame in frames.items():
                 columns = [frame[column].fill_null("").to_list() for column in source.text]
                 second = columns[1] if len(columns) > 1 else None

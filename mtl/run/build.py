@@ -17,6 +17,7 @@ from torch import nn
 
 from mtl.compat import config_path
 from mtl.run.checkpoint import AtomicCheckpointIO
+from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.types import Categorical, DataSpec, InputError, require
 
@@ -68,12 +69,14 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
     return network
 
 
-def build_module(cfg: DictConfig, network: nn.Module, spec: DataSpec) -> MultiTaskModule:
-    """Return the LightningModule that trains ``network`` on the tasks of ``spec``."""
+def build_module(
+    cfg: DictConfig, network: nn.Module, spec: DataSpec, distillation: Distillation | None = None
+) -> MultiTaskModule:
+    """Return the LightningModule that trains ``network`` on the tasks of ``spec``, and to be like its teacher."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     options = {str(key): value for key, value in config.items()}
-    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options)
+    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation)
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:

@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
 from mtl.types import Batch, NetworkOutput, TaskSpec
@@ -24,6 +25,7 @@ class MultiTaskModule(LightningModule):
     """Minimise the weighted sum of task losses plus the network's auxiliary losses.
 
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
+    ``distillation`` adds the comparison with a teacher for the tasks of each batch, shown among the auxiliary losses.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
@@ -38,11 +40,13 @@ class MultiTaskModule(LightningModule):
         tasks: Sequence[TaskSpec],
         optimizer: Callable[..., torch.optim.Optimizer],
         config: Mapping[str, Any] | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
+        self.distillation = distillation
         self._optimizer = optimizer
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
@@ -54,7 +58,7 @@ class MultiTaskModule(LightningModule):
         return output
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
-        """Return the loss of a batch, or of a list of batches: task losses are added, auxiliary losses averaged."""
+        """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""
         batches = [batch] if isinstance(batch, Batch) else batch
         losses, shown, routings = [], [], {}
         for part in batches:
@@ -64,6 +68,10 @@ class MultiTaskModule(LightningModule):
             shown.append(value)
             for name, term in output.losses.items():
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
+            if self.distillation is not None:
+                for name, term in self.distillation.losses(part.inputs, output).items():
+                    losses.append(term)
+                    self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach()
             routings = output.routings
         self.aux_batches += 1
         self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
@@ -73,6 +81,11 @@ class MultiTaskModule(LightningModule):
         """Return the names that this module logs in training and validation; ``*`` stands for any text."""
         names = [*(f"val/{name}" for name in self.evaluation.names()), "train/step_loss", "train/loss"]
         return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*"]
+
+    def on_fit_start(self) -> None:
+        if self.distillation is not None:  # Lightning moves and converts only what is part of this module
+            like = next(self.network.parameters())
+            self.distillation.teacher.to(like.device, like.dtype)
 
     def on_train_start(self) -> None:
         for logger in self.loggers:  # a logger that replaces its file has to know which rows a resumed run goes on from
@@ -138,6 +151,8 @@ class MultiTaskModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
+        tasks = self.tasks.values()
+        checkpoint["tasks"] = [{"name": t.name, "kind": t.kind, "num_classes": t.num_classes} for t in tasks]
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)

@@ -291,8 +291,9 @@ def every_file() -> list[str]:
     trunks = [f"network/gate_trunk={name}" for name in files.pop("network/gate_trunk")]
     longest = max(map(len, files.values()))
     rows = [[f"{group}={names[i % len(names)]}" for group, names in files.items()] for i in range(longest)]
+    lines = [" ".join(row).replace("=dense_run", "=dense_run distillation.teacher=best.ckpt") for row in rows]
     # All GPUs of this machine, which may have none
-    return experiments + trunks + [" ".join(row).replace("trainer=ddp ", "trainer=ddp_cpu ") for row in rows]
+    return experiments + trunks + [line.replace("trainer=ddp ", "trainer=ddp_cpu ") for line in lines]
 
 
 @pytest.mark.parametrize("words", every_file())

@@ -113,6 +113,10 @@ TOP: dict[str, Kind] = {
     "compile": Flag(),
     "tested": Choice(("best", "last")),
     "task_batches": Flag(),
+    "distillation": Fields(
+        {"teacher": or_null(NAME), "weight": NOT_NEGATIVE, "layers": Flag(), "predictions": Flag()},
+        required=frozenset(("teacher", "weight", "layers", "predictions")),
+    ),
     "paths": Fields(dict.fromkeys(("data_dir", "output_dir", "run_dir"), NAME), extra=True),
 }
 

@@ -1,0 +1,105 @@
+"""Read the finished run that a new network is distilled from, and check that the two fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from mtl.run import build
+from mtl.run.checkpoint import read_checkpoint
+from mtl.run.resume import config_to_load, plain
+from mtl.training.distillation import Distillation
+from mtl.types import DataSpec, InputError, TaskSpec, require
+
+VOCABULARY = "vocab_size"
+SIZES = (VOCABULARY, "num_hidden_layers", "hidden_size")  # of an encoder, as `transformers` calls them
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A finished run, as its checkpoint at ``path`` describes it; nothing is built yet.
+
+    ``cfg`` is its configuration, ``weights`` are those of its network, ``options`` those of ``Distillation``.
+    """
+
+    path: str
+    cfg: DictConfig
+    weights: Mapping[str, Tensor]
+    tasks: tuple[TaskSpec, ...]
+    options: Mapping[str, Any]
+
+    def distillation(self, student: nn.Module, spec: DataSpec) -> Distillation:
+        """Return the distillation of the teacher into ``student``, both for data that look like ``spec``.
+
+        Raises InputError if the two cannot be compared. The random numbers of the run stay the same.
+        """
+        wrong = [*self._wrong_tasks(spec), *self._wrong_sizes(getattr(student, "encoder_config", {}))]
+        require(not wrong, f"distillation.teacher={self.path} does not fit this run: {'; '.join(wrong)}")
+        try:
+            with torch.random.fork_rng(devices=[]):
+                network = build.build_network(self.cfg, DataSpec(spec.inputs, self.tasks, spec.extras), fresh=False)
+            network.load_state_dict(self.weights, assign=True)  # without a copy
+        except (InputError, RuntimeError) as error:
+            reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            raise InputError(f"distillation.teacher={self.path} does not fit this run: {reason}") from error
+        return Distillation(network, self.tasks, **self.options)
+
+    def _wrong_tasks(self, spec: DataSpec) -> Iterator[str]:
+        """Yield a phrase for each task of this run that the teacher does not predict, or predicts otherwise."""
+        known = {task.name: task for task in self.tasks}
+        for task in spec.tasks:
+            other = known.get(task.name)
+            if other is None:
+                yield f"it has no task {task.name}, only {', '.join(known)}"
+            elif (other.kind, other.num_classes) != (task.kind, task.num_classes):
+                yield f"its task {task.name} is {_described(other)}, here it is {_described(task)}"
+
+    def _wrong_sizes(self, student: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a phrase for each size in which the teacher's encoder differs from the ``student``'s."""
+        sizes = (self.cfg.network.get("config") or {}) if "pretrained" in self.cfg.network else {}
+        for name in SIZES if self.options["layers"] else SIZES[:1]:
+            if name in sizes and name in student and sizes[name] != student[name]:
+                yield f"its {name} is {sizes[name]}, here it is {student[name]}"
+
+
+def read_teacher(cfg: DictConfig) -> Teacher | None:
+    """Return the teacher of ``cfg.distillation``; None if there is none, or if the run only tests.
+
+    It is read like every checkpoint: one that is damaged, or names classes that are not trusted, raises InputError.
+    """
+    options = plain(cfg.distillation) if "distillation" in cfg else {}  # a checkpoint may be older than this section
+    path, trust = options.pop("teacher", None), list(cfg.get("trust") or [])
+    if path is None or cfg.evaluate:
+        return None
+    where = f"distillation.teacher={path}"
+    require(
+        options["layers"] or options["predictions"],
+        "distillation.layers=false and distillation.predictions=false leave nothing to compare; distillation=none "
+        "trains without a teacher",
+    )
+    try:
+        checkpoint, config = read_checkpoint(path, trust), config_to_load(path, trust)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    for title, network in (("this run", cfg.network), ("the teacher", config.network)):
+        require(
+            not options["layers"] or "pretrained" in network,  # as network=transformer has it
+            f"distillation.layers=true compares the hidden states of two Transformers, but {title} has "
+            f"{str(network.get('_target_')).split('.')[-1]}; distillation.layers=false compares predictions alone",
+        )
+    try:
+        tasks = tuple(TaskSpec(str(task["name"]), task["kind"], task["num_classes"]) for task in checkpoint["tasks"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{where}: this checkpoint does not say which tasks it has; train the teacher anew") from error
+    state = checkpoint["state_dict"]
+    weights = {name.removeprefix("network."): value for name, value in state.items() if name.startswith("network.")}
+    return Teacher(path, config, weights, tasks, options)
+
+
+def _described(task: TaskSpec) -> str:
+    return f"{task.kind} of {task.num_classes} classes" if task.kind == "multiclass" else task.kind

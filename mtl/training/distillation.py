@@ -1,0 +1,73 @@
+"""Distil a trained network, the teacher, into the one that is trained (MoEBERT: Zuo et al. 2022, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mtl.distributed import batch_mean
+from mtl.functional import at_least_float32
+from mtl.types import NetworkOutput, TaskSpec
+
+
+class Distillation:
+    """Compare a network with its frozen ``teacher``: ``weight`` * (sum_l MSE(H_l, T_l) + sum_t P_t).
+
+    H_l and T_l ``[N, D]`` are the states of the N real tokens in the network and in the teacher, after the embeddings
+    (l = 0) and after each layer. P_t is ``prediction_losses`` of task t, averaged over all rows, labelled or not.
+    ``layers`` and ``predictions`` switch the two parts.
+
+    This is no module: so the teacher is in no checkpoint and no optimizer, and ``train()`` leaves its dropout off.
+    """
+
+    def __init__(
+        self,
+        teacher: nn.Module,
+        tasks: Sequence[TaskSpec],
+        weight: float = 1.0,
+        layers: bool = True,
+        predictions: bool = True,
+    ) -> None:
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.tasks = {task.name: task for task in tasks}
+        self.weight, self.layers, self.predictions = weight, layers, predictions
+
+    def losses(self, inputs: Mapping[str, Tensor], output: NetworkOutput) -> dict[str, Tensor]:
+        """Return the parts of the loss by name; ``output`` is that of the network for the batch ``inputs``."""
+        with torch.no_grad():
+            target: NetworkOutput = self.teacher(inputs, list(output.predictions))
+        losses = {}
+        if self.layers:
+            losses["distillation_layers"] = self.weight * batch_mean(state_losses(output.hidden, target.hidden))
+        if self.predictions:
+            each = [
+                prediction_losses(self.tasks[name], prediction, target.predictions[name])
+                for name, prediction in output.predictions.items()
+            ]
+            losses["distillation_predictions"] = self.weight * batch_mean(torch.stack(each).sum(0))
+        return losses
+
+
+def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    """Return the squared error of each token ``[N]``: averaged over features, summed over the states ``[N, D]``."""
+    pairs = zip(hidden, target, strict=True)
+    each = [(at_least_float32(state) - at_least_float32(wanted)).square().mean(-1) for state, wanted in pairs]
+    return torch.stack(each).sum(0)
+
+
+def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the difference between a network's predictions of a task and its teacher's, for each row, ``[B]``.
+
+    Regression: the squared error. Classes: the symmetric KL divergence 1/2 sum_c (p_c - q_c) (log p_c - log q_c), with
+    p and q the softmax of the logits ``prediction`` and ``target``; the two classes of a binary task have the logits 0
+    and ``prediction [B]``.
+    """
+    prediction, target = at_least_float32(prediction), at_least_float32(target)
+    if task.kind == "regression":
+        return (prediction - target).square()
+    if task.kind == "binary":
+        prediction, target = (torch.stack([torch.zeros_like(x), x], -1) for x in (prediction, target))
+    log_p, log_q = prediction.log_softmax(-1), target.log_softmax(-1)  # [B, C]
+    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
