@@ -35,7 +35,7 @@ ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "gate_from", "va
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a task are: its files, the one or two columns of texts, its labels; and more of its TaskSpec."""
+    """Where the rows of a task are: its files, the one or two columns of texts, its labels; and what else it says."""
 
     paths: dict[str, Path]
     text: list[str]

@@ -49,6 +49,7 @@ class TextTasksDataModule(TasksDataModule):
         self.tokenizer = tokenizer
         self.vocabulary = whole("vocabulary", vocabulary, 100, 1_000_000)
         self.max_length = whole("max_length", max_length, 8, 100_000)
+        self.encoder: Encoder | None = None  # after ``setup()``
         require_extra("tokenizers", *(["transformers"] if tokenizer else []))
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
@@ -58,7 +59,7 @@ class TextTasksDataModule(TasksDataModule):
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
         start = time.perf_counter()
         specs, texts = self.read_tasks()
-        encoder = self._encoder(list(texts["train"].values()))
+        encoder = self.encoder = self._encoder(list(texts["train"].values()))
         cache = self.data_dir / "cache"
         tasks: dict[str, dict[str, RaggedRows]] = {split: {} for split in SPLITS}
         for split in SPLITS:
