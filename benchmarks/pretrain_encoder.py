@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     from transformers import BertConfig, BertForMaskedLM
+    from transformers.utils import logging
 
     data = GlueDataModule(
         given.data_dir, given.tasks, vocabulary=given.vocabulary, download=False, batch_size=given.batch_size
@@ -138,6 +139,7 @@ def main() -> None:
         mean = sum(losses) / len(losses)
         print(f"epoch {epoch + 1}: validation loss {mean:.3f}, perplexity {math.exp(mean):.1f}", flush=True)
     given.folder.mkdir(parents=True, exist_ok=True)
+    logging.disable_progress_bar()
     model.bert.save_pretrained(given.folder)
     for file in vocabulary.iterdir():
         shutil.copy(file, given.folder)
