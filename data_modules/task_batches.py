@@ -44,10 +44,13 @@ class TaskSampler(Sampler["Index | list[Index]"]):
 
     ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
     the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
-    where n is the task's number of rows and p is 1 (``natural``, or ``proportional``), 1/``temperature``
+    where n is the task's number of rows and p is 1 (``natural``, ``proportional``), 1/``temperature``
     (``temperature``) or 0 (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows
-    are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order. If
-    ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible (``shuffled``: of any).
+    are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order.
+
+    If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible. ``natural`` and
+    ``shuffled`` draw each item by itself instead: to ask for different tasks would give the small ones a larger share
+    than their rows.
 
     ``lengths[task] [N]`` gives the lengths of a task's rows: its batches then hold rows of similar lengths, see
     ``bucketed``.
@@ -116,7 +119,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
             return torch.tensor(turns[:count])
         power = {"temperature": 1.0 / self.temperature, "uniform": 0.0}.get(self.order, 1.0)
         chances = self.sizes.double().pow(power)
-        if self.tasks_per_step <= tasks:  # without replacement inside a step
+        if self.order != "natural" and self.tasks_per_step <= tasks:  # without replacement inside a step
             steps = chances.expand(len(self), tasks)
             return torch.multinomial(steps, self.tasks_per_step, generator=generator).flatten()
         return torch.multinomial(chances, count, replacement=True, generator=generator)

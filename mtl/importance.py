@@ -93,9 +93,9 @@ def recording(layers: Sequence[StackedFFN]) -> Iterator[list[Recorder]]:
                 hook.remove()
 
 
-def importance_of_run(path: str | Path, trust: Sequence[str] = ()) -> Tensor:
+def importance_of_run(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> Tensor:
     """Return the importance ``[layers, W]`` of a run's network over its validation rows."""
-    network, data = network_and_data(path, trust)
+    network, data = network_and_data(path, trust, data_dir)
     require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
     assert isinstance(network, Transformer)
     return importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())
@@ -106,11 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m mtl.importance", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt, of a dense Transformer")
     parser.add_argument("--out", type=Path, help="file to write; default <run>/importance.pt")
+    parser.add_argument("--data-dir", help="folder of the data; default $MTL_DATA_DIR or data")
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     file = given.out or Path(given.checkpoint).absolute().parent.parent / "importance.pt"
     try:
-        scores = importance_of_run(given.checkpoint, given.trust)
+        scores = importance_of_run(given.checkpoint, given.trust, given.data_dir)
         part = file.with_name(file.name + ".part")
         torch.save({"importance": scores.cpu()}, part)
         os.replace(part, file)

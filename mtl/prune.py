@@ -105,12 +105,13 @@ def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Mo
         return torch.export.load(path).module()
 
 
-def network_and_data(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, Any]:
+def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
     """Return the trained network of a checkpoint, in evaluation mode, and its data module, set up.
 
-    ``trust``: packages of your own whose classes the checkpoint may name.
+    ``trust``: packages of your own whose classes the checkpoint may name. ``data_dir``: the folder of the data, by
+    default $MTL_DATA_DIR or ``data``.
     """
-    checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust)
+    checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust, data_dir)
     data: Any = build.build_data(cfg)
     data.prepare_data()
     data.setup()

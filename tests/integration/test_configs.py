@@ -18,7 +18,10 @@ from tests.integration.helpers import GROUPS, compose_small
 from train import run
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "setting.batch_size=8"]
+SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]
+GLUE_EXPERIMENTS = ("glue_mt_tag", "glue_mt_switch", "glue_mt_dense", "cglue_mt_tag", "glue_finetune")
 NEEDS = {  # what a file only makes sense with
+    **{f"experiment={name}": SMALL_GLUE for name in GLUE_EXPERIMENTS},
     "data=glue": SMALL_TEXTS,
     "data=text": SMALL_TEXTS,
     "recipe=glue": ["data=glue", *SMALL_TEXTS],
@@ -43,7 +46,9 @@ NEEDS = {  # what a file only makes sense with
 }
 WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those
-WORDS.remove("distillation=dense_run")  # it needs a teacher; test_distillation.py has some
+WORDS.remove("distillation=dense_run")  # these need a teacher; test_text_experiments.py trains one
+WORDS = [word for word in WORDS if word not in ("experiment=comet_bert", "experiment=comet_bert_plus")]
+WORDS.remove("experiment=moebert_hash")
 
 
 @pytest.mark.parametrize("word", WORDS)

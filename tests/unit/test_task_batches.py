@@ -63,7 +63,7 @@ def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> 
         assert all(map(same, rest, whole[done:]))
     other = list(sampler(order, 4, tasks_per_step=tasks_per_step))
     assert not all(map(same, whole, other))
-    if tasks_per_step > 1 and order != "shuffled":
+    if tasks_per_step > 1 and order not in ("shuffled", "natural"):
         assert all(len({task for task, _ in step}) == len(step) for step in whole)
 
 
@@ -130,8 +130,15 @@ def items(step: Any) -> list[tuple[str, Any]]:
     return [(task, rows.tolist()) for task, rows in (step if isinstance(step, list) else [step])]
 
 
-def test_natural_and_proportional_are_the_same_order() -> None:
-    assert list(map(items, sampler("natural", 2))) == list(map(items, sampler("proportional", 2)))
+def test_natural_order_keeps_the_shares_of_rows_in_super_batches() -> None:
+    """With different tasks in a step, as ``proportional`` has them, the smallest one would get a third of all turns."""
+    counts = {}
+    for order in ("natural", "proportional"):
+        drawn = [name for e in range(40) for step in sampler(order, e, tasks_per_step=3) for name, _ in step]
+        counts[order] = [drawn.count(name) / len(drawn) for name in SIZES]
+    shares = [size / sum(SIZES.values()) for size in SIZES.values()]
+    assert counts["proportional"] == pytest.approx([1 / 3] * 3)
+    assert max(abs(found - share) for found, share in zip(counts["natural"], shares, strict=True)) < 0.15
 
 
 @pytest.mark.parametrize("tasks_per_step", [1, 2])
