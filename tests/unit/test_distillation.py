@@ -343,7 +343,6 @@ def test_networks_without_hidden_states_are_distilled_from_predictions(tmp_path:
         (["distillation.weight=-1"], {}, "distillation.weight=-1: must be a number of at least 0"),
         (["distillation.layers=1"], {}, "distillation.layers=1: must be true or false"),
         (["distillation.teacher=nowhere.ckpt"], {}, "distillation.teacher=nowhere.ckpt: checkpoint .*no such file"),
-        (["distillation.teacher='???'"], {}, "distillation.teacher is missing; give distillation.teacher=..."),
         (["trust=[]"], {}, "TokenData"),
     ],
 )
@@ -352,6 +351,12 @@ def test_what_does_not_fit_gives_one_message(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(distilled(tmp_path / "run", teacher, *words, **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_teacher_gives_one_message(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^distillation.teacher is missing; give distillation.teacher=\.\.\.$"):
+        run(config(tmp_path / "run", "distillation=dense_run"))
     assert not (tmp_path / "run").exists()
 
 
