@@ -290,13 +290,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(teacher: Path, tmp_path: Path
     assert logged(whole) == logged(parts)
     assert all(len(logged(whole)[f"train/aux/distillation_{part}"]) == 2 for part in ("layers", "predictions"))
 
-    alone = tmp_path / "alone"
-    run(config(alone))
-    weights = read_checkpoint(alone / "checkpoints" / "last.ckpt", ["tests"])["state_dict"]
-    assert weights.keys() == expected["state_dict"].keys()
-    name = "network.embeddings.word_embeddings.weight"
-    assert not torch.equal(weights[name], expected["state_dict"][name])
-
 
 def test_the_teacher_is_the_network_of_the_checkpoint(teacher: Path, tmp_path: Path) -> None:
     """It has the weights there; to build it draws none of the run's random numbers."""
