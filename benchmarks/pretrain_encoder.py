@@ -23,9 +23,10 @@ import mtl  # noqa: F401  (must come first: it makes torchvision importable)
 
 # isort: split
 import torch
+from torch import Tensor
+
 from data_modules.glue import GlueDataModule
 from data_modules.texts.rows import RaggedRows
-from torch import Tensor
 
 SHARE, MASKED, RANDOM = 0.15, 0.8, 0.1
 POOL = 50  # batches whose rows are sorted by length together

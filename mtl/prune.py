@@ -121,6 +121,12 @@ def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str 
     return network.eval(), data
 
 
+def network_from_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return the trained network of a checkpoint, and the inputs of its first test batch; see ``network_and_data``."""
+    network, data = network_and_data(path, trust)
+    return network, dict(next(iter(data.test_dataloader())).inputs)
+
+
 @torch.no_grad()
 def prune_run(
     path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = ()
@@ -130,8 +136,7 @@ def prune_run(
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
     between the predictions of the exported program and of the full network, on a batch of test rows.
     """
-    network, data = network_and_data(path, trust)
-    inputs = dict(next(iter(data.test_dataloader())).inputs)
+    network, inputs = network_from_checkpoint(path, trust)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written

@@ -132,13 +132,15 @@ class Tokens:
     """One token sequence per row; tensor ``[B, S]`` of ids in ``[0, vocab)``, with S at most ``length``.
 
     S is the length of the longest row of the batch; the end of shorter rows is filled with the id ``pad``.
-    ``counts [vocab]``: how often each id occurs in the training rows, where the data module counts them.
+    ``counts [vocab]``: how often each id occurs in the training rows, where the data module counts them. ``digest``
+    identifies the vocabulary: weights that were trained with another one are useless.
     """
 
     vocab: int
     length: int
     pad: int = 0
     counts: Tensor | None = field(default=None, compare=False, repr=False)
+    digest: str = ""
 
 
 InputSpec = Categorical | Numeric | Image | Tokens

@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
         self.attention_config = model.config
-        self.depth = depth
+        self.depth, self.vocabulary = depth, tokens.digest
         self.embeddings = model.embeddings
         self.project = getattr(model, "embeddings_project", nn.Identity())
         names = [task.name for task in self.tasks]
@@ -187,12 +187,25 @@ class Transformer(nn.Module):
                 routings[f"layers.{index}.mixture"] = routing
         return x.index_select(0, packing.first), tuple(hidden), routings
 
-    def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def get_extra_state(self) -> dict[str, str]:
+        return {"vocabulary": self.vocabulary}
+
+    def set_extra_state(self, state: Mapping[str, str]) -> None:
+        """Raise InputError if the weights that are loaded belong to another vocabulary."""
+        other = state.get("vocabulary", "")
+        require(
+            not other or not self.vocabulary or other == self.vocabulary,
+            "the weights were trained with another vocabulary of tokens: give data.tokenizer the folder that the log "
+            "of their run names",
+        )
+
+    def adapt(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the weights of another run's Transformer in the names and shapes of this one.
 
         A dense layer there becomes experts here, as ``start`` says; the gate of a task whose ``gate_from`` names
         another task there is a copy of that task's gate.
         """
+        self.set_extra_state(state.pop("_extra_state", {}))
         layers: Any = self.layers
         for index, layer in enumerate(layers):
             prefix = f"layers.{index}."

@@ -24,17 +24,18 @@ def start_from(network: nn.Module, path: str | Path) -> None:
 
     Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change:
     they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's weights
-    by name pass through it first. Nothing else of the checkpoint is used. Raises InputError if no weight fits.
+    and extra states by name pass through it first. Nothing else of the checkpoint is used. Raises InputError if no
+    weight fits.
     """
     state = {
         str(name).removeprefix(NETWORK): value
         for name, value in read_whole(path)["state_dict"].items()
-        if str(name).startswith(NETWORK) and isinstance(value, Tensor)
+        if str(name).startswith(NETWORK)
     }
     if callable(adapt := getattr(network, "adapt", None)):
         state = adapt(state)
     options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
-    state = {name: value for name, value in state.items() if name not in options}
+    state = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in options}
     own = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options
     }

@@ -172,7 +172,7 @@ def module_with(distil: Distillation | None, student: nn.Module | None = None) -
 
 def test_the_teacher_is_frozen_and_no_part_of_the_module() -> None:
     teacher = transformer(False, seed=2, dropout=0.5)
-    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    before = {name: value.clone() for name, value in teacher.named_parameters()}
     module = module_with(Distillation(teacher, TASKS)).train()
     assert not any(part.training for part in teacher.modules())
     module.training_step(token_batch(4), 0)["loss"].backward()
@@ -180,7 +180,7 @@ def test_the_teacher_is_frozen_and_no_part_of_the_module() -> None:
     assert module.network.embeddings.word_embeddings.weight.grad is not None
     optimizer = module.configure_optimizers()
     optimizer.step()
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in teacher.named_parameters())
     own = {id(parameter) for parameter in teacher.parameters()}
     assert not own & {id(parameter) for parameter in module.parameters()}
     assert not own & {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -300,7 +300,7 @@ def test_the_teacher_is_the_network_of_the_checkpoint(teacher: Path, tmp_path: P
     assert torch.equal(torch.get_rng_state(), state)
     saved = read_checkpoint(teacher, ["tests"])["state_dict"]
     assert {f"network.{name}" for name in network.state_dict()} == {n for n in saved if n.startswith("network.")}
-    assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in network.state_dict().items())
+    assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in network.named_parameters())
     assert torch.equal(network(batch.inputs).predictions["spam"], network(batch.inputs).predictions["spam"])
 
 
