@@ -35,8 +35,12 @@ def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
     Weights that are 0 get no gradient.
     """
     num_samples, num_tasks, _ = weights.shape
-    sample, task, expert = pairs.nonzero.nonzero(as_tuple=True)  # [N] each, for the N nonzero weights
-    chosen = weights[sample, task, expert].to(outputs.dtype)  # [N]
-    terms = chosen[:, None] * outputs.flatten(1).index_select(0, pairs.number[expert, sample])  # [N, H]
+    if num_tasks == 1:  # every pair has one nonzero weight, so the outputs need not be gathered
+        sample, expert, terms = pairs.sample, pairs.expert, outputs.flatten(1)
+        task = torch.zeros_like(sample)
+    else:
+        sample, task, expert = pairs.nonzero.nonzero(as_tuple=True)  # [N] each, for the N nonzero weights
+        terms = outputs.flatten(1).index_select(0, pairs.number[expert, sample])  # [N, H]
+    terms = weights[sample, task, expert].to(outputs.dtype)[:, None] * terms
     mixed = terms.new_zeros(num_samples * num_tasks, terms.shape[1]).index_add(0, sample * num_tasks + task, terms)
     return mixed.view(num_samples, num_tasks, *outputs.shape[1:])
