@@ -116,7 +116,9 @@ def find_folder(pretrained: str) -> str:
         "allow_patterns": [*FILES, "tokenizer*", "vocab.txt", "special_tokens_map.json"],
     }
     try:
-        return str(snapshot_download(**options, local_files_only=True))
+        folder = str(snapshot_download(**options, local_files_only=True))
+        if is_complete(folder):  # the cache may hold the tokenizer alone
+            return folder
     except HFValidationError as error:
         raise InputError(f"network.pretrained={pretrained}: neither a folder nor a name on the hub") from error
     except LocalEntryNotFoundError:
@@ -130,6 +132,12 @@ def find_folder(pretrained: str) -> str:
         return str(snapshot_download(**options))
     except (OSError, HfHubHTTPError) as error:
         raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
+
+
+def is_complete(folder: str) -> bool:
+    """Return whether ``folder`` holds a configuration and weights."""
+    there = [(Path(folder) / name).is_file() for name in FILES]
+    return there[0] and any(there[1:])
 
 
 def hub_answers() -> bool:

@@ -364,6 +364,19 @@ def test_unknown_name_without_network_is_one_message(monkeypatch: pytest.MonkeyP
         transformer(SoftmaxGate, pretrained="nobody/nothing-such")
 
 
+def test_cache_with_the_tokenizer_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The data module loads the tokenizer first, and so puts the name into the cache without its weights."""
+    import huggingface_hub
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda **options: str(tmp_path))
+    with pytest.raises(InputError, match="is not on this machine"):
+        transformer(SoftmaxGate, pretrained="some/model")
+    save_encoder(tmp_path, "bert")
+    transformer(SoftmaxGate, pretrained="some/model")
+
+
 def test_weights_that_a_checkpoint_gives_need_no_files(tmp_path: Path) -> None:
     save_encoder(tmp_path / "encoder", "electra")
     first = transformer(SoftmaxGate, pretrained=str(tmp_path / "encoder"))
