@@ -6,14 +6,12 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.run import main as torchrun
 
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
@@ -30,21 +28,6 @@ BASE = [
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
-def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "train.py"), *words]
-    if not any(word.startswith("ckpt=") for word in words):
-        command.append(f"hydra.run.dir={folder}")
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def fork(folder: Path, *words: str, two: bool = False) -> Forked:
     """Start a run in a forked process, or in two as torchrun starts them; this saves their imports."""
     several = TWO if two else []
@@ -55,12 +38,6 @@ def ended(*runs: Forked) -> None:
     for run in runs:
         outcome = run.wait()
         assert outcome.status == 0, outcome.output
-
-
-def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 120) -> str:
-    output, _ = process.communicate(timeout=timeout)
-    assert process.returncode == code, output
-    return output
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -168,15 +145,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def stopped(folder: Path) -> tuple[subprocess.Popen[str], Path]:
-    """Start a run of two processes; return it when it has written its first checkpoint, and the checkpoint."""
-    process, last = start(folder, *RESUMED, *TWO), folder / "checkpoints" / "last.ckpt"
-    while not last.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    return process, last
-
-
 def same(parts: Path, whole: Path) -> None:
     expected = weights(whole)
     for name, value in weights(parts).items():
@@ -185,34 +153,33 @@ def same(parts: Path, whole: Path) -> None:
 
 
 def test_two_processes_stop_and_resume(uninterrupted: Path, tmp_path: Path) -> None:
-    process, last = stopped(tmp_path / "run")
-    process.send_signal(signal.SIGTERM)
-    assert "stopped by SIGTERM after step" in finish(process, code=128 + signal.SIGTERM)
-    finish(start(tmp_path / "run", f"ckpt={last}", "callbacks.progress=null"))
+    """Two processes as torchrun starts them stop on the signal that one gets; Lightning starts the second that goes on."""
+    running, last = fork(tmp_path / "run", *RESUMED, two=True), tmp_path / "run" / "checkpoints" / "last.ckpt"
+    running.wait_for(last)
+    running.signal(signal.SIGTERM)
+    outcome = running.wait()
+    assert outcome.status == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after step" in outcome.output
+    ended(Forked([f"ckpt={last}", "callbacks.progress=null"], tmp_path / "output", cwd=ROOT))
     same(tmp_path / "run", uninterrupted)
 
 
 def test_lost_process_and_resuming_on_two_nodes(uninterrupted: Path, tmp_path: Path) -> None:
-    """One of two processes is killed, the other says so; two agents of torchrun, as on two machines, go on exactly."""
-    process, last = stopped(tmp_path / "run")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    output = finish(process, code=1)
+    """Of two processes the one that Lightning started is killed, and the other says so.
+
+    Two agents of torchrun, as on two machines, go on exactly.
+    """
+    words = [*RESUMED, *TWO, f"hydra.run.dir={tmp_path / 'run'}"]
+    running, last = Forked(words, tmp_path / "output", cwd=ROOT), tmp_path / "run" / "checkpoints" / "last.ckpt"
+    running.wait_for(last)
+    [started] = running.started()
+    os.kill(started, signal.SIGKILL)
+    outcome = running.wait()
+    assert outcome.status == 1
     advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
-    assert output.count("error: ") == output.count(advice) == 1
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=mtl"]
-    command += [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-        str(ROOT / "train.py"),
-        f"ckpt={last}",
-    ]
-    command += ["trainer.devices=1", "trainer.num_nodes=2", "callbacks.progress=null"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    agents = [
-        subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(2)
-    ]
-    for agent in agents:
-        finish(agent, timeout=300)
+    assert outcome.output.count("error: ") == outcome.output.count(advice) == 1
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-id=mtl", "--rdzv-backend=c10d"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", str(ROOT / "train.py"), f"ckpt={last}"]
+    words += ["trainer.devices=1", "trainer.num_nodes=2", "callbacks.progress=null"]
+    ended(*[Forked(words, tmp_path / agent, cwd=ROOT, main=torchrun) for agent in ("one", "two")])
     same(tmp_path / "run", uninterrupted)
