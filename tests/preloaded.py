@@ -12,16 +12,13 @@ import pkgutil
 import mtl  # must come before Lightning: it makes torchvision importable
 
 # isort: split
-import matplotlib.backends.backend_agg
-import matplotlib.pyplot
-import PIL.JpegImagePlugin
-import tensorboard.plugins.hparams.summary_v2
-import torch.utils.tensorboard
-
 import callbacks
 import data_modules
 from tests.integration.helpers import composed
 
+LATE = ("matplotlib.backends.backend_agg", "matplotlib.pyplot", "torch.utils.tensorboard")  # functions import these
+for name in (*LATE, "PIL.JpegImagePlugin", "tensorboard.plugins.hparams.summary_v2"):
+    importlib.import_module(name)
 for package in (callbacks, data_modules, mtl):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)

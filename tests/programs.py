@@ -134,9 +134,7 @@ def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
     return replace(outcome, words=words)
 
 
-def _program(
-    words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str], main: Callable[[], object]
-) -> None:
+def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str], main: Callable[[], object]) -> None:
     status = 70
     try:
         os.setsid()

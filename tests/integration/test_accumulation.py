@@ -15,7 +15,7 @@ from pytorch_lightning import Callback
 from mtl.run.checkpoint import read_checkpoint
 from mtl.types import Stopped
 from tests.integration.helpers import compose_small
-from tests.integration.test_resume import go_on, same, slow, state
+from tests.integration.test_resume import go_on, same, state
 from train import run
 
 # Epochs of 10 batches and 4 steps (3 + 3 + 3 + 1 batches); hardening and the end of the schedule come after 1.5 epochs

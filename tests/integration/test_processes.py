@@ -153,7 +153,7 @@ def same(parts: Path, whole: Path) -> None:
 
 
 def test_two_processes_stop_and_resume(uninterrupted: Path, tmp_path: Path) -> None:
-    """Two processes as torchrun starts them stop on the signal that one gets; Lightning starts the second that goes on."""
+    """One of two processes gets the signal, and both stop; where they go on, Lightning starts the second."""
     running, last = fork(tmp_path / "run", *RESUMED, two=True), tmp_path / "run" / "checkpoints" / "last.ckpt"
     running.wait_for(last)
     running.signal(signal.SIGTERM)

@@ -40,7 +40,7 @@ WORDS = [
 
 
 def slow(value: int) -> Any:
-    """Return a value that is tried only if slow tests are asked for by name: it repeats a kind that another one tries."""
+    """Return a value that only the slow tests try: it repeats the kind of another one."""
     return pytest.param(value, marks=pytest.mark.slow)
 
 
