@@ -56,6 +56,7 @@ def weights(folder: Path) -> dict[str, Any]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Over 201 steps of float64 and across the hardening of a permutation; evaluation of 1001 rows exactly."""
     words = [*BASE, "data.rows=[8576,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
+    words += ["data.tasks_per_group=3"]
     words += ["permutation=sinkhorn", "setting.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
     one, two = tmp_path / "one", tmp_path / "two"
@@ -98,7 +99,8 @@ def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path
         [
             "data=omniglot",
             "data.alphabets=[Gujarati,Sylheti,Tibetan]",
-            "data.side=64",
+            "data.side=56",
+            "setting.num_experts=2",
             "setting.dropout=0",
             "data.tasks_per_step=2",
             "gate=fixed",
@@ -135,7 +137,7 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
 
 
 RESUMED = [*BASE[1:], "data.rows=[2400,200,200]", "data.batch_size=32", "permutation=sinkhorn", "setting.dropout=0.3"]
-RESUMED += ["setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
+RESUMED += ["data.tasks_per_group=3", "setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
 
 
 @pytest.fixture(scope="module")
