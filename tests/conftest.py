@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -11,13 +12,17 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and so do the programs that they start
     os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 
-import torch
-
-from mtl import fast  # mtl makes torchvision importable before Lightning is
-
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # started by nohup or in the background: the program would keep it
         signal.signal(_number, _handler)
+
+
+def pytest_collectstart() -> None:
+    """Import mtl before any file of tests: it makes torchvision importable before Lightning is.
+
+    The process that only hands tests to workers collects nothing, and so starts them without importing torch first.
+    """
+    importlib.import_module("mtl")
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     """Start each test from the same seed, with the fast versions on."""
+    import torch
+
+    from mtl import fast
+
     torch.manual_seed(0)
     fast.enable(True)
 

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
 SMALL += ["callbacks.routing.pictures_every=null", "data.rows=[120,40,40]", "data.batch_size=40"]
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["train", "mtl.run.build", "mtl.run.results", "data_modules.table"])
+SERVER.set_forkserver_preload(["tests.preloaded"])
 LIMIT = 240  # seconds; only to end a program that hangs
 
 
@@ -60,7 +60,10 @@ class Outcome:
 
 
 class Forked:
-    """A run of ``python train.py <words>`` in one forked process, or in several with the ranks that torchrun gives."""
+    """A run of ``python train.py <words>`` in one forked process, or in several with the ranks that torchrun gives.
+
+    ``main``: what runs instead of train.py's, a function that can be pickled; it finds the words in ``sys.argv``.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Forked:
         processes: int = 1,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        main: Callable[[], object] = train.cli,
     ) -> None:
         self.words, self.outputs = list(words), [folder / f"output_{rank}.txt" for rank in range(processes)]
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,9 +80,25 @@ class Forked:
         self._children = []
         for rank, output in enumerate(self.outputs):
             own = env or (ranks(rank, processes, port) if processes > 1 else {})
-            child = SERVER.Process(target=_program, args=(list(words), cwd or folder, output, dict(own)))
+            child = SERVER.Process(target=_program, args=(list(words), cwd or folder, output, dict(own), main))
             child.start()
             self._children.append(child)
+
+    def signal(self, number: int, rank: int = 0) -> None:
+        """Send a signal to one of the processes."""
+        os.kill(self._children[rank].pid, number)
+
+    def started(self) -> list[int]:
+        """Return the numbers of the processes that the first process has started."""
+        number = self._children[0].pid
+        return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+
+    def wait_for(self, path: Path) -> None:
+        """Return as soon as the program has written ``path``."""
+        while not path.exists():
+            assert all(child.is_alive() for child in self._children), self.outputs[0].read_text(errors="replace")
+            assert time.monotonic() < self._began + LIMIT, f"no {path} after {LIMIT} s"
+            time.sleep(0.02)
 
     def wait(self) -> Outcome:
         """Return what became of the first process, with what all of them printed, when all have ended."""
@@ -114,7 +134,7 @@ def attempt(words: Sequence[str], folder: Path, small: bool = True) -> Outcome:
     return replace(outcome, words=words)
 
 
-def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str]) -> None:
+def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, str], main: Callable[[], object]) -> None:
     status = 70
     try:
         os.setsid()
@@ -124,12 +144,13 @@ def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, st
         sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
         os.chdir(cwd)
         os.environ.update(env)
+        sys.path[:0] = env["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in env else []
         warnings.resetwarnings()  # those of pytest are errors
         train.RANK = env.get("RANK", "0")
         train.IS_FIRST = train.RANK == "0"
         sys.argv = [str(ROOT / "train.py"), *words]
         try:
-            train.cli()
+            main()
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

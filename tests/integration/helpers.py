@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -28,6 +30,11 @@ SMALL = [
 
 def composed(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``python train.py <words>``, with its choices, as train.py composes it."""
+    return copy.deepcopy(_composed(tuple(words)))
+
+
+@cache  # Hydra takes longer than many a test, and tests compose the same words again and again
+def _composed(words: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return train.composed(words)
@@ -39,6 +46,8 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
     with open_dict(cfg):
         cfg.label = "test"
         cfg.paths.run_dir = str(run_dir)
+    if "tasks_per_group" in cfg.data and not any(word.startswith("data.tasks_per_group=") for word in words):
+        cfg.data.tasks_per_group = 3  # what is logged of each task takes longer than its training
     if "rows" in cfg.data:
         cfg.data.rows = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
     return cfg

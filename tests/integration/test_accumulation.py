@@ -123,14 +123,22 @@ def test_run_saved_every_few_steps_resumes_exactly(batch: int, step: int, whole:
     assert_equal(tmp_path, whole)
 
 
+WITHIN = [*WORDS, "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=3", "trainer.max_epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("validated")
+    run(compose_small(folder, *WITHIN))
+    return folder
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5, 9])
-def test_run_that_validates_within_epochs_resumes_exactly(batch: int, tmp_path: Path) -> None:
-    words = [*WORDS, "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=3", "trainer.max_epochs=2"]
-    run(compose_small(tmp_path / "whole", *words))
-    assert len([row for row in rows(tmp_path / "whole") if "val/loss" in row]) == 6
-    interrupted(tmp_path / "parts", batch, *words, number=signal.SIGHUP)
-    go_on(tmp_path / "parts")
-    assert_equal(tmp_path / "parts", tmp_path / "whole")
+def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated: Path, tmp_path: Path) -> None:
+    assert len([row for row in rows(validated) if "val/loss" in row]) == 6
+    interrupted(tmp_path, batch, *WITHIN, number=signal.SIGHUP)
+    go_on(tmp_path)
+    assert_equal(tmp_path, validated)
 
 
 def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: Path) -> None:

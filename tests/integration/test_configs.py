@@ -14,13 +14,17 @@ from data_modules.task_batches import TasksDataModule
 from mtl.run import build
 from mtl.types import InputError
 from tests.conftest import ROOT
-from tests.integration.helpers import GROUPS, compose_small
+from tests.integration.helpers import GROUPS, compose_small, composed
 from train import run
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "setting.batch_size=8"]
 SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]
 GLUE_EXPERIMENTS = ("glue_mt_tag", "glue_mt_switch", "glue_mt_dense", "cglue_mt_tag", "glue_finetune")
-NEEDS = {  # what a file only makes sense with
+FEW = "data.alphabets=[Gujarati,Sylheti,Tibetan]"
+SMALL_OMNIGLOT = ["data.side=14", "data.batch_size=2", "data.eval_batch_size=2", FEW]
+SMALL_OMNIGLOT += ["+trainer.limit_val_batches=3", "+trainer.limit_test_batches=3"]
+NEEDS = {  # what a file only makes sense with, or what keeps its run short
+    **{f"gate={path.stem}": ["data=movielens", "setting.embedding_dim=8"] for path in (ROOT / "conf/gate").iterdir()},
     **{f"experiment={name}": SMALL_GLUE for name in GLUE_EXPERIMENTS},
     "data=glue": SMALL_TEXTS,
     "data=text": SMALL_TEXTS,
@@ -28,27 +32,56 @@ NEEDS = {  # what a file only makes sense with
     "recipe=text": ["data=text", *SMALL_TEXTS],
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
-    "gate=hash": ["data=movielens"],
     "network=frozen_experts": ["data=synthetic_recovery"],
     "schedule=temperature": ["gate=softmax_selector"],
     "schedule=matrix_temperature": ["network=routed_mnists", "data=four_mnists", "gate=gumbel_matrix"],
     "network/gate_trunk=conv": ["data=multi_mnist"],
-    "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", "data.side=28"],
+    "network=routed_omniglot": ["data=omniglot", "gate=gumbel_matrix", *SMALL_OMNIGLOT],
     "network=routed_mnists": ["data=four_mnists", "gate=gumbel_matrix"],
     "experts=conv": ["data=multi_mnist"],
     "recipe=celeba": ["data=celeba"],
     "recipe=digits": ["data=multi_mnist"],
     "recipe=four_mnists": ["data=multi_mnist"],
     "recipe=multi_mnist": ["data=digits"],
-    "recipe=omniglot": ["data=omniglot", "data.side=56"],
-    "experiment=omniglot": ["+trainer.limit_val_batches=2", "+trainer.limit_test_batches=2", "data.side=28"],
-    "data=omniglot": ["data.side=56"],
+    "recipe=omniglot": ["data=omniglot", "data.side=56", FEW],
+    "experiment=omniglot": SMALL_OMNIGLOT,
+    "experiment=synthetic_128tasks": ["data.tasks_per_group=16"],
+    "data=omniglot": ["data.side=56", FEW],
 }
-WORDS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
-WORDS = [word for word in WORDS if not word.startswith("trainer=ddp")]  # test_processes.py starts those
-WORDS.remove("distillation=dense_run")  # these need a teacher; test_text_experiments.py trains one
-WORDS = [word for word in WORDS if word not in ("experiment=comet_bert", "experiment=comet_bert_plus")]
-WORDS.remove("experiment=moebert_hash")
+BRINGS = {  # files that the run of another file trains, as the test makes sure: alone they run only with the slow tests
+    **{
+        f"experiment={name}_comet": [f"data={name}", f"recipe={name}"]
+        for name in ("books", "celeba", "digits", "jester", "movielens", "multi_mnist")
+    },
+    "experiment=multi_fashion_comet": ["data=multi_fashion_mnist"],
+    "experiment=four_mnists": ["network=routed_mnists", "schedule=matrix_temperature"],
+    "experiment=omniglot": ["network=routed_omniglot"],
+    "experiment=synthetic_pairs_routing": ["data=synthetic_pairs", "recipe=synthetic_pairs", "network=routed_headless"],
+    "experiment=synthetic_recovery": [
+        *("data=synthetic_recovery", "recipe=synthetic_recovery", "network=frozen_experts", "schedule=entropy_weight"),
+    ],
+    "experiment=synthetic_16tasks_annealed": ["schedule=temperature"],
+    "experiment=synthetic_pairs_sharing": ["schedule=none"],
+    **{f"data={name}": [f"recipe={name}"] for name in ("four_mnists", "omniglot", "table")},
+    "experiment=glue_mt_tag": ["data=glue", "recipe=glue", "network=transformer", "lr_schedule=linear"],
+    "data=text": ["recipe=text", "experts=ffn"],
+}
+DEFAULTS = [
+    *("callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "logger=tensorboard", "network=mmoe"),
+    *("optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
+    *("distillation=none", "lr_schedule=constant"),
+    *("schedule=entropy_weight", "trainer=default"),
+]
+ELSEWHERE = {"recipe=digits", "recipe=jester"}  # images and rows: a recipe trains with data that are not its own
+ALL = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+ALL = [word for word in ALL if not word.startswith("trainer=ddp")]  # test_processes.py starts those
+TAUGHT = {
+    "distillation=dense_run",
+    *(f"experiment={name}" for name in ("moebert_hash", "comet_bert", "comet_bert_plus")),
+}
+ALL = [word for word in ALL if word not in TAUGHT]  # they need a teacher: test_text_experiments.py trains one
+REPEATED = {*DEFAULTS, *(word for words in BRINGS.values() for word in words)} - ELSEWHERE - {"gate=comet"}
+WORDS = [pytest.param(word, marks=pytest.mark.slow) if word in REPEATED else word for word in ALL]
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -57,14 +90,22 @@ def test_every_file_trains(word: str, tmp_path: Path, tiny_data: Path) -> None:
     if word == "paths=default":
         words = [word]
     cfg = compose_small(tmp_path / "run", *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    assert all(f"{group}={name}" in ALL for group, name in cfg.choices.items() if name)
+    assert set(BRINGS.get(word, [])) <= {f"{group}={name}" for group, name in cfg.choices.items()}
     assert torch.isfinite(torch.tensor(run(cfg)))
     assert (tmp_path / "run" / "results.json").is_file()
+
+
+def test_files_that_are_the_defaults_train(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, *DEFAULTS, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    assert {f"{group}={name}" for group, name in composed([]).choices.items() if name} == set(DEFAULTS)
+    assert torch.isfinite(torch.tensor(run(cfg)))
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *[[word] for word in WORDS if word.startswith("network")],
+        *[[word] for word in ALL if word.startswith("network")],
         ["network=mmoe", "data=multi_mnist", "network.execution=dense"],
         ["network=mmoe", "data=multi_mnist", "network.execution=sparse", "gate=topk"],
     ],
@@ -82,13 +123,6 @@ def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_pa
     assert {name: len(value) for name, value in predictions.items()} == dict.fromkeys(batch.targets, 0)
 
 
-@pytest.mark.parametrize("gate", [path.stem for path in sorted((ROOT / "conf" / "gate").glob("*.yaml"))])
-def test_every_gate_trains_on_movielens(gate: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [f"gate={gate}", "data=movielens", f"paths.data_dir={tiny_data}", "setting.embedding_dim=8"]
-    cfg = compose_small(tmp_path, *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
-    assert torch.isfinite(torch.tensor(run(cfg)))
-
-
 @pytest.mark.parametrize("name", ["four_mnists", "omniglot", "synthetic_pairs_routing"])
 def test_experiments_of_routed_networks_run_with_their_baseline(name: str, tmp_path: Path, tiny_data: Path) -> None:
     word = f"experiment={name}"
@@ -97,20 +131,18 @@ def test_experiments_of_routed_networks_run_with_their_baseline(name: str, tmp_p
     assert torch.isfinite(torch.tensor(run(cfg)))
 
 
+IMAGES = ["data=multi_mnist", "setting.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]
+
+
 @pytest.mark.parametrize("network", ["shared_bottom", "single_task"])
 def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [f"network={network}", "data=multi_mnist", f"paths.data_dir={tiny_data}", "trainer.max_epochs=1"]
+    words = [f"network={network}", *IMAGES, f"paths.data_dir={tiny_data}"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [
-        "data=multi_mnist",
-        f"trainer.precision={precision}",
-        f"paths.data_dir={tiny_data}",
-        "trainer.max_epochs=1",
-    ]
+    words = [f"trainer.precision={precision}", *IMAGES, f"paths.data_dir={tiny_data}"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
@@ -140,16 +172,16 @@ def test_a_recipe_replaces_the_recipe_of_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", names("data"))
-def test_any_data_takes_any_recipe(data: str, tmp_path: Path) -> None:
-    dense, images = (compose_small(tmp_path, f"data={data}", f"recipe={name}") for name in ("jester", "digits"))
-    assert dense.setting == compose_small(tmp_path, "data=jester").setting
-    assert images.setting == compose_small(tmp_path, "data=digits").setting
+def test_any_data_takes_any_recipe(data: str) -> None:
+    dense, images = (composed([f"data={data}", f"recipe={name}"]) for name in ("jester", "digits"))
+    assert dense.setting == composed(["data=jester"]).setting
+    assert images.setting == composed(["data=digits"]).setting
     assert "entropy_schedule" not in dense.callbacks
     assert (dense.network.experts._target_, images.network.experts._target_) == (
         "mtl.experts.dense.StackedDense",
         "mtl.experts.conv.StackedConv",
     )
-    assert "entropy_schedule" in compose_small(tmp_path, f"data={data}", "recipe=synthetic_moe").callbacks
+    assert "entropy_schedule" in composed([f"data={data}", "recipe=synthetic_moe"]).callbacks
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.programs import Forked, Outcome
 
 YAML = {
     "gate/threshold.yaml": "_target_: mine.ThresholdGate\n_partial_: true\n",
@@ -44,20 +44,18 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def program(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
-    command = [str(ROOT / "train.py"), "--config-dir", str(package / "conf"), *MINE, *QUICK, f"hydra.run.dir={folder}"]
-    done = program(package, *command, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("--config-dir", str(package / "conf"), *MINE, *QUICK, f"hydra.run.dir={folder}", *words)
+    done = Forked(words, folder.parent / "output", cwd=ROOT, env={"PYTHONPATH": str(package)}).wait()
+    assert done.status == 0, done.output
     results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
     return results
+
+
+def prune(package: Path, folder: Path, *words: str) -> Outcome:
+    """Run ``python -m mtl.prune <words>``."""
+    main = partial(runpy.run_module, "mtl.prune", run_name="__main__", alter_sys=True)
+    return Forked(words, folder, cwd=ROOT, env={"PYTHONPATH": str(package)}, main=main).wait()
 
 
 def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path) -> None:
@@ -71,12 +69,12 @@ def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path
 
 def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
     train(package, tmp_path / "run", "setting.static_gate=true")
-    done = program(package, "-m", "mtl.prune", str(tmp_path / "run" / "checkpoints" / "best.ckpt"))
-    assert done.returncode == 1
-    assert "add trust=[mine]" in done.stderr
-    command = ["mtl.prune", "--trust", "mine", str(tmp_path / "run" / "checkpoints" / "best.ckpt")]
-    done = program(package, "-m", *command)
-    assert done.returncode == 0, done.stdout + done.stderr
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "best.ckpt")
+    done = prune(package, tmp_path / "output", checkpoint)
+    assert done.status == 1
+    assert "add trust=[mine]" in done.output
+    done = prune(package, tmp_path / "output", "--trust", "mine", checkpoint)
+    assert done.status == 0, done.output
     savings = json.loads((tmp_path / "run" / "pruned" / "savings.json").read_text())
     assert savings.keys() == {"click", "seconds"}
     for row in savings.values():

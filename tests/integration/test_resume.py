@@ -23,6 +23,7 @@ from mtl.run.checkpoint import previous_checkpoint, read_checkpoint, whole_check
 from mtl.types import InputError, Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
+from tests.programs import LIMIT
 from train import run
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
@@ -36,6 +37,11 @@ WORDS = [
     "logger=csv",
     "trainer.log_every_n_steps=1",
 ]
+
+
+def slow(value: int) -> Any:
+    """Return a value that only the slow tests try: it repeats the kind of another one."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 class StopAt(Callback):
@@ -88,7 +94,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"state": state(folder), "losses": losses(folder)}
 
 
-@pytest.mark.parametrize("step", [0, 2, 4, 5, 6, 7, 8, 9, 12])  # hardening comes before step 7
+@pytest.mark.parametrize(
+    "step", [0, slow(2), 4, 5, 6, 7, slow(8), slow(9), 12]
+)  # epochs end with steps 4 and 9, hardening comes before step 7
 def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, *WORDS)
     with open_dict(cfg):
@@ -112,12 +120,19 @@ TASKS = [  # matrices drawn in every step, steps of two tasks in random order, d
 ]
 
 
+@pytest.fixture(scope="module")
+def whole_of_tasks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("whole_of_tasks")
+    run(compose_small(folder, *TASKS, f"paths.data_dir={tiny_data}"))
+    return folder
+
+
 @pytest.mark.parametrize("step", [3, 13, 20])  # of 14 steps in an epoch
-def test_stopped_run_of_tasks_with_separate_rows(step: int, tmp_path: Path, tiny_data: Path) -> None:
-    words = [*TASKS, f"paths.data_dir={tiny_data}"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(compose_small(whole, *words))
-    cfg = compose_small(parts, *words)
+def test_stopped_run_of_tasks_with_separate_rows(
+    step: int, whole_of_tasks: Path, tmp_path: Path, tiny_data: Path
+) -> None:
+    whole, parts = whole_of_tasks, tmp_path
+    cfg = compose_small(parts, *TASKS, f"paths.data_dir={tiny_data}")
     with open_dict(cfg):
         cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
     with pytest.raises(Stopped):
@@ -237,16 +252,18 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
 
 
 def test_sigterm_from_outside(tmp_path: Path) -> None:
+    """The command that a user types; other tests save its imports."""
     command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "setting.patience=500"]
-    command += ["trainer.accelerator=cpu", "callbacks.progress=null", f"hydra.run.dir={tmp_path}"]
+    command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures_every=null"]
+    command += ["data.rows=[300,100,100]", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while not (tmp_path / "checkpoints" / "last.ckpt").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step" in output
     assert "Traceback" not in output

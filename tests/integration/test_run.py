@@ -19,6 +19,8 @@ from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome
 from train import run
 
+FEW = ["data.rows=[300,100,100]", "data.tasks_per_group=3", "callbacks.routing.pictures_every=null"]
+
 
 def program(folder: Path, *words: str) -> Outcome:
     """Run the program as its user does; ``folder`` takes what it prints."""
@@ -75,7 +77,8 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
 
 
 def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "permutation=sinkhorn", "callbacks.routing.pictures_every=1"))
+    words = ["permutation=sinkhorn", "setting.permutation.epochs=0.5", "trainer.max_epochs=1"]
+    run(compose_small(tmp_path, *words, "callbacks.routing.pictures_every=1"))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = events.Tags()
     names = ("expert_share", "permutation", "weights_over_training")
@@ -133,10 +136,16 @@ def test_only_evaluating_gives_the_same_test_loss(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again" / "results.json").read_text())["epochs"] == 0
 
 
-def test_checkpoints_load_with_weights_only(tmp_path: Path) -> None:
-    run(compose_small(tmp_path))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    run(compose_small(folder, "trainer.max_epochs=1"))
+    return folder
+
+
+def test_checkpoints_load_with_weights_only(trained: Path) -> None:
     for name in ("best", "last"):
-        content = torch.load(tmp_path / "checkpoints" / f"{name}.ckpt", weights_only=True)
+        content = torch.load(trained / "checkpoints" / f"{name}.ckpt", weights_only=True)
         assert content["config"]["gate"]["_target_"] == "mtl.gates.CometGate"
 
 
@@ -150,10 +159,9 @@ def test_checkpoints_load_with_weights_only(tmp_path: Path) -> None:
         (["recipe=movielens"], r"network.experts.dropout is 0.0 in the checkpoint, 0.5 given"),
     ],
 )
-def test_checkpoint_of_another_configuration(words: list[str], message: str, tmp_path: Path) -> None:
-    run(compose_small(tmp_path / "run", "trainer.max_epochs=1"))
+def test_checkpoint_of_another_configuration(words: list[str], message: str, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        resume_small(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "new", *words)
+        resume_small(trained / "checkpoints" / "last.ckpt", tmp_path, *words)
 
 
 def test_resuming_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
@@ -178,7 +186,7 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
 
 
 def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
-    words = ["gate=comet,topk", "-m", "seed=1,2", "data.rows=[300,100,100]", "trainer.max_epochs=1"]
+    words = ["gate=comet,topk", "-m", "seed=1,2", *FEW, "trainer.max_epochs=1"]
     done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
     assert done.status == 0, done.output
     assert "mean over seeds" in done.output
@@ -189,7 +197,7 @@ def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
 
 
 def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
-    words = ["data.rows=[300,100,100]", f"paths.output_dir={tmp_path}"]
+    words = [*FEW, f"paths.output_dir={tmp_path}"]
     assert program(tmp_path / "printed", *words, "trainer.max_epochs=1").status == 0
     [last] = tmp_path.glob("*/*/checkpoints/last.ckpt")
     done = program(tmp_path / "printed", f"ckpt={last}", f"paths.output_dir={tmp_path}", "trainer.max_epochs=2")

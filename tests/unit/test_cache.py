@@ -6,10 +6,9 @@ import fcntl
 import logging
 import resource
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from data_modules.files.cache import cached, keyed, locked
 from mtl.types import InputError
-from tests.conftest import ROOT
+from tests.programs import Forked
 
 
 class Builder:
@@ -137,12 +136,10 @@ def test_two_processes_build_once(path: Path) -> None:
         "import os, sys, time, pathlib, torch; from data_modules.files.cache import cached\n"
         "def build():\n"
         "    print('built', flush=True); time.sleep(0.3); return {'a': torch.ones(2)}\n"
-        "for child in range(2):\n"  # forked, because importing torch twice would take longer than the test
+        "for child in range(2):\n"
         "    if os.fork() == 0:\n"
         "        cached(pathlib.Path(sys.argv[1]), build)['a'].sum(); os._exit(0)\n"
         "sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for child in range(2)))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (run.returncode, run.stdout) == (0, "built\n"), run.stderr
+    done = Forked([str(path)], path.parent.parent / "printed", main=partial(exec, script, {})).wait()
+    assert (done.status, done.output) == (0, "built\n")

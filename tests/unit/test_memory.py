@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from mtl import memory
+from tests.programs import Forked
 
 
-def test_freed_memory_is_kept_and_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_is_kept_and_without_glibc_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
     program = """
 import resource, sys, torch
@@ -25,8 +28,8 @@ for number in range(60):
     del tensors
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    runs = [[sys.executable, "-c", program, way] for way in ("keep", "default")]
-    kept, default = (int(subprocess.run(run, check=True, capture_output=True, text=True).stdout) for run in runs)
+    runs = [Forked([way], tmp_path / way, main=partial(exec, program, {})).wait() for way in ("keep", "default")]
+    kept, default = (int(run.output) for run in runs)
     if platform.libc_ver()[0] == "glibc":
         assert kept < default / 2
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from torch import Tensor
 from data_modules import movielens
 from data_modules.movielens import MovieLensDataModule
 from mtl.types import Batch, Categorical, InputError, TaskSpec
-from tests.conftest import ROOT
+from tests.programs import Forked
 
 USERS, MOVIES, EACH = 40, 60, 20
 SEPARATORS = {"1m": "::", "100k": "\t"}
@@ -285,7 +282,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     monkeypatch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=md5))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=archive.parent)
+    handler = partial(SimpleHTTPRequestHandler, directory=archive.parent)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -317,7 +314,7 @@ def test_archive_with_other_content(tmp_path: Path, make: Make) -> None:
 
 
 # For each step of prepare_data(), a forked child kills itself with SIGKILL in the middle of the step. Then two children
-# prepare the same folder at once. They are forked after the imports, which take longer than everything else.
+# prepare the same folder at once. They are forked, as is the script, since imports take longer than everything else.
 SCRIPT = """
 import mtl, os, signal, sys, zipfile
 from dataclasses import replace
@@ -370,9 +367,10 @@ assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
 
 
 def test_preparing_survives_kills_and_concurrent_processes(tmp_path: Path, make: Make, mirror: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), mirror, movielens.VARIANTS["1m"].md5]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
-    assert (run.returncode, run.stdout) == (0, "parsed\n"), run.stderr
+    words = [str(tmp_path), mirror, movielens.VARIANTS["1m"].md5]
+    done = Forked(words, tmp_path / "printed", main=partial(exec, SCRIPT, {})).wait()
+    assert done.status == 0, done.output
+    assert [line for line in done.output.splitlines() if line == "parsed"] == ["parsed"]
     for folder in ("fetch", "unpack", "parse", "store", "both"):
         data = make(data_dir=str(tmp_path / folder), download=True, base_url=mirror)
         data.prepare_data()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from mtl.run.console import LastingStream
 from mtl.run.errors import explain, lost_peer
 from mtl.run.folder import claim
 from mtl.types import InputError, Stopped
-from tests.conftest import ROOT
+from tests.programs import Forked
 
 
 def test_new_folders_never_coincide(tmp_path: Path) -> None:
@@ -36,10 +35,9 @@ def test_only_checkpoints_in_run_folders_lead_to_a_run_folder(tmp_path: Path) ->
 
 def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     lock = claim(tmp_path, resumed=False)
-    code = f"from pathlib import Path; from mtl.run.folder import claim; claim(Path({str(tmp_path)!r}), False)"
-    other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert other.returncode
-    assert "another process is using it" in other.stderr
+    other = Forked([], tmp_path.parent / "printed", main=partial(claim, tmp_path, resumed=False)).wait()
+    assert other.status
+    assert "another process is using it" in other.output
     lock.release()
     claim(tmp_path, resumed=False).release()
     (tmp_path / "config.yaml").write_text("seed: 0")

@@ -1,0 +1,26 @@
+"""What programs need: the server of ``programs.py`` imports this once, so that those it forks start at once.
+
+Nothing here may start a thread, which a fork would lose.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+
+import mtl  # must come before Lightning: it makes torchvision importable
+
+# isort: split
+import callbacks
+import data_modules
+from tests.integration.helpers import composed
+
+LATE = ("matplotlib.backends.backend_agg", "matplotlib.pyplot", "torch.utils.tensorboard")  # functions import these
+for name in (*LATE, "PIL.JpegImagePlugin", "tensorboard.plugins.hparams.summary_v2"):
+    importlib.import_module(name)
+for package in (callbacks, data_modules, mtl):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+composed([])  # Hydra finds its plugins, and its parser learns the grammar
+gc.freeze()  # the programs' garbage collectors leave all this alone
