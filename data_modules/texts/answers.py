@@ -28,7 +28,7 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Return the F1 of the words of ``answer`` among those of ``gold``; without words in one of them, their equality."""
+    """Return the F1 of the words of ``answer`` among those of ``gold``; if one has no words, whether they are equal."""
     found, right = words(answer), words(gold)
     if not found or not right:
         return float(found == right)

@@ -20,8 +20,10 @@ from train import run
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "setting.batch_size=8"]
 NEEDS = {  # what a file only makes sense with
     "data=glue": SMALL_TEXTS,
+    "data=squad": SMALL_TEXTS,
     "data=text": SMALL_TEXTS,
     "recipe=glue": ["data=glue", *SMALL_TEXTS],
+    "recipe=squad": ["data=squad", *SMALL_TEXTS],
     "recipe=text": ["data=text", *SMALL_TEXTS],
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
