@@ -8,7 +8,7 @@ from typing import Any
 
 from data_modules.files.squad import SOURCES
 
-RIVER = "The Limmat flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."
+RIVER = "Limmat is a river; it flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."
 TOWER = "The tower was built in 1889 by Gustave Eiffel. 東京 has one that looks like it 😀; the one in Paris is older."
 LONG = " ".join(
     f"In year {year} the village had {year % 7 + 2} wells and {year % 5 + 3} barns." for year in range(1, 13)
@@ -31,7 +31,7 @@ ARTICLES = (
 
 
 def paragraph(name: str, context: str, *questions: tuple[str, ...]) -> dict[str, Any]:
-    """Return a paragraph with ``questions``: each a text and its answers, which are at their first place in ``context``."""
+    """Return a paragraph of ``questions``: each a text and its answers, which are at their first place in it."""
     entries = []
     for number, (question, *answers) in enumerate(questions):
         found = [{"text": answer, "answer_start": context.index(answer)} for answer in answers]

@@ -65,6 +65,7 @@ LISTS = [
 ]
 BAD_FOR = {  # what no option of that annotation accepts
     "int": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],
+    "int | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "float": [*NOTHING, *TRUE, *[n for n in NUMBERS if n not in (-1, 1.5, -0.0001)], *TEXTS, *LISTS],
     "bool": [*NOTHING, 0, 1, "maybe", "true", *NUMBERS, *TEXTS, *LISTS],
     "Literal": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],
