@@ -479,20 +479,20 @@ def test_other_networks_refuse_spans() -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*LeafSpec.*")
 def test_training_finds_the_answers(root: Path, tmp_path: Path) -> None:
     """The questions of both files are the same; the checkpoint has no texts."""
-    data = module(root, batch_size=4, max_length=64, stride=40)
+    data = module(root, batch_size=8, max_length=64, stride=40)
     assert len(data.tasks["train"]["squad"]) > QUESTIONS  # some texts give several rows
     config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
     network = transformer(SoftmaxGate, spec=data.spec, config=config, num_experts=2).float()
-    training = MultiTaskModule(network, data.spec.tasks, partial(torch.optim.Adam, lr=2e-3))
+    training = MultiTaskModule(network, data.spec.tasks, partial(torch.optim.Adam, lr=3e-3))
     trainer = Trainer(
-        max_epochs=50,
+        max_epochs=60,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        check_val_every_n_epoch=50,
+        check_val_every_n_epoch=60,
     )
     trainer.fit(training, data)
     assert float(trainer.callback_metrics["val/squad/f1"]) > 0.9
