@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 FETCH_AGAIN = "delete the file to have it fetched again"
+NAMES = {str: "a text", int: "a whole number", list: "a list"}
 MISPLACED = 0.01  # the largest share of questions that are left out because an answer is not at its place
 
 
@@ -103,12 +104,13 @@ def read(file: Path) -> list[Question]:
 
 def _get(entry: Any, key: str, kind: type, where: str) -> Any:
     """Return ``entry[key]``; raise InputError unless ``entry`` is a mapping that has it as a ``kind``."""
-    require(isinstance(entry, dict), f"{where} is {quote(str(entry))}: must be a mapping with {key!r}; {FETCH_AGAIN}")
+    if not isinstance(entry, dict):
+        raise InputError(f"{where} is {quote(str(entry))}: must be a mapping with {key!r}; {FETCH_AGAIN}")
     require(key in entry, f"{where} has no {key!r}; {FETCH_AGAIN}")
-    good = isinstance(entry[key], kind) and not isinstance(entry[key], bool)
-    names = {str: "a text", int: "a whole number", list: "a list"}
-    require(good, f"{where}: {key!r} is {quote(str(entry[key]))}: must be {names[kind]}; {FETCH_AGAIN}")
-    return entry[key]
+    value = entry[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InputError(f"{where}: {key!r} is {quote(str(value))}: must be {NAMES[kind]}; {FETCH_AGAIN}")
+    return value
 
 
 def _list(entry: Any, key: str, where: str) -> list[Any]:
