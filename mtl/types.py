@@ -9,17 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-TaskKind = Literal["binary", "multiclass", "regression"]
-KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")
+TaskKind = Literal["binary", "multiclass", "regression", "span"]
+KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
 METRICS: dict[TaskKind, tuple[str, ...]] = {  # those that a task may name; mtl.training.metrics computes them
     "binary": ("auroc", "accuracy", "f1", "matthews"),
     "multiclass": ("accuracy", "macro_f1", "matthews"),
     "regression": ("mse", "pearson", "spearman"),
+    "span": ("f1", "exact_match"),
 }
 MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
@@ -146,10 +147,29 @@ class Tokens:
 InputSpec = Categorical | Numeric | Image | Tokens
 
 
+class Scorer(Protocol):
+    """Compare answers found in texts with the right ones; a data module makes it from texts that networks do not see.
+
+    ``context [R, 2]``: the first and the last token in which the answer may lie, in each of the R rows (the input
+    ``row`` of evaluation). ``max_answer``: the most tokens of an answer. It has to be picklable.
+    """
+
+    context: Tensor
+    max_answer: int
+
+    def score(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[str, float]:
+        """Return each metric of a span task in [0, 1].
+
+        ``rows [N]``: distinct rows; for each, ``spans [N, 2]``, first and last token of its best answer, the score of
+        that answer, ``scores [N]``, and that of having no answer, ``null_scores [N]``.
+        """
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """One task: its name, its kind, and its weight in the summed loss.
 
+    A task of kind ``span`` finds an answer in a text: its first and its last token. ``scorer`` computes its metrics.
     ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds. ``metrics``: names of the
     metrics to report, the main one first (empty: those that fit the kind); if every task names its own, the mean of
     the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``. ``gate_from``: in a
@@ -164,6 +184,7 @@ class TaskSpec:
     metrics: tuple[str, ...] = ()
     small: bool = False
     gate_from: str | None = None
+    scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} must be one of {', '.join(KINDS)}")
@@ -197,7 +218,9 @@ class DataSpec:
 class Batch:
     """A batch: ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``, with only the tasks that this batch is for.
 
-    A missing label is NaN in float targets and ``MISSING_CLASS`` in class targets.
+    The target of a span task is ``[B, 2]``: the answer's first and last token, counted from 0 in the row; both are 0,
+    the first token of the row, where there is no answer. A missing label is NaN in float targets and ``MISSING_CLASS``
+    in class targets and (twice) in spans.
     """
 
     inputs: dict[str, Tensor]
@@ -255,6 +278,8 @@ class Routing:
 class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value) or ``[B, C]`` (class logits).
 
+    Of a span task it is ``[B, S, 2]``: the logits of each token to be the first and the last one of the answer; those
+    of padding are the lowest value of their type.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
     ``hidden``: the states of each layer, embeddings first, for distillation; empty if the network has none to compare.

@@ -11,6 +11,7 @@ from tests.digit_files import write_digits
 from tests.glue_files import write_glue
 from tests.omniglot_files import write_omniglot
 from tests.rating_files import write_books, write_jester
+from tests.squad_files import write_squad
 from tests.svhn_files import write_svhn
 
 
@@ -28,4 +29,5 @@ def write_tiny_data(root: Path) -> Path:
     write_omniglot(root / "omniglot-py" / "images_background", dict.fromkeys(ALPHABETS, 2))
     write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
     write_glue(root / "glue")
+    write_squad(root / "squad")
     return root

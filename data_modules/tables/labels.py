@@ -14,12 +14,13 @@ from torch import Tensor
 from data_modules.files.reading import quote
 from data_modules.options import check_task_name, number, shown
 from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
-from mtl.types import KINDS, MISSING_CLASS, InputError, TaskKind, TaskSpec, require
+from mtl.types import MISSING_CLASS, InputError, TaskKind, TaskSpec, require
 
 logger = logging.getLogger(__name__)
 
 HEAVIEST = 1e9  # the largest weight of a task
 LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
+KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")  # labels of these are values of one column
 OPTIONS = ("column", "kind", "weight", "positive")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class RaggedRows:
 
     ``tokens``: the ids of all rows one after the other, int32. Row r has ``tokens[offsets[r] : offsets[r + 1]]``, of
     which the first ``boundary[r]`` are segment 0; ``offsets [N + 1]`` int64, ``boundary [N]`` int32.
+    ``inputs [N]``: more inputs by name, with one value per row.
     """
 
     tokens: Tensor
@@ -51,6 +53,7 @@ class RaggedRows:
     boundary: Tensor
     targets: dict[str, Tensor]
     pad: int
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.boundary)
@@ -73,4 +76,5 @@ class RaggedRows:
         tokens = self.tokens[flat].long().masked_fill(~real, self.pad)
         segments = (real & (position >= self.boundary[index][:, None])).long()
         targets = {name: value.index_select(0, index) for name, value in self.targets.items()}
-        return Batch({"tokens": tokens, "segments": segments}, targets)
+        more = {name: value.index_select(0, index) for name, value in self.inputs.items()}
+        return Batch({"tokens": tokens, "segments": segments, **more}, targets)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.kinds import Count, Dropout
-from mtl.types import TaskSpec
+from mtl.types import TaskSpec, require
 
 
 class Heads(nn.Module):
@@ -23,6 +23,8 @@ class Heads(nn.Module):
         self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
         super().__init__()
+        spans = [task.name for task in tasks if task.kind == "span"]
+        require(not spans, f"task {', '.join(spans)}: of the networks, only transformer has tasks of kind span")
         self.tasks = list(tasks)
         self.input_dim, self.units, self.dropout = input_dim, list(units), dropout
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)

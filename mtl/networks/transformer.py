@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing, real_tokens
 from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
-from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, Tokens, require, sum_losses
+from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, require, sum_losses
 
 HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the paper
 
@@ -66,8 +67,8 @@ class Transformer(nn.Module):
     """A Transformer encoder with mixtures of feed-forward experts, one gate and one head per task.
 
     Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts; a task's head reads the state of the first
-    token. Only real tokens pass through gates, experts and norms. Every task has a pass of its own, since its gates
-    change all states; text data have one task per batch.
+    token, that of a span task the state of every token. Only real tokens pass through gates, experts and norms. Every
+    task has a pass of its own, since its gates change all states; text data have one task per batch.
 
     Encoder: ``pretrained``, a folder or a name on the hub, or ``config`` with options of `transformers` for random
     weights; ``dropout`` replaces its own. ``mixture_layers``: the layers, from 0, that become mixtures (None: all; []:
@@ -137,7 +138,9 @@ class Transformer(nn.Module):
             layers.append(TransformerLayer(layer.attention, MixtureOfExperts(built, gates, None, execution), norm))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
-        self.heads = nn.ModuleDict({task_key(task.name): heads(tasks=[task], input_dim=size) for task in self.tasks})
+        self.heads = nn.ModuleDict(
+            {task_key(task.name): heads(tasks=[outputs(task)], input_dim=size) for task in self.tasks}
+        )
         for name, parameter in self.heads.named_parameters():
             if name.endswith("weight"):
                 nn.init.normal_(parameter, std=HEAD_STD)
@@ -147,25 +150,25 @@ class Transformer(nn.Module):
         wanted = wanted_tasks(self.tasks, tasks)
         if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
             nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
-            return NetworkOutput(self._predict(nothing, wanted))
+            return NetworkOutput(self._predict(nothing, real_tokens(inputs["tokens"], self.pad), wanted))
         if not any(layer.mixture for layer in self.layers):
-            first, hidden, _ = self.encode(inputs, [])
-            return NetworkOutput(self._predict(first, wanted), hidden=hidden)
+            hidden, packing, _ = self.encode(inputs, [])
+            return NetworkOutput(self._predict(hidden[-1], packing, wanted), hidden=hidden)
         predictions: dict[str, Tensor] = {}
         passes: list[dict[str, Routing]] = []
         for task in wanted:
-            first, hidden, routings = self.encode(inputs, [task])
-            predictions |= self._predict(first, [task])
+            hidden, packing, routings = self.encode(inputs, [task])
+            predictions |= self._predict(hidden[-1], packing, [task])
             passes.append(routings)
         together = {name: joined([routings[name] for routings in passes]) for name in passes[0]}
         return NetworkOutput(predictions, together, sum_losses(together), hidden)
 
     def encode(
         self, inputs: Mapping[str, Tensor], tasks: Sequence[int]
-    ) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Routing]]:
-        """Return the states ``[B, D]`` of the first tokens, all layers' states ``[N, D]``, and the layers' routings.
+    ) -> tuple[tuple[Tensor, ...], Packing, dict[str, Routing]]:
+        """Return all layers' states ``[N, D]`` of real tokens, their packing, and the layers' routings.
 
-        The states of real tokens start with those of the embeddings. ``tasks``: the task whose gates route.
+        The states start with those of the embeddings. ``tasks``: the task whose gates route.
         """
         from transformers.masking_utils import create_bidirectional_mask
 
@@ -185,7 +188,7 @@ class Transformer(nn.Module):
             hidden.append(x)
             if routing is not None:
                 routings[f"layers.{index}.mixture"] = routing
-        return x.index_select(0, packing.first), tuple(hidden), routings
+        return tuple(hidden), packing, routings
 
     def get_extra_state(self) -> dict[str, str]:
         return {"vocabulary": self.vocabulary}
@@ -256,13 +259,24 @@ class Transformer(nn.Module):
         scores = read_importance(self.importance, self.depth, width)
         return scores[layer].argsort(descending=True, stable=True)
 
-    def _predict(self, states: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """Return the predictions of the ``wanted`` tasks from the states ``[B, D]`` of the first tokens."""
-        x = self.dropout(states)[:, None]
+    def _predict(self, states: Tensor, packing: Packing, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """Return the predictions of the ``wanted`` tasks from the states ``[N, D]`` of the last layer."""
+        first = self.dropout(states.index_select(0, packing.first))[:, None]
         predictions: dict[str, Tensor] = {}
         for task in wanted:
-            predictions |= self.heads[task_key(self.tasks[task].name)](x, [0])
+            spec, head = self.tasks[task], self.heads[task_key(self.tasks[task].name)]
+            if spec.kind == "span":
+                logits = head(self.dropout(states)[:, None], [0])[spec.name]  # [N, 2]
+                lowest = torch.finfo(logits.dtype).min
+                predictions[spec.name] = packing.pad(logits).masked_fill(~packing.mask[..., None], lowest)
+            else:
+                predictions |= head(first, [0])
         return predictions
+
+
+def outputs(task: TaskSpec) -> TaskSpec:
+    """Return the task whose head gives the outputs of ``task``: a span task has two of each token."""
+    return replace(task, kind="multiclass", num_classes=2, metrics=()) if task.kind == "span" else task
 
 
 def dense_ffn(layer: Any) -> StackedFFN:

@@ -62,12 +62,15 @@ def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Ten
 
     Regression: the squared error. Classes: the symmetric KL divergence 1/2 sum_c (p_c - q_c) (log p_c - log q_c), with
     p and q the softmax of the logits ``prediction`` and ``target``; the two classes of a binary task have the logits 0
-    and ``prediction [B]``.
+    and ``prediction [B]``. Span: the same over the positions of ``[B, S, 2]``, the mean for first and last token.
     """
     prediction, target = at_least_float32(prediction), at_least_float32(target)
     if task.kind == "regression":
         return (prediction - target).square()
     if task.kind == "binary":
         prediction, target = (torch.stack([torch.zeros_like(x), x], -1) for x in (prediction, target))
+    if task.kind == "span":
+        prediction, target = prediction.mT, target.mT  # [B, 2, S]
     log_p, log_q = prediction.log_softmax(-1), target.log_softmax(-1)  # [B, C]
-    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+    divergence = 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+    return divergence.mean(-1) if task.kind == "span" else divergence

@@ -23,7 +23,8 @@ from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
 from mtl.training.losses import labelled, summed_losses
-from mtl.types import TaskKind, TaskSpec
+from mtl.training.spans import SpanScore, best_spans
+from mtl.types import METRICS, TaskKind, TaskSpec, require
 
 BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics that mtl.types.METRICS names
     "binary": {"auroc": BinaryAUROC, "accuracy": BinaryAccuracy, "f1": BinaryF1Score, "matthews": BinaryMatthews},
@@ -33,19 +34,24 @@ BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics
         "matthews": MulticlassMatthews,
     },
     "regression": {"mse": MeanSquaredError, "pearson": Pearson, "spearman": Spearman},
+    "span": {name: partial(SpanScore, name) for name in METRICS["span"]},
 }
 DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
     "binary": ("auroc", "accuracy"),
     "multiclass": ("accuracy",),
     "regression": ("mse",),
+    "span": METRICS["span"],
 }
 
 
 def task_metrics(task: TaskSpec) -> dict[str, Metric]:
     """Return fresh metrics by name: those that the task names, or else the default ones of its kind."""
-    sizes = {"num_classes": task.num_classes} if task.kind == "multiclass" else {}
+    own: dict[str, Any] = {"num_classes": task.num_classes} if task.kind == "multiclass" else {}
+    if task.kind == "span":
+        require(task.scorer is not None, f"task {task.name!r}: a task of kind span needs a scorer")
+        own = {"scorer": task.scorer}
     names = task.metrics or DEFAULTS[task.kind]
-    metrics = {name: BUILDERS[task.kind][name](**sizes, dist_sync_fn=gather_tensors) for name in names}
+    metrics = {name: BUILDERS[task.kind][name](**own, dist_sync_fn=gather_tensors) for name in names}
     if task.kind == "regression":  # in float64 the sums hardly depend on the order of the rows
         metrics = {name: metric.set_dtype(torch.float64) for name, metric in metrics.items()}
     return metrics
@@ -128,11 +134,19 @@ class Evaluation(nn.Module):
         self.metrics = nn.ModuleDict({str(i): nn.ModuleDict(task_metrics(task)) for i, task in enumerate(tasks)})
         self.averages = averages(tasks, {name: self._of(name) for name in self.tasks})
 
-    def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``."""
+    def update(
+        self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor], rows: Tensor | None = None
+    ) -> None:
+        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``.
+
+        Span tasks need ``rows [B]``, by which their scorers know the rows; they are scored on all, labelled or not.
+        """
         self.meter.update(*summed_losses(self.tasks, predictions, targets))
         for name, prediction in predictions.items():
             task, target = self.tasks[name], targets[name]
+            if task.kind == "span":
+                self._update_spans(task, prediction, rows)
+                continue
             mask = labelled(task, target)
             prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "regression":
@@ -169,6 +183,15 @@ class Evaluation(nn.Module):
         for name in self.tasks:
             for metric in self._of(name).values():
                 metric.reset()
+
+    def _update_spans(self, task: TaskSpec, prediction: Tensor, rows: Tensor | None) -> None:
+        require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
+        assert rows is not None
+        assert task.scorer is not None
+        if len(rows):
+            found = best_spans(at_least_float32(prediction), task.scorer.context[rows.cpu()], task.scorer.max_answer)
+            for metric in self._of(task.name).values():
+                metric.update(rows, *found)
 
     def _of(self, name: str) -> dict[str, Metric]:
         metrics = self.metrics[str(self.meter.index_of[name])]

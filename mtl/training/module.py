@@ -168,7 +168,7 @@ class MultiTaskModule(LightningModule):
 
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))
-        self.evaluation.update(output.predictions, batch.targets)
+        self.evaluation.update(output.predictions, batch.targets, batch.inputs.get("row"))
         return {"routings": output.routings}
 
     def _log_evaluation(self, stage: str) -> None:

@@ -21,6 +21,7 @@ from data_modules.jester import JesterDataModule
 from data_modules.movielens import MovieLensDataModule
 from data_modules.multi_mnist import MultiMNISTDataModule
 from data_modules.omniglot import OmniglotDataModule
+from data_modules.squad import SquadDataModule
 from data_modules.synthetic_moe import SyntheticMoEDataModule
 from data_modules.synthetic_pairs import SyntheticPairsDataModule
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
@@ -40,6 +41,7 @@ NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {
     MovieLensDataModule: {"data_dir": "nowhere"},
     MultiMNISTDataModule: {"data_dir": "nowhere"},
     OmniglotDataModule: {"data_dir": "nowhere"},
+    SquadDataModule: {"data_dir": "nowhere"},
     SyntheticMoEDataModule: {},
     SyntheticPairsDataModule: {},
     SyntheticRecoveryDataModule: {},
@@ -63,6 +65,7 @@ LISTS = [
 ]
 BAD_FOR = {  # what no option of that annotation accepts
     "int": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],
+    "int | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "float": [*NOTHING, *TRUE, *[n for n in NUMBERS if n not in (-1, 1.5, -0.0001)], *TEXTS, *LISTS],
     "bool": [*NOTHING, 0, 1, "maybe", "true", *NUMBERS, *TEXTS, *LISTS],
     "Literal": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],

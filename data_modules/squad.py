@@ -1,0 +1,150 @@
+"""SQuAD 2.0: find the answer to a question in a text, or that there is none (Rajpurkar et al. 2018)."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_modules.files import squad as squad_files
+from data_modules.files.cache import cached
+from data_modules.files.squad import SOURCES, Question
+from data_modules.options import MOST, address, flag, whole
+from data_modules.splits import SPLITS
+from data_modules.text_tasks import PADDING_SEGMENT, TextTasksDataModule
+from data_modules.texts.answers import AnswerScorer
+from data_modules.texts.encoder import Encoder
+from data_modules.texts.rows import RaggedRows, Texts
+from data_modules.texts.windows import FORMAT, Windows, windows
+from mtl.types import DataSpec, TaskSpec, Tokens, require
+
+logger = logging.getLogger(__name__)
+
+TASK = "squad"
+SHARE = 0.1  # of the training articles validates
+SPECIAL = 4  # the most special tokens of a row
+
+
+class SquadDataModule(TextTasksDataModule):
+    """Serve the task ``squad``, of kind ``span``: the first and the last token of the answer to a question in a text.
+
+    The official files are expected in ``data_dir``/squad. The answers of the test file are not public. By default, the
+    questions of a tenth of the training articles, drawn with ``seed``, validate, and the development file is the test.
+    With ``published_split``, the development file both validates and tests, as in papers: the result is then selected
+    on the questions it is reported for. ``max_rows`` takes at most that many training questions, drawn with ``seed``.
+
+    A row is a question (its first ``max_question`` tokens) and its text; a text that is too long for ``max_length``
+    gives several rows, which begin ``stride`` tokens apart. An answer has at most ``max_answer`` tokens. Inputs:
+    ``tokens``, ``segments``, and ``row [B]``, by which the metrics find the texts; no network reads it.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        max_length: int = 384,
+        stride: int = 128,
+        max_question: int = 64,
+        max_answer: int = 30,
+        max_rows: int | None = None,
+        published_split: bool = False,
+        download: bool = True,
+        base_url: str | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(data_dir, max_length=max_length, **common)
+        self.stride, self.max_question = whole("stride", stride, 1), whole("max_question", max_question, 1)
+        self.max_answer = whole("max_answer", max_answer, 1)
+        longest = self.max_length - self.max_question - SPECIAL
+        require(
+            self.stride <= longest,
+            f"data.stride={self.stride}: of max_length={self.max_length} tokens, max_question={self.max_question} and "
+            f"{SPECIAL} special tokens leave {max(0, longest)} for the text: stride must not be larger",
+        )
+        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, 2, MOST)
+        self.published_split, self.download = flag("published_split", published_split), flag("download", download)
+        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.folder = self.data_dir / "squad"
+
+    def prepare_data(self) -> None:
+        """Fetch what is missing. Safe to kill, and to run in several processes at once."""
+        squad_files.prepare(self.folder, self.download, self.base_url)
+
+    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
+        start = time.perf_counter()
+        train, val, test = self._read()
+        parts = [train, test] if self.published_split else [train, val, test]
+        questions = [question for part in parts for question in part]
+        contexts = list(dict.fromkeys(question.context for question in train))
+        texts = Texts(contexts + [question.text for question in train], None, torch.zeros(0))
+        encoder = self.encoder = self._encoder([texts])
+        found = self._windows(encoder, questions)
+        golds = [[text for text, _ in question.answers] for question in questions]
+        scorer = AnswerScorer(found, [question.context for question in questions], golds, self.max_answer)
+        targets = found.targets([question.span for question in questions])
+        bounds = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        ends = torch.searchsorted(found.question, bounds).tolist()  # rows of a question follow one another
+        served = [part(found, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
+        rows = dict(zip(SPLITS, [*served, served[-1]], strict=False))  # val is test if both have the same questions
+        counts = ", ".join(f"{len(rows[split])} {split}" for split in SPLITS)
+        seconds = time.perf_counter() - start
+        logger.info("task %s: %s rows of %d questions, ready in %.1f s", TASK, counts, len(questions), seconds)
+        often = rows["train"].tokens.bincount(minlength=encoder.vocab)
+        inputs = {
+            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, often),
+            "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
+        }
+        spec = TaskSpec(TASK, "span", metrics=("f1", "exact_match"), scorer=scorer)
+        return DataSpec(inputs, [spec]), {split: {TASK: rows[split]} for split in SPLITS}
+
+    def _read(self) -> tuple[list[Question], list[Question], list[Question]]:
+        """Return the questions of train, val and test."""
+        files = {stem: self.folder / source.name for stem, source in SOURCES.items()}
+        read = {stem: squad_files.read(file) for stem, file in files.items()}
+        odd = [
+            f"{files[stem].name} has {len(read[stem])} questions instead of {source.questions}"
+            for stem, source in SOURCES.items()
+            if len(read[stem]) != source.questions
+        ]
+        if odd:
+            logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
+        generator, train = self.generator(TASK), read["train"]
+        drawn = torch.randperm(len(train), generator=generator)[: self.max_rows].sort().values.tolist()
+        train = [train[index] for index in drawn]
+        if self.published_split:
+            return train, read["dev"], read["dev"]
+        articles = sorted({question.article for question in train})
+        few = f"{files['train']}: validation needs some of the articles, but the {len(train)} questions are of only one"
+        require(len(articles) >= 2, few)
+        order = torch.randperm(len(articles), generator=generator)[: max(1, round(SHARE * len(articles)))]
+        held = {articles[index] for index in order.tolist()}
+        val = [question for question in train if question.article in held]
+        return [question for question in train if question.article not in held], val, read["dev"]
+
+    def _windows(self, encoder: Encoder, questions: Sequence[Question]) -> Windows:
+        """Return the rows of ``questions``; they are kept in ``data_dir``/cache."""
+        contexts = {context: index for index, context in enumerate(dict.fromkeys(q.context for q in questions))}
+        asked = [contexts[question.context] for question in questions]
+        asking = [question.text for question in questions]
+        sizes = (self.max_length, self.stride, self.max_question)
+        digests = (Texts(part, None, torch.zeros(0)).digest() for part in (asking, list(contexts)))
+        pairs = hashlib.sha256(str(asked).encode()).hexdigest()
+        content = cached(
+            self.data_dir / "cache" / "tokens" / "windows.pt",
+            lambda: windows(encoder, asking, list(contexts), asked, *sizes),
+            (FORMAT, *digests, pairs, encoder.digest(), *sizes),
+        )
+        return Windows(**content)
+
+
+def part(found: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
+    """Return the rows from ``low`` to ``high``, without a copy."""
+    offsets = found.offsets[low : high + 1]
+    tokens = found.tokens[int(offsets[0]) : int(offsets[-1])]
+    inputs = {"row": torch.arange(low, high)}
+    return RaggedRows(tokens, offsets - offsets[0], found.boundary[low:high], {TASK: targets[low:high]}, pad, inputs)

@@ -1,0 +1,87 @@
+"""Score answers as SQuAD 2.0 does (Rajpurkar et al. 2018): exact match and F1 of words, also of having no answer."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from data_modules.texts.windows import Windows
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def words(answer: str) -> list[str]:
+    """Return the words of an answer in lower case, without ASCII punctuation and articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
+
+
+def exact_match(answer: str, gold: str) -> float:
+    """Return 1 if the two have the same words, else 0."""
+    return float(words(answer) == words(gold))
+
+
+def f1(answer: str, gold: str) -> float:
+    """Return the F1 of the words of ``answer`` among those of ``gold``; if one has no words, whether they are equal."""
+    found, right = words(answer), words(gold)
+    if not found or not right:
+        return float(found == right)
+    return 2 * (Counter(found) & Counter(right)).total() / (len(found) + len(right))
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerScorer:
+    """Score the answers to the questions of ``windows``: the ``Scorer`` of a task of kind ``span``.
+
+    ``texts[question]``: the context; ``golds[question]``: the right answers, none if it has no answer.
+    """
+
+    windows: Windows
+    texts: Sequence[str]
+    golds: Sequence[Sequence[str]]
+    max_answer: int
+
+    @property
+    def context(self) -> Tensor:
+        return self.windows.context
+
+    def answers(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[int, str]:
+        """Return the answer to each question that is in ``rows [N]``, "" for none; arguments as in ``score``.
+
+        It is the best one of the question's rows. There is none if the lowest score of having none is at least that of
+        the best answer: a row without the answer says rightly that it has none.
+        """
+        best: dict[int, tuple[float, int, int]] = {}
+        nothing: dict[int, float] = {}
+        order = (
+            rows.argsort()
+        )  # so that, of equal scores, the first row's wins, however rows were spread over processes
+        questions = self.windows.question[rows]
+        characters = self.windows.characters[(spans + self.windows.shift[rows][:, None]).clamp(min=0)]  # [N, 2, 2]
+        ends = characters[:, 0, 0], characters[:, 1, 1]
+        columns = (questions, scores, null_scores, *ends)
+        for question, score, null, start, end in zip(*(column[order].tolist() for column in columns), strict=True):
+            nothing[question] = min(nothing.get(question, null), null)
+            if question not in best or score > best[question][0]:
+                best[question] = score, start, end
+        return {
+            question: self.texts[question][start:end] if score > nothing[question] else ""
+            for question, (score, start, end) in best.items()
+        }
+
+    def score(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[str, float]:
+        """Return the means of F1 and exact match over the questions that are in ``rows``: see ``mtl.types.Scorer``."""
+        pairs = []
+        for question, answer in self.answers(rows, spans, scores, null_scores).items():
+            pairs.append((answer, [gold for gold in self.golds[question] if words(gold)] or [""]))
+        measures = {"f1": f1, "exact_match": exact_match}
+        return {
+            name: statistics.fmean(max(measure(answer, gold) for gold in golds) for answer, golds in pairs)
+            for name, measure in measures.items()
+        }

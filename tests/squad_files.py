@@ -1,0 +1,58 @@
+"""Write small files in SQuAD 2.0's official format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_modules.files.squad import SOURCES
+
+RIVER = "Limmat is a river; it flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."
+TOWER = "The tower was built in 1889 by Gustave Eiffel. 東京 has one that looks like it 😀; the one in Paris is older."
+LONG = " ".join(
+    f"In year {year} the village had {year % 7 + 2} wells and {year % 5 + 3} barns." for year in range(1, 13)
+)
+ARTICLES = (
+    (
+        (
+            RIVER,
+            ("where does the river begin", "Lake Zürich", "Zürich"),
+            ("what is it past", "cafés"),
+            ("how deep is it",),
+        ),
+        (TOWER, ("who built the tower", "Gustave Eiffel", "Eiffel"), ("which city has one like it", "東京")),
+    ),
+    (
+        (LONG + " It has a church", ("what does it have", "a church", "church"), ("who is the mayor",)),
+        (RIVER, ("to which river", "the Aare", "Aare.")),
+    ),
+)
+
+
+def paragraph(name: str, context: str, *questions: tuple[str, ...]) -> dict[str, Any]:
+    """Return a paragraph of ``questions``: each a text and its answers, which are at their first place in it."""
+    entries = []
+    for number, (question, *answers) in enumerate(questions):
+        found = [{"text": answer, "answer_start": context.index(answer)} for answer in answers]
+        plausible = {} if found else {"plausible_answers": [{"text": context[:3], "answer_start": 0}]}
+        entry = {"id": f"{name}-{number}", "question": question, "answers": found, "is_impossible": not found}
+        entries.append(entry | plausible)
+    return {"context": context, "qas": entries}
+
+
+def squad(*articles: tuple[tuple[Any, ...], ...]) -> dict[str, Any]:
+    """Return the content of a file: articles of paragraphs of a context and its questions."""
+    data = [
+        {"title": f"T{a}", "paragraphs": [paragraph(f"{a}-{p}", *part) for p, part in enumerate(article)]}
+        for a, article in enumerate(articles)
+    ]
+    return {"version": "v2.0", "data": data}
+
+
+def write_squad(folder: Path, train: Any = None, dev: Any = None) -> None:
+    """Write both files into ``folder``; each has the same questions unless its content is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, content in {"train": train, "dev": dev}.items():
+        text = json.dumps(content or squad(*ARTICLES), ensure_ascii=False)
+        (folder / SOURCES[stem].name).write_text(text, encoding="utf-8")
