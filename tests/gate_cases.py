@@ -58,7 +58,7 @@ class GateCase:
         return self.sums_to_one and (power or self.name != "dselect_k")
 
 
-def separate_comet(num_tasks: int, k: int, **sizes: Any) -> Gate:
+def separate_comet(num_tasks: int, k: int = 1, **sizes: Any) -> Gate:
     return SeparateGates({f"task {task}": CometGate(1, k=k, entropy_weight=0.1, **sizes) for task in range(num_tasks)})
 
 
