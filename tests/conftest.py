@@ -13,7 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, and
 
 import torch
 
-from mtl import fast  # mtl makes torchvision importable before Lightning is
+from mtl import compat, fast  # mtl makes torchvision importable before Lightning is
+
+compat.import_torchmetrics()
 
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:  # started by nohup or in the background: the program would keep it
