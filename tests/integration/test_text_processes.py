@@ -27,7 +27,7 @@ WORDS = [
 RUNS = {
     "comet": ["gate=comet", "setting.comet.entropy_weight=1.0", "setting.k=2"],
     "top1": ["gate=task_top1", "gate.balance_weight=0.5", "data.tasks_per_step=2", "data.order=shuffled"],
-    "sentence": ["gate=comet", "setting.comet.entropy_weight=1.0", "network.route=sentence"],
+    "sentence": ["gate=comet", "setting.comet.entropy_weight=1.0", "network.route=sentence", "data.order=shuffled"],
 }
 
 
