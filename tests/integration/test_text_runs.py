@@ -136,6 +136,12 @@ def test_hub_that_does_not_answer(data: Path, tmp_path: Path, monkeypatch: pytes
     assert "network.pretrained=some/name is not on this machine" in outcome.output.replace("\n", " ")
 
 
+def test_without_the_extra_one_message_names_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"^network=transformer needs .* transformers: pip install -e '\.\[text\]'$"):
+        run(compose_small(tmp_path, *TINY, "data.tasks=[rte]", f"paths.data_dir={data}"))
+
+
 class ShowModules(Callback):
     """Print which libraries for texts are imported at the end of a run."""
 
