@@ -40,7 +40,7 @@ KINDS = {
     ],
     "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens
         *TINY,
-        *("data.tasks=[rte,sst2,cola]", "data.tasks_per_step=2", "data.max_rows={sst2: 100}", "setting.dropout=0.3"),
+        *("data.tasks=[rte,sst2,cola,stsb,qqp]", "data.tasks_per_step=2", "setting.dropout=0.3"),
         *("gate=comet", "permutation=sinkhorn", "setting.permutation.epochs=1.3", "permutation.noise=0.1"),
         *("trainer.accumulate_grad_batches=2", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"),
     ],
