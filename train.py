@@ -138,7 +138,7 @@ def _run(cfg: DictConfig) -> float | None:
     )
     data.prepare_data()
     data.setup()
-    network = build.build_network(cfg, data.spec)
+    network = build.build_network(cfg, data.spec, fresh=not (cfg.ckpt or cfg.evaluate))
     if cfg.get("start_from") and not (cfg.ckpt or cfg.evaluate):  # else it is the option of the earlier run
         start_from(network, cfg.start_from)
     distillation = teacher and teacher.distillation(network, data.spec)

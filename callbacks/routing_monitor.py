@@ -75,7 +75,7 @@ class RoutingMonitor(Callback):
         self.probabilities.add(trainer.global_step, _gates(pl_module))
         for index, (name, routing) in enumerate(outputs["routings"].items()):
             history = self.histories.setdefault(name, History())
-            history.add(trainer.global_step, routing, self.max_shares)
+            history.add(trainer.global_step, routing, self.max_shares, len(_task_names(pl_module)))
             if routing.selectors is not None:
                 suffix = "" if len(outputs["routings"]) == 1 else f"_layer_{index}"
                 pl_module.log(f"train/binary_since_step{suffix}", float(history.binary_since))

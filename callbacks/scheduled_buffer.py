@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import re
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
@@ -15,14 +16,17 @@ from mtl.types import check_name, check_switch, require
 
 log = logging.getLogger(__name__)
 
+OF_ONE_TASK = re.compile(r"\.by_task\.task_[^.]+")  # in the name of a gate that is one task's own
+
 
 class ScheduledBuffer(Callback):
     """Set the scalar buffer ``target`` before each step to its scheduled value, and log it as ``schedule/<target>``.
 
-    ``target`` may be a pattern such as ``network.*gate.temperature``; then all matching buffers are set. The value goes
-    from ``start`` to ``end`` in the given ``shape`` over ``steps`` optimiser steps, ``epochs`` (may be fractional) or a
-    ``fraction`` of the run, and stays at ``end``. It is a pure function of ``trainer.global_step``, so a resumed run
-    continues in the right phase. Raises InputError if no buffer matches, unless ``required`` is false.
+    ``target`` may be a pattern such as ``network.*gate.temperature``; then all matching buffers are set, and those of
+    all tasks where each task has a gate of its own. The value goes from ``start`` to ``end`` in the given ``shape``
+    over ``steps`` optimiser steps, ``epochs`` (may be fractional) or a ``fraction`` of the run, and stays at ``end``.
+    It is a pure function of ``trainer.global_step``, so a resumed run continues in the right phase. Raises InputError
+    if no buffer matches, unless ``required`` is false.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class ScheduledBuffer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         names = [name for name, buffer in pl_module.named_buffers() if buffer.dim() == 0]
-        paths = [name.rpartition(".") for name in names if fnmatch.fnmatchcase(name, self.target)]
+        paths = [name.rpartition(".") for name in names if self._matches(name)]
         self._buffers = [(pl_module.get_submodule(owner), name) for owner, _, name in paths]
         if not self._buffers:
             log.info("schedule of %s: this network has no such buffer, so nothing is scheduled", self.target)
@@ -72,3 +76,6 @@ class ScheduledBuffer(Callback):
     def value(self, step: int, length: float) -> float:
         """Return the value at optimiser step ``step`` of a schedule of ``length`` steps."""
         return SHAPES[self.shape](min(1.0, step / length), self.start, self.end)
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(form, self.target) for form in (name, OF_ONE_TASK.sub("", name)))

@@ -7,6 +7,7 @@ fallback. After an upgrade, ``tests/unit/test_compat.py`` says which entries bro
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -72,6 +73,11 @@ def _bag_weights_backward_works(operator: Any) -> bool:
     return bool(torch.equal(operator(grad, table, index, zero, torch.tensor([0, 0]), 0), torch.tensor([17.0, 11.0])))
 
 
+def _requirement_works(cache: Any) -> bool:
+    here = cache("torch")
+    return bool(here) and not bool(cache("no-such-package")) and here.requirement == "torch"
+
+
 REGISTER = {
     "torch.ops.mkldnn._linear_pointwise": PrivateName(
         why="oneDNN's matrix product uses all of an AVX-512 processor; torch.mm calls MKL, which uses half of it",
@@ -109,6 +115,12 @@ REGISTER = {
         find=lambda: DictConfig._get_full_key,
         works=lambda get: get(OmegaConf.create({"a": {"b": {}}}).a.b, None) == "a.b",
     ),
+    "lightning_utilities.core.imports.RequirementCache": PrivateName(
+        why="torchmetrics asks it whether transformers is installed, and if so imports it, which takes seconds",
+        fallback="every run imports transformers wherever it is installed",
+        find=lambda: importlib.import_module("lightning_utilities.core.imports").RequirementCache,
+        works=_requirement_works,
+    ),
 }
 
 # Operators that torchvision's Python code refers to while it is imported. If torchvision's compiled library does not
@@ -139,3 +151,21 @@ def register_missing_operators() -> None:
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
                 _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics without ``transformers``, which only its metrics of generated texts need.
+
+    This has to run before anything else imports torchmetrics, as Lightning does; ``import mtl.run`` calls it.
+    """
+    if "torchmetrics" in sys.modules or importlib.util.find_spec("transformers") is None:
+        return
+    requirement = lookup("lightning_utilities.core.imports.RequirementCache")
+    if requirement is None:
+        return
+    is_met = requirement.__bool__
+    requirement.__bool__ = lambda self: not str(self.requirement).startswith("transformers") and is_met(self)
+    try:
+        importlib.import_module("torchmetrics")
+    finally:
+        requirement.__bool__ = is_met

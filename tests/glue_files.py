@@ -20,6 +20,9 @@ HEADERS = {
     "mnli": "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
     "sentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
 }
+# Options of a run on such files, with a tiny encoder; add tasks, and ``paths.data_dir``
+TINY = ["data=glue", "data.download=false", "data.vocabulary=100", "data.batch_size=8", "data.eval_batch_size=16"]
+TINY += ["network.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2}", "setting.learning_rate=1e-3"]
 
 
 def sentence(draw: random.Random, low: int = 3, high: int = 12) -> str:

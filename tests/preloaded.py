@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 
 import mtl  # must come before Lightning: it makes torchvision importable
+import mtl.run  # the same: it keeps torchmetrics from importing transformers
 
 # isort: split
 import callbacks

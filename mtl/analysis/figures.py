@@ -55,8 +55,8 @@ def permutation(hard: Tensor, soft: Tensor, is_hard: bool, tasks: Sequence[str])
 def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
     """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
-    Like figures C.3 to C.5 of DSelect-k's supplement. The experts with the largest final weights are coloured, the
-    others are grey.
+    Batches that lack a task, whose shares of it are NaN, are left out of its panel. Like figures C.3 to C.5 of
+    DSelect-k's supplement. The experts with the largest final weights are coloured, the others are grey.
     """
     shown = min(shares.shape[1], _MOST_TASKS)
     columns = min(shown, 4)
@@ -64,17 +64,20 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     figure = Figure(figsize=(1.6 + 3.1 * columns, 1.3 + 2.2 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     values = shares[:, :shown].double().numpy()
-    heaviest = np.argsort(-values[-1].sum(0), kind="stable")[: len(COLOURS)]
+    known = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(shown)]  # the batches that have the task
+    final = np.sum([values[index[-1], task] for task, index in enumerate(known) if len(index)], 0)
+    heaviest = np.argsort(-final, kind="stable")[: len(COLOURS)]
     for index, axes in enumerate(grid.flat):
         if index >= shown:
             axes.set_axis_off()
             continue
+        at, course = np.asarray(steps)[known[index]], values[known[index], index]  # [n], [n, E]
         for expert in range(values.shape[2]):
             if expert not in heaviest:
-                axes.plot(steps, values[:, index, expert], color="0.75", linewidth=0.8)
+                axes.plot(at, course[:, expert], color="0.75", linewidth=0.8)
         for rank, expert in enumerate(heaviest):
             style = LINES[rank % len(LINES)]
-            line = axes.plot(steps, values[:, index, expert], style, color=COLOURS[rank], linewidth=1.4)
+            line = axes.plot(at, course[:, expert], style, color=COLOURS[rank], linewidth=1.4)
             line[0].set_label(f"expert {expert}")
         if binary_since >= 0:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))

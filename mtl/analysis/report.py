@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,7 @@ class Report:
                 [step, task, *values]
                 for step, share in zip(history.steps, history.shares, strict=True)
                 for task, values in zip(names, share.tolist(), strict=True)
+                if not math.isnan(values[0])  # the batch has the task
             ]
             _write(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
         for suffix, (hard, _, _) in self._permutations():

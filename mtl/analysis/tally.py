@@ -97,21 +97,25 @@ class History:
     """The experts' mean weights in training, and the step since which all selectors are one-hot."""
 
     steps: list[int] = field(default_factory=list)
-    shares: list[Tensor] = field(default_factory=list)  # [T, E] each
+    shares: list[Tensor] = field(default_factory=list)  # [T, E] each, NaN for tasks that the batch lacks
     binary_since: int = -1  # -1: not yet, or no longer
 
-    def add(self, step: int, routing: Routing, limit: int) -> None:
-        """Add the training batch at ``step``, averaged over all processes; skip it if it lacks some tasks."""
-        if routing.tasks is not None:
-            return
+    def add(self, step: int, routing: Routing, limit: int, num_tasks: int) -> None:
+        """Add the training batch at ``step``, averaged over all processes."""
         weights = routing.weights.detach()
         share = weights.mean(0) if weights.dim() == 3 else weights
         if routing.selectors is not None:
             binary = all_reduce_sum(torch.tensor(binary_share(routing.selectors), device=share.device)) / world_size()
             self.binary_since = -1 if binary < 1 else step if self.binary_since < 0 else self.binary_since
-        if share.numel() <= limit:
+        rows = len(share) if routing.tasks is None else num_tasks
+        if rows * share.shape[1] <= limit:
+            share = (all_reduce_sum(share.float()) / world_size()).cpu()
+            if routing.tasks is not None:
+                share = share.new_full((rows, share.shape[1]), torch.nan).index_copy_(
+                    0, torch.tensor(routing.tasks), share
+                )
             self.steps.append(step)
-            self.shares.append((all_reduce_sum(share.float()) / world_size()).cpu())
+            self.shares.append(share)
         if len(self.steps) > MOST_SHARES:  # keep every second one
             self.steps, self.shares = self.steps[::2], self.shares[::2]
 

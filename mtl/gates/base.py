@@ -27,10 +27,12 @@ class Gate(nn.Module):
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend
     on the example; ``inputs`` describes the raw inputs, for gates that read one; ``shared`` makes one gate serve
     all tasks. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when shared, else T)
-    as leading dimension. ``sums_to_one`` says whether the weights of a sample always sum to one.
+    as leading dimension. ``sums_to_one`` says whether the weights of a sample always sum to one, ``reads_inputs``
+    whether they depend on a raw input.
     """
 
     sums_to_one = True
+    reads_inputs = False
 
     def __init__(
         self,

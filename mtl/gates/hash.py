@@ -24,6 +24,7 @@ class HashGate(Gate):
     counts its ids (Roller et al. 2021, section 3.2).
     """
 
+    reads_inputs = True
     table: Tensor
 
     def __init__(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mtl.functional import at_least_float32
 from mtl.kinds import Count
-from mtl.types import Categorical, Image, InputSpec, Numeric, require
+from mtl.types import Categorical, Image, InputSpec, Numeric, Tokens, require
 
 EMBEDDING_RANGE = 0.05
 
@@ -70,7 +70,9 @@ class TabularBottom(nn.Module):
             elif isinstance(spec, Numeric):
                 self.output_dim += spec.width
             else:
-                require(False, f"input {name!r} is {type(spec).__name__}: this bottom takes Categorical and Numeric")
+                texts = "; texts need network=transformer" if isinstance(spec, Tokens) else ""
+                message = f"input {name!r} is {type(spec).__name__}: this network takes Categorical and Numeric inputs"
+                require(False, message + texts)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]`` or ``[B, width]`` to ``[B, D]``."""

@@ -68,7 +68,7 @@ def encoder(
         raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
-    return loaded.to(torch.get_default_dtype())
+    return loaded.to(torch.get_default_dtype()).train()  # it is loaded in evaluation mode, without dropout
 
 
 def from_scratch(config: dict[str, Any], vocab: int) -> Any:

@@ -131,7 +131,13 @@ class Transformer(nn.Module):
                 layers.append(TransformerLayer(layer.attention, dense, norm))
                 continue
             built = experts(num_experts=num_experts, input_dim=size)
-            gates = permuted(separate_gates(gate, names, num_experts, size, ids), permutation)
+            gates = separate_gates(gate, names, num_experts, size, ids)
+            reader = next((part for part in gates.modules() if getattr(part, "reads_inputs", False)), None)
+            require(
+                reader is None or not self.by_sentence,
+                f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
+            )
+            gates = permuted(gates, permutation)
             if fresh:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
                 built.load_state_dict(self._expert_weights(built, weights, self._order(index, dense.width)))

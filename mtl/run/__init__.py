@@ -1,1 +1,5 @@
 """What a run needs around training: build its objects, checkpoints, results, sweeps."""
+
+from mtl import compat
+
+compat.import_torchmetrics()

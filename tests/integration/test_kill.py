@@ -1,6 +1,6 @@
 """Kill -9 at random moments, go on, and compare with the run that nobody killed: every bit is the same.
 
-Name the mark to run it: pytest -m slow tests/integration/test_kill.py. $MTL_KILLS sets the kills for each of the ten
+Name the mark to run it: pytest -m slow tests/integration/test_kill.py. $MTL_KILLS sets the kills for each of the twelve
 kinds of run, by default 5.
 """
 
@@ -21,6 +21,7 @@ import torch
 
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
+from tests.glue_files import TINY
 
 KINDS = {
     "mixture": [  # the permutation is soft for 1.3 epochs, and hardens within the second
@@ -37,8 +38,14 @@ KINDS = {
         *("setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
         "trainer.accumulate_grad_batches=2",
     ],
+    "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens
+        *TINY,
+        *("data.tasks=[rte,sst2,cola,stsb,qqp]", "data.tasks_per_step=2", "setting.dropout=0.3"),
+        *("gate=comet", "permutation=sinkhorn", "setting.permutation.epochs=1.3", "permutation.noise=0.1"),
+        *("trainer.accumulate_grad_batches=2", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"),
+    ],
 }
-BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8}
+BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8, "texts": 4}
 WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
 WORDS += ["callbacks.progress=null", "callbacks.routing.pictures_every=null", "callbacks.last.every_steps=4"]
 WORDS += ["trainer.accelerator=cpu"]

@@ -19,6 +19,7 @@ from callbacks.length import Length, steps_per_epoch, took_step
 from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport
+from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.tally import History, Tally
@@ -91,14 +92,14 @@ def test_history_records_when_selectors_became_binary() -> None:
     soft, hard = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]])
     seen = []
     for step, selectors in enumerate([soft, hard, hard, soft, hard, hard], start=1):
-        history.add(step, Routing(selectors.mean(-2), {}, selectors), 16)
+        history.add(step, Routing(selectors.mean(-2), {}, selectors), 16, 1)
         seen.append(history.binary_since)
     assert seen == [-1, 2, 2, -1, 5, 5]
     assert history.steps == [1, 2, 3, 4, 5, 6]
     for step in range(7, 1200):
-        history.add(step, Routing(hard.mean(-2), {}, hard), 16)
+        history.add(step, Routing(hard.mean(-2), {}, hard), 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
-    history.add(1200, Routing(torch.rand(3, 5)), 14)
+    history.add(1200, Routing(torch.rand(3, 5)), 14, 3)
     assert history.steps[-1] < 1200  # too many shares to keep
 
 
@@ -265,5 +266,13 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     assert tally.shares().tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
     assert values["union_per_sample"] == 1.2
     history = History()
-    history.add(1, Routing(torch.ones(1, 2), tasks=[1]), 100)
-    assert not history.steps
+    history.add(1, Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), 6, 3)
+    history.add(2, Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2]), 6, 3)
+    history.add(3, Routing(torch.ones(1, 2), tasks=[1]), 5, 3)  # too many shares to keep
+    assert history.steps == [1, 2]
+    course = torch.stack(history.shares)
+    assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
+    lines = [
+        [line.get_xdata().tolist() for line in axes.lines] for axes in courses([1, 2], course, list("abc"), -1).axes
+    ]
+    assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]

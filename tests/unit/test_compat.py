@@ -20,6 +20,7 @@ THRESHOLD = "torch.ops.aten.threshold_backward"
 BAG_BACKWARD = "torch.ops.aten._embedding_bag_per_sample_weights_backward"
 FUNCTORCH = "torch._C._are_functorch_transforms_active"
 FULL_KEY = "omegaconf.DictConfig._get_full_key"
+REQUIREMENT = "lightning_utilities.core.imports.RequirementCache"
 
 
 @pytest.mark.parametrize("name", compat.REGISTER)
@@ -103,6 +104,15 @@ def full_key() -> None:
     assert compat.config_path(OmegaConf.create({"a": {"b": {}}}).a.b) == ""
 
 
+def requirement() -> None:
+    before = dict(compat.sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(compat.sys.modules, "torchmetrics")
+        compat.import_torchmetrics()
+        assert "torchmetrics" not in compat.sys.modules  # left to those who need it
+    assert dict(compat.sys.modules) == before
+
+
 FALLBACKS = {
     LINEAR: linear,
     SHUFFLE: shuffle,
@@ -110,6 +120,7 @@ FALLBACKS = {
     BAG_BACKWARD: bag_backward,
     FUNCTORCH: functorch,
     FULL_KEY: full_key,
+    REQUIREMENT: requirement,
 }
 
 

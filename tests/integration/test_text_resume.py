@@ -1,0 +1,101 @@
+"""Runs on texts that are stopped and go on: the last bit is the same; pretrained files are needed only once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_modules.texts import vocabulary
+from data_modules.texts.rows import Texts
+from mtl.types import InputError
+from tests.glue_files import TINY, write_glue
+from tests.integration.helpers import compose_small
+from tests.integration.test_accumulation import interrupted
+from tests.integration.test_resume import go_on, losses, same, state
+from train import run
+
+LOGGED = ["logger=csv", "trainer.log_every_n_steps=1"]
+# Steps of two super-batches of two tasks each, with a soft permutation that is hardened in the second epoch
+LOCAL_SEARCH = ["gate=comet", "permutation=sinkhorn", "setting.permutation.epochs=1.4", "permutation.noise=0.1"]
+LOCAL_SEARCH += ["data.tasks_per_step=2", "data.order=natural", "trainer.accumulate_grad_batches=2"]
+LOCAL_SEARCH += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_glue(folder / "glue", {"rte": 30, "sst2": 40, "stsb": 20})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint of a dense network of three tasks."""
+    folder = tmp_path_factory.mktemp("teacher")
+    run(compose_small(folder, *words(data), "network.mixture_layers=[]", "trainer.max_epochs=1", "~logger"))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def words(data: Path, tasks: str = "[rte,sst2,stsb]") -> list[str]:
+    return [*TINY, *LOGGED, f"data.tasks={tasks}", f"paths.data_dir={data}"]
+
+
+def assert_resumes(tmp_path: Path, options: list[str], batches: list[int], data: Path) -> None:
+    """Stop a run before the backward passes of some ``batches``, and compare with one that is not stopped."""
+    run(compose_small(tmp_path / "whole", *options))
+    expected = state(tmp_path / "whole")
+    for batch in batches:
+        folder = tmp_path / f"stopped_{batch}"
+        interrupted(folder, batch, *options)
+        torch.manual_seed(99)  # what the new process draws before it goes on does not count
+        go_on(folder, f"paths.data_dir={data}")
+        found = state(folder)
+        for key, value in expected.items():
+            assert same(value, found[key]), (batch, key)
+        assert losses(folder) == losses(tmp_path / "whole"), batch
+
+
+def test_super_batches_local_search_and_distillation(data: Path, teacher: Path, tmp_path: Path) -> None:
+    options = [*words(data), *LOCAL_SEARCH, "distillation=dense_run", f"distillation.teacher={teacher}"]
+    assert_resumes(tmp_path, options, [2], data)  # of six batches and three steps in an epoch
+
+
+def test_run_that_started_from_other_tasks(data: Path, teacher: Path, tmp_path: Path) -> None:
+    options = [*words(data, "[stsb,sst2]"), f"start_from={teacher}", "gate=task_top1"]
+    assert_resumes(tmp_path, options, [5], data)
+
+
+@pytest.fixture
+def pretrained(data: Path, tmp_path: Path) -> Path:
+    """Return a folder with an encoder and a tokenizer."""
+    import transformers
+
+    folder = tmp_path / "pretrained"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    transformers.BertModel(transformers.BertConfig(vocab_size=100, **sizes)).save_pretrained(folder)
+    found = vocabulary.trained(
+        [Texts(["the cat sees a dog", "the cat likes a dog"], None, torch.ones(2))], 100, tmp_path
+    )
+    shutil.copytree(found.source, folder, dirs_exist_ok=True)
+    return folder
+
+
+def test_pretrained_encoder_is_not_read_again(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    options = [*words(data, "[sst2]"), f"network.pretrained={pretrained}", "network.config=null", "data.tokenizer=null"]
+    run(compose_small(tmp_path / "whole", *options))
+    interrupted(tmp_path / "parts", 2, *options)
+    shutil.rmtree(pretrained)
+    go_on(tmp_path / "parts", f"paths.data_dir={data}")
+    expected, found = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert all(same(value, found[key]) for key, value in expected.items())
+
+
+def test_missing_tokenizer_gives_one_message(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    options = [*words(data, "[sst2]"), f"network.pretrained={pretrained}", "network.config=null"]
+    interrupted(tmp_path / "parts", 0, *options)
+    shutil.rmtree(pretrained)
+    with pytest.raises(InputError, match=f"data.tokenizer={pretrained} is neither a folder nor"):
+        go_on(tmp_path / "parts", f"paths.data_dir={data}")

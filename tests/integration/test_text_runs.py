@@ -1,0 +1,155 @@
+"""Runs on texts, from the configuration to the last table: precision, schedules, reports, accumulation, messages."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import open_dict
+from pytorch_lightning import Callback
+
+from mtl.run.checkpoint import read_checkpoint
+from mtl.types import InputError
+from tests.glue_files import TINY, write_glue
+from tests.integration.helpers import compose_small
+from tests.programs import attempt
+from train import run
+
+TASKS = ("rte", "sst2", "stsb")
+LAYERS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_glue(folder / "glue", dict.fromkeys(TASKS, 18))
+    return folder
+
+
+class Watch(Callback):
+    """Keep what passes: the routings of each step, and the module."""
+
+    routings: list[dict[str, Any]] = []  # noqa: RUF012
+    module: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        Watch.routings.append(outputs["routings"])
+        Watch.module = pl_module
+
+
+def watched(folder: Path, data: Path, *words: str) -> Any:
+    """Run on texts with a ``Watch``; return the trained module."""
+    more = ["data.tasks=[rte,sst2,stsb]", f"paths.data_dir={data}", "data.order=round_robin", "trainer.max_epochs=1"]
+    cfg = compose_small(folder, *TINY, *more, "logger=csv", *words)
+    Watch.routings = []
+    with open_dict(cfg):
+        cfg.callbacks.watch = {"_target_": f"{__name__}.Watch"}
+    run(cfg)
+    return Watch.module
+
+
+def gates(module: Any) -> list[Any]:
+    return [module.network.layers[layer].mixture.gate.by_task[f"task_{name}"] for layer in LAYERS for name in TASKS]
+
+
+def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path) -> None:
+    words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=0.5"]
+    module = watched(tmp_path, data, *words, "trainer.precision=bf16-mixed")
+    assert [float(gate.temperature) for gate in gates(module)] == pytest.approx([0.01] * 6)
+    found = [routing for routings in Watch.routings for routing in routings.values()]
+    assert len(found) == len(LAYERS) * 6  # two batches of each task
+    assert {routing.weights.dtype for routing in found} == {torch.float32}
+    rows = list(csv.DictReader((tmp_path / "csv" / "metrics.csv").read_text().splitlines()))
+    losses = [float(row["train/step_loss"]) for row in rows if row["train/step_loss"]]
+    assert len(losses) == 6
+    assert all(0 < loss < 100 for loss in losses)
+
+
+def test_schedule_of_all_entropy_weights_and_report_of_each_layer(data: Path, tmp_path: Path) -> None:
+    words = ["gate=comet", "schedule=entropy_weight", "callbacks.entropy_schedule.epochs=0.5"]
+    module = watched(tmp_path, data, *words, "setting.comet.entropy_weight=0.25", "callbacks.routing.pictures_every=1")
+    assert [float(gate.entropy_weight) for gate in gates(module)] == [0.25] * 6
+    folder = tmp_path / "routing"
+    for layer in LAYERS:
+        assert (folder / f"expert_share_layer_{layer}.png").stat().st_size > 5000
+        assert (folder / f"weights_over_training_layer_{layer}.png").stat().st_size > 5000
+        shares = list(csv.DictReader((folder / f"expert_share_layer_{layer}.csv").read_text().splitlines()))
+        assert [row.pop("task") for row in shares] == list(TASKS)
+        assert all(sum(map(float, row.values())) == pytest.approx(1) for row in shares)
+        course = list(csv.DictReader((folder / f"weights_over_training_layer_{layer}.csv").read_text().splitlines()))
+        assert [int(row.pop("step")) for row in course] == list(range(1, 7))
+        assert sorted(row.pop("task") for row in course) == sorted(TASKS * 2)
+        assert all(sum(map(float, row.values())) == pytest.approx(1, abs=1e-6) for row in course)
+
+
+def test_accumulated_batches_of_other_lengths_equal_the_large_batch(tmp_path: Path) -> None:
+    """Sixteen rows in an epoch: two batches of 8, sorted by length and padded to two lengths, or one of 16."""
+    write_glue(tmp_path / "glue", {"rte": 16})
+    words = [*TINY, "data.tasks=[rte]", "data.published_split=true", f"paths.data_dir={tmp_path}", "setting.dropout=0"]
+    words += ["trainer.precision=64-true", "setting.comet.entropy_weight=0", "~logger", "optimizer=sgd"]
+    run(compose_small(tmp_path / "one", *words, "data.batch_size=16"))
+    run(compose_small(tmp_path / "two", *words, "data.batch_size=8", "trainer.accumulate_grad_batches=2"))
+    one, two = (read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("one", "two"))
+    assert one["global_step"] == two["global_step"] == 2
+    for name, value in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=1e-10)
+
+
+def test_wrong_row_names_file_and_line(data: Path, tmp_path: Path) -> None:
+    write_glue(tmp_path / "glue", {"rte": 12})
+    file = tmp_path / "glue" / "RTE" / "train.tsv"
+    file.write_text(file.read_text()[:-20])
+    outcome = attempt([*TINY, "data.tasks=[rte]", f"paths.data_dir={tmp_path}"], tmp_path / "out", small=False)
+    assert outcome.problem in (None, "the message names no option of the command"), outcome.output
+    assert f"{file}" in outcome.output.replace("\n", "")
+    assert "line 13 has 3 cells" in outcome.output
+
+
+def test_network_that_takes_no_tokens(data: Path, tmp_path: Path) -> None:
+    words = ["data=glue", "network=mmoe", "data.tasks=[rte]", "data.download=false", f"paths.data_dir={data}"]
+    with pytest.raises(InputError, match=r"input 'tokens' is Tokens: this network takes .*; texts need network=transf"):
+        run(compose_small(tmp_path, *words))
+
+
+def test_data_without_tokens(tmp_path: Path, tiny_data: Path) -> None:
+    with pytest.raises(InputError, match=r"network=transformer reads tokens; this data has "):
+        run(compose_small(tmp_path, "data=movielens", "network=transformer", f"paths.data_dir={tiny_data}"))
+
+
+def test_sentences_have_no_id_for_the_hash_gate(data: Path, tmp_path: Path) -> None:
+    words = [*TINY, "data.tasks=[rte]", f"paths.data_dir={data}", "gate=hash", "network.route=sentence"]
+    with pytest.raises(InputError, match=r"network.route=sentence: HashGate routes each token by its id"):
+        run(compose_small(tmp_path, *words))
+
+
+def test_hub_that_does_not_answer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "HF_ENDPOINT", "http://127.0.0.1:9"
+    )  # read by the library when it is imported, as in a new process
+    words = [*TINY, "data.tasks=[rte]", f"paths.data_dir={data}", "network.pretrained=some/name", "data.tokenizer=null"]
+    outcome = attempt([*words, "network.config=null"], tmp_path, small=False)
+    assert outcome.problem is None, outcome.output
+    assert "network.pretrained=some/name is not on this machine" in outcome.output.replace("\n", " ")
+
+
+def test_without_the_extra_one_message_names_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"^network=transformer needs .* transformers: pip install -e '\.\[text\]'$"):
+        run(compose_small(tmp_path, *TINY, "data.tasks=[rte]", f"paths.data_dir={data}"))
+
+
+class ShowModules(Callback):
+    """Print which libraries for texts are imported at the end of a run."""
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        print("imported:", [name for name in ("transformers", "tokenizers") if name in sys.modules])
+
+
+def test_tabular_run_leaves_transformers_alone(tmp_path: Path) -> None:
+    outcome = attempt([f"+callbacks.show={{_target_: {__name__}.ShowModules}}"], tmp_path)
+    assert outcome.status == 0, outcome.output
+    assert "imported: []" in outcome.output
