@@ -168,9 +168,10 @@ class RoutingMonitor(Callback):
         for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
-                num_experts = tally.share.shape[1]
+                num_tasks, num_experts = tally.share.shape
                 unused = num_experts - tally.union / tally.rows
-                unmixed = float((num_experts - tally.active / tally.seen.clamp(min=1))[index].sum())
+                zeros = num_experts - tally.active / tally.seen.clamp(min=1)  # [T], or [1] where all tasks share it
+                unmixed = float(zeros[index if num_tasks > 1 else [0]].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
         return {"flops_dense": dense, "flops_selected": selected}

@@ -96,7 +96,7 @@ class SquadDataModule(TextTasksDataModule):
         logger.info("task %s: %s rows of %d questions, ready in %.1f s", TASK, counts, len(questions), seconds)
         often = rows["train"].tokens.bincount(minlength=encoder.vocab)
         inputs = {
-            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, often),
+            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, often, encoder.vocabulary_digest()),
             "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
         }
         spec = TaskSpec(TASK, "span", metrics=("f1", "exact_match"), scorer=scorer)

@@ -73,7 +73,7 @@ class TextTasksDataModule(TasksDataModule):
         logger.info("texts ready in %.1f s", time.perf_counter() - start)
         counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in tasks["train"].values())
         inputs = {
-            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts, encoder.digest()),
+            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts, encoder.vocabulary_digest()),
             "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
         }
         return DataSpec(inputs, specs), tasks

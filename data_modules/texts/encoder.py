@@ -50,7 +50,13 @@ class Encoder:
         return Encoder(tokenizer, max(tokenizer.get_vocab().values()) + 1, pad_id, source)
 
     def digest(self) -> str:
+        """Return a digest of all that decides which tokens a text has."""
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+
+    def vocabulary_digest(self) -> str:
+        """Return a digest of the tokens and their ids, which weights depend on."""
+        ids = self.tokenizer.get_vocab()
+        return hashlib.sha256("\n".join(sorted(ids, key=ids.__getitem__)).encode()).hexdigest()
 
     def rows(self, texts: Texts, task: str, max_length: int, cache: Path) -> RaggedRows:
         """Return the rows of ``texts``, of at most ``max_length`` tokens each, with labels for ``task``.

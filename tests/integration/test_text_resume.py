@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from data_modules.texts import vocabulary
 from data_modules.texts.rows import Texts
+from mtl.run import build
 from mtl.types import InputError
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
@@ -64,8 +66,18 @@ def test_super_batches_local_search_and_distillation(data: Path, teacher: Path, 
 
 
 def test_run_that_started_from_other_tasks(data: Path, teacher: Path, tmp_path: Path) -> None:
+    """With the vocabulary of the other run; one of its own, as large, is refused."""
     options = [*words(data, "[stsb,sst2]"), f"start_from={teacher}", "gate=task_top1"]
-    assert_resumes(tmp_path, options, [5], data)
+    with pytest.raises(InputError, match="another vocabulary"):
+        run(compose_small(tmp_path / "own", *options))
+    [theirs] = {Path(found).parent for found in data.glob("cache/vocabulary-*/vocab.txt")} - own_vocabulary(options)
+    assert_resumes(tmp_path, [*options, f"data.tokenizer={theirs}"], [5], data)
+
+
+def own_vocabulary(options: list[str]) -> set[Path]:
+    texts: Any = build.build_data(compose_small(Path("unused"), *options))
+    texts.setup()
+    return {Path(texts.encoder.source)}
 
 
 @pytest.fixture

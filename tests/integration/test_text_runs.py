@@ -96,6 +96,9 @@ def test_accumulated_batches_of_other_lengths_equal_the_large_batch(tmp_path: Pa
     one, two = (read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("one", "two"))
     assert one["global_step"] == two["global_step"] == 2
     for name, value in one["state_dict"].items():
+        if not isinstance(value, torch.Tensor):  # the vocabulary's digest
+            assert two["state_dict"][name] == value
+            continue
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=1e-10)
 
 

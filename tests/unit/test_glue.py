@@ -50,7 +50,9 @@ def test_spec_and_batches(root: Path) -> None:
     tokens = data.spec.inputs["tokens"]
     vocab, train = tokens.vocab, torch.cat([rows.tokens for rows in data.tasks["train"].values()])
     assert torch.equal(tokens.counts, train.bincount(minlength=vocab))
-    assert data.spec.inputs == {"tokens": Tokens(vocab, 128, 0), "segments": Tokens(2, 128, 0)}
+    assert len(tokens.digest) == 64
+    described = Tokens(vocab, 128, 0, digest=tokens.digest)
+    assert data.spec.inputs == {"tokens": described, "segments": Tokens(2, 128, 0)}
     assert [(t.name, t.kind, t.num_classes, t.metrics, t.small) for t in data.spec.tasks] == [
         ("rte", "binary", 1, ("accuracy",), True),
         ("stsb", "regression", 1, ("spearman", "pearson"), True),
