@@ -16,6 +16,7 @@ from mtl.types import InputError, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
 HUB = "https://huggingface.co"
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 CONNECT_SECONDS = 3.0
 
@@ -33,8 +34,8 @@ def encoder(
 
     ``pretrained`` is a folder, or a name on the hub, that gives configuration and weights; ``config`` replaces its
     configuration, or stands alone for random weights; without both, the encoder is a small random one (see
-    ``from_scratch``). ``weights=False`` leaves the pretrained weights out. ``dropout``
-    replaces the probabilities of the configuration. Raises InputError.
+    ``from_scratch``). ``weights=False`` leaves the pretrained weights out. ``dropout`` replaces the probabilities of
+    the configuration. Raises InputError.
     """
     require_transformers("network=transformer")
     import transformers
@@ -96,6 +97,15 @@ def from_scratch(config: dict[str, Any], vocab: int) -> Any:
         return classes[kind](**config)
     except (TypeError, ValueError) as error:
         raise InputError(f"network.config: {error}") from error
+
+
+def described(config: Any) -> dict[str, Any]:
+    """Return the options from which ``from_scratch`` makes ``config`` again.
+
+    `transformers` leaves out what equals its own defaults, which for sizes are not ours.
+    """
+    options: dict[str, Any] = config.to_diff_dict()
+    return options | {name: getattr(config, name) for name in ("model_type", *SIZES)}
 
 
 def find_folder(pretrained: str) -> str:

@@ -16,6 +16,7 @@ from mtl.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TaskTop1Ga
 from mtl.gates.permuted import Permutation
 from mtl.importance import importance
 from mtl.networks.packing import Packing
+from mtl.networks.pretrained import described, from_scratch
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
@@ -397,6 +398,17 @@ def test_weights_of_another_vocabulary_are_refused() -> None:
     for load in (network("two").load_state_dict, network("two").adapt):
         with pytest.raises(InputError, match="another vocabulary"):
             load(dict(old))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}])
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_described_encoder_is_the_same(kind: str, sizes: dict[str, int]) -> None:
+    """BERT base, whose sizes are the defaults of `transformers`; MiniLM, whose 12 heads are its default."""
+    import transformers
+
+    config = {"bert": transformers.BertConfig, "electra": transformers.ElectraConfig}[kind](**sizes)
+    again = from_scratch(described(config), 100)
+    assert again.to_dict() == config.to_dict()
 
 
 def test_width_of_experts() -> None:
