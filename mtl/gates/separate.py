@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
-from mtl.types import InputSpec, Routing
+from mtl.types import InputSpec, Routing, sum_losses
 
 
 class SeparateGates(Gate):
@@ -57,13 +57,9 @@ def joined(routings: Sequence[Routing]) -> Routing:
     if len(routings) == 1:
         return routings[0]
     selectors = [routing.selectors for routing in routings if routing.selectors is not None]
-    losses: dict[str, Tensor] = {}
-    for routing in routings:
-        for name, value in routing.losses.items():
-            losses[name] = losses[name] + value if name in losses else value
     return Routing(
         torch.cat([routing.weights for routing in routings], -2),  # [B, T, E]
-        losses,
+        sum_losses({str(index): routing for index, routing in enumerate(routings)}),
         torch.cat(selectors, -3) if len(selectors) == len(routings) else None,
         all(routing.exact_zeros for routing in routings),
         [task for routing in routings for task in routing.tasks or ()] or None,

@@ -70,7 +70,7 @@ class Teacher:
 def read_teacher(cfg: DictConfig) -> Teacher | None:
     """Return the teacher of ``cfg.distillation``; None if there is none, or if the run only tests.
 
-    It is read like every checkpoint: one that is damaged, or names classes that are not trusted, raises InputError.
+    Raises InputError if the checkpoint is damaged, or if it names classes that are not trusted, as for any checkpoint.
     """
     options = plain(cfg.distillation) if "distillation" in cfg else {}  # a checkpoint may be older than this section
     path, trust = options.pop("teacher", None), list(cfg.get("trust") or [])

@@ -1,4 +1,4 @@
-"""Distil a trained network, the teacher, into the one that is trained (MoEBERT: Zuo et al. 2022, section 3.3)."""
+"""Train a network to imitate a finished one, its teacher (MoEBERT: Zuo et al. 2022, section 3.3)."""
 
 from __future__ import annotations
 

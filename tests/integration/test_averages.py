@@ -64,8 +64,8 @@ def test_average_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
 
     hydra = SimpleNamespace(mode="MULTIRUN", runtime=SimpleNamespace(output_dir=str(folder)))
     table, job = SweepTable(), SimpleNamespace(hydra_cfg=SimpleNamespace(hydra=hydra), overrides=["gate=comet"])
-    table.on_job_end(None, job)  # type: ignore[arg-type]
-    table.on_multirun_end(None)  # type: ignore[arg-type]
+    table.on_job_end(None, job)  # type: ignore[arg-type]  # it reads nothing else of Hydra
+    table.on_multirun_end(None)  # type: ignore[arg-type]  # the same
     [row] = csv.DictReader((folder.parent / "summary.csv").read_text().splitlines())
     assert float(row["test average"]) == test["average"]
     assert "small" in capsys.readouterr().out

@@ -46,7 +46,7 @@ def words(data: Path, tasks: str = "[rte,sst2,stsb]") -> list[str]:
 
 
 def assert_resumes(tmp_path: Path, options: list[str], batches: list[int], data: Path) -> None:
-    """Stop a run before the backward passes of some ``batches``, and compare with one that is not stopped."""
+    """Stop a run at each of ``batches``, resume it, and compare it with a run that was not stopped."""
     run(compose_small(tmp_path / "whole", *options))
     expected = state(tmp_path / "whole")
     for batch in batches:
