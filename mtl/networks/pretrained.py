@@ -16,7 +16,6 @@ from mtl.types import InputError, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
 HUB = "https://huggingface.co"
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 CONNECT_SECONDS = 3.0
 
@@ -97,15 +96,6 @@ def from_scratch(config: dict[str, Any], vocab: int) -> Any:
         return classes[kind](**config)
     except (TypeError, ValueError) as error:
         raise InputError(f"network.config: {error}") from error
-
-
-def described(config: Any) -> dict[str, Any]:
-    """Return the options from which ``from_scratch`` makes ``config`` again.
-
-    `transformers` leaves out what equals its own defaults, which for sizes are not ours.
-    """
-    options: dict[str, Any] = config.to_diff_dict()
-    return options | {name: getattr(config, name) for name in ("model_type", *SIZES)}
 
 
 def find_folder(pretrained: str) -> str:

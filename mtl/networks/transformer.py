@@ -19,7 +19,7 @@ from mtl.kinds import Count, Dropout
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing, real_tokens
-from mtl.networks.pretrained import described, encoder
+from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, require, sum_losses
 
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         chosen = range(depth) if mixture_layers is None else mixture_layers
         wrong = [layer for layer in chosen if not 0 <= layer < depth]
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
-        self.encoder_config: dict[str, Any] = described(model.config)
+        self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
         self.attention_config = model.config
         self.depth, self.vocabulary = depth, tokens.digest
         self.embeddings = model.embeddings

@@ -16,7 +16,7 @@ from mtl.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TaskTop1Ga
 from mtl.gates.permuted import Permutation
 from mtl.importance import importance
 from mtl.networks.packing import Packing
-from mtl.networks.pretrained import described, from_scratch
+from mtl.networks.pretrained import from_scratch
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
@@ -395,12 +395,12 @@ def test_weights_of_another_vocabulary_are_refused() -> None:
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}])
 @pytest.mark.parametrize("kind", ["bert", "electra"])
-def test_described_encoder_is_the_same(kind: str, sizes: dict[str, int]) -> None:
-    """BERT base, whose sizes are the defaults of `transformers`; MiniLM, whose 12 heads are its default."""
+def test_stored_configuration_gives_the_same_encoder(kind: str, sizes: dict[str, int]) -> None:
+    """BERT base, whose sizes are the defaults of `transformers`, and MiniLM, whose 12 heads are: ours are others."""
     import transformers
 
     config = {"bert": transformers.BertConfig, "electra": transformers.ElectraConfig}[kind](**sizes)
-    again = from_scratch(described(config), 100)
+    again = from_scratch(config.to_diff_dict(), 100)
     assert again.to_dict() == config.to_dict()
 
 
