@@ -1,4 +1,4 @@
-"""Write small files in SQuAD 2.0's official format."""
+"""Write small files in SQuAD 2.0's official format, and evaluate answers to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data_modules.files.squad import SOURCES
+from data_modules.squad import SquadDataModule
+from data_modules.texts.windows import Windows
+from mtl.training.metrics import Evaluation
+from mtl.types import Batch
 
 RIVER = "Limmat is a river; it flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."
 TOWER = "The tower was built in 1889 by Gustave Eiffel. 東京 has one that looks like it 😀; the one in Paris is older."
@@ -56,3 +63,35 @@ def write_squad(folder: Path, train: Any = None, dev: Any = None) -> None:
     for stem, content in {"train": train, "dev": dev}.items():
         text = json.dumps(content or squad(*ARTICLES), ensure_ascii=False)
         (folder / SOURCES[stem].name).write_text(text, encoding="utf-8")
+
+
+def module(root: Path, **options: Any) -> SquadDataModule:
+    common = {"batch_size": 4, "eval_batch_size": 5, "vocabulary": 300, "download": False, "published_split": True}
+    sizes = {"max_length": 32, "stride": 10, "max_question": 8}
+    data = SquadDataModule(str(root), **common | sizes | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def windows_of(data: SquadDataModule) -> Windows:
+    scorer: Any = data.spec.tasks[0].scorer
+    return scorer.windows
+
+
+def perfect(batch: Batch) -> Tensor:
+    """Return logits ``[B, S, 2]`` that are 10 at the target and 0 elsewhere."""
+    places = torch.arange(batch.inputs["tokens"].shape[1])[:, None]
+    return 10.0 * (places == batch.targets["squad"][:, None]).float()
+
+
+def evaluated(data: SquadDataModule, logits: Any = perfect) -> dict[str, float]:
+    evaluation = Evaluation(data.spec.tasks)
+    for batch in data.test_dataloader():
+        evaluation.update({"squad": logits(batch)}, batch.targets, batch.inputs["row"])
+    return evaluation.compute()
+
+
+def windows_of_split(data: SquadDataModule) -> int:
+    """Return the first row of the test split."""
+    return int(data.tasks["test"]["squad"].inputs["row"][0])

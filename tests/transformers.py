@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtl.experts.ffn import StackedFFN
 from mtl.networks.heads import Heads
@@ -63,3 +63,19 @@ def save_encoder(folder: Path, kind: str) -> Any:
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model.double().eval()
+
+
+def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-10) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(
+            value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def shake(network: nn.Module) -> None:
+    """Move all weights, so that experts differ and gates decide."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))

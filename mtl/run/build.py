@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,14 +56,14 @@ def check_options(cfg: DictConfig) -> None:
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
     """Return the network of ``cfg.network`` for data that looks like ``spec``.
 
-    ``fresh=False``: a checkpoint will give its weights, so a network that starts from files does not read them. Such a
-    network says with ``encoder_config`` what it read from them; that is kept in ``cfg``, and so in every checkpoint.
+    ``fresh=False``: a checkpoint will give its weights. A network that starts from files has an argument ``fresh``, and
+    does not read them then. Its ``encoder_config`` says what it read; ``cfg``, and so every checkpoint, keeps that.
     """
-    starts_from_files = "pretrained" in cfg.network
-    options = {"fresh": fresh} if starts_from_files else {}
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
-        network: nn.Module = _instantiate(cfg.network, _partial_=True)(spec=spec, **options)
-    if starts_from_files:
+        make = _instantiate(cfg.network, _partial_=True)
+        options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
+        network: nn.Module = make(spec=spec, **options)
+    if hasattr(network, "encoder_config"):
         cfg.network.config = network.encoder_config
     if cfg.get("compile"):
         network.compile()

@@ -16,8 +16,7 @@ from mtl.run.resume import config_to_load, plain
 from mtl.training.distillation import Distillation
 from mtl.types import DataSpec, InputError, TaskSpec, require
 
-VOCABULARY = "vocab_size"
-SIZES = (VOCABULARY, "num_hidden_layers", "hidden_size")  # of an encoder, as `transformers` calls them
+SIZES = ("vocab_size", "num_hidden_layers", "hidden_size")  # of an encoder, as `transformers` calls them
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Teacher:
     def _wrong_sizes(self, student: Mapping[str, Any]) -> Iterator[str]:
         """Yield a phrase for each size in which the teacher's encoder differs from the ``student``'s."""
         sizes = (self.cfg.network.get("config") or {}) if "pretrained" in self.cfg.network else {}
-        for name in SIZES if self.options["layers"] else SIZES[:1]:
+        for name in SIZES if self.options["layers"] else ("vocab_size",):
             if name in sizes and name in student and sizes[name] != student[name]:
                 yield f"its {name} is {sizes[name]}, here it is {student[name]}"
 

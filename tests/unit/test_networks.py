@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
@@ -18,6 +19,7 @@ from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.run import build
 from mtl.types import Categorical, DataSpec, Image, InputError, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
@@ -164,3 +166,18 @@ def test_only_gate_and_logistic_unit_learn_among_frozen_experts() -> None:
     assert output.predictions["label"].shape == (10,)
     with pytest.raises(InputError, match="synthetic_recovery"):
         FrozenExpertsMoE(SPEC, gate=DSelectKGate)
+
+
+class Pretrained(nn.Module):
+    """A user's network with an option of the same name as one of the Transformer's."""
+
+    def __init__(self, spec: DataSpec, pretrained: str) -> None:
+        super().__init__()
+        self.pretrained = pretrained
+
+
+def test_own_network_may_have_an_option_pretrained() -> None:
+    cfg = OmegaConf.create({"network": {"_target_": f"{__name__}.Pretrained", "pretrained": "mine"}})
+    spec = DataSpec({}, [])
+    assert build.build_network(cfg, spec, fresh=False).pretrained == "mine"
+    assert "config" not in cfg.network
