@@ -42,7 +42,7 @@ class Dispatch(nn.Module):
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:
         """Mix the experts' outputs on ``x [B, ...]`` by ``routing.weights [B, T, E]`` or ``[T, E]``."""
         sparse, masks, weights = self._is_sparse(routing), experts.masks(), routing.weights
-        step = fast.chunk_rows(x)
+        step = fast.chunk_rows(x) if experts.in_chunks else None
         if step is None or len(x) <= step:
             return self._mix(experts, x, weights, sparse, masks)
         parts = []
