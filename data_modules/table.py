@@ -33,11 +33,11 @@ EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 class TableDataModule(TensorDataModule):
     """Serve the rows of ``path`` (``.csv``, ``.csv.gz``, ``.tsv``, ``.parquet``).
 
-    ``tasks`` maps names to ``{column, kind, weight, positive}``; kind is binary, multiclass or regression, see
-    ``Labels``. An empty cell is a missing label. All other columns are inputs, except those in ``ignore``. Whether an
-    input is categorical or numeric is inferred, unless ``categorical`` or ``numeric`` names it. Categories become ids;
-    categories with fewer than ``min_count`` training rows and unknown ones share id 0. Numbers are scaled to mean 0
-    and standard deviation 1. Kinds, categories, means and classes come from the training rows only.
+    ``tasks`` maps names to the options of ``Labels``, ``{column, kind, ...}``; kind: binary, multiclass or regression.
+    An empty cell is a missing label. All other columns are inputs, except those in ``ignore``. Whether an input is
+    categorical or numeric is inferred, unless ``categorical`` or ``numeric`` names it. Categories become ids; unknown
+    ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and standard
+    deviation 1. Kinds, categories, means and classes come from the training rows only.
 
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a

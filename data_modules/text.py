@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject, body], label: spam, kind: binary}'"
 PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
-LABEL_OPTIONS = ("kind", "weight", "positive")
+LABEL_OPTIONS = ("kind", "weight", "positive", "standardise")
 ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "gate_from", "val_path", "test_path")
 
 
@@ -78,7 +78,7 @@ class TextDataModule(TextTasksDataModule):
     """Serve ``tasks``: names with ``{path, text, label, kind}``, and more if you like.
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
-    pairs. ``label``, ``kind``, ``weight``, ``positive``: the column of the labels, and how to read it, as for
+    pairs. ``label``, ``kind`` and the options of ``Labels``: the column of the labels, and how to read it, as for
     ``data=table``; rows without a label are left out. ``metrics``: those to report, the main one first. ``gate_from``:
     with ``start_from``, the task of that run whose gate this task starts with, or "random". ``val_path``,
     ``test_path``: files of their own for val and test.

@@ -5,6 +5,7 @@ Shape letters used throughout: B batch, T tasks, E experts, K selections, D feat
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,6 +176,9 @@ class TaskSpec:
     the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``. ``gate_from``: in a
     run that starts from the weights of another one, the task there whose gate this task starts with; None or "random":
     the gate of the same name, if there is one, else random weights.
+
+    A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
+    and metrics are in the task's own units, ``in_units`` of the output.
     """
 
     name: str
@@ -184,6 +188,8 @@ class TaskSpec:
     metrics: tuple[str, ...] = ()
     small: bool = False
     gate_from: str | None = None
+    mean: float = 0.0
+    std: float = 1.0
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +201,18 @@ class TaskSpec:
         unknown = [name for name in self.metrics if name not in METRICS[self.kind]]
         accepted = f"a {self.kind} task has {', '.join(METRICS[self.kind])}"
         require(not unknown, f"task {self.name!r}: metrics={list(self.metrics)}: {accepted}; not {', '.join(unknown)}")
+        finite = math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0
+        require(finite, f"task {self.name!r}: mean={self.mean}, std={self.std}: must be finite, and std positive")
+        plain = self.kind == "regression" or (self.mean, self.std) == (0, 1)
+        require(plain, f"task {self.name!r}: mean={self.mean}, std={self.std}: only a regression has them")
+
+    def in_units(self, prediction: Tensor) -> Tensor:
+        """Return the predictions of a regression in the units of its targets, from a network's output."""
+        return prediction * self.std + self.mean
+
+    def standardised(self, values: Tensor) -> Tensor:
+        """Return ``values`` in the units of a regression's targets as a network predicts them."""
+        return (values - self.mean) / self.std
 
 
 @dataclass(frozen=True)
@@ -278,8 +296,9 @@ class Routing:
 class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value) or ``[B, C]`` (class logits).
 
-    Of a span task it is ``[B, S, 2]``: the logits of each token to be the first and the last one of the answer; those
-    of padding are the lowest value of their type.
+    The value of a regression is in standard units, see ``TaskSpec.in_units``. Of a span task it is ``[B, S, 2]``: the
+    logits of each token to be the first and the last one of the answer; those of padding are the lowest value of their
+    type.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
     ``hidden``: the states of each layer, embeddings first, for distillation; empty if the network has none to compare.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_modules.files.reading import quote
-from data_modules.options import check_task_name, number, shown
+from data_modules.options import check_task_name, flag, number, shown
 from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
 from mtl.types import MISSING_CLASS, InputError, TaskKind, TaskSpec, require
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HEAVIEST = 1e9  # the largest weight of a task
 LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")  # labels of these are values of one column
-OPTIONS = ("column", "kind", "weight", "positive")
+OPTIONS = ("column", "kind", "weight", "positive", "standardise")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Labels:
     """The labels of task ``name``: their ``column`` and how to read it.
 
     ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
-    sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers. Values are sorted as
-    numbers if all are numbers, else as text.
+    sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardise``: the
+    network predicts them with mean 0 and standard deviation 1 over the labelled training rows, and metrics are in the
+    units of the column. Values are sorted as numbers if all are numbers, else as text.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Labels:
     kind: TaskKind
     weight: float = 1.0
     positive: str | None = None
+    standardise: bool = True
 
     @staticmethod
     def of(name: str, options: Any, example: str) -> Labels:
@@ -50,9 +52,13 @@ class Labels:
         known = isinstance(kind, str) and kind in KINDS
         require(known, f"{here}: kind={shown(kind)} must be one of {', '.join(KINDS)}, {example}")
         weight = number(f"tasks.{name}.weight", options.get("weight", 1.0), 0, HEAVIEST)
-        return Labels(
-            name, _column(here, name, options, example), kind, weight, _positive(here, kind, options.get("positive"))
+        positive = _positive(here, kind, options.get("positive"))
+        standardise = flag(f"tasks.{name}.standardise", options.get("standardise", True))
+        require(
+            "standardise" not in options or kind == "regression",
+            f"{here}: standardise={shown(standardise)} is for kind=regression, not {kind}",
         )
+        return Labels(name, _column(here, name, options, example), kind, weight, positive, standardise)
 
     def encode(
         self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
@@ -72,8 +78,8 @@ class Labels:
         )
         if self.kind == "regression":
             values = {name: self._numbers(frame, where[name]) for name, frame in frames.items()}
-            self._warn_about_scale(values["train"])
-            spec = TaskSpec(self.name, "regression", weight=self.weight)
+            mean, std = self._scale(values["train"])
+            spec = TaskSpec(self.name, "regression", weight=self.weight, mean=mean, std=std)
             return spec, {name: torch.from_numpy(v.to_numpy(writable=True)).float() for name, v in values.items()}
         classes = self._classes(train, here)
         ids = {name: self._ids(frame, classes, where[name]) for name, frame in frames.items()}
@@ -132,19 +138,25 @@ class Labels:
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
 
-    def _warn_about_scale(self, values: pl.Series) -> None:
-        mean, std = values.drop_nans().mean(), values.drop_nans().std(ddof=0)
+    def _scale(self, values: pl.Series) -> tuple[float, float]:
+        """Return mean and standard deviation of the labels, 1 if they are constant; (0, 1) without ``standardise``."""
+        labels = values.drop_nans()
+        mean, std = labels.mean(), labels.std(ddof=0)
         assert isinstance(mean, float)
         assert isinstance(std, float)
+        if self.standardise:
+            logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, mean, std)
+            return mean, 1.0 if labels.min() == labels.max() else std
         size = max(abs(mean), std)
         if size > 100 or 0 < size < 0.01:
             logger.warning(
                 "task %s: its labels have mean %.3g and standard deviation %.3g; networks learn faster if both are "
-                "near 1, particularly with several tasks: divide the column",
+                "near 1, particularly with several tasks: leave out standardise=false, or divide the column",
                 self.name,
                 mean,
                 std,
             )
+        return 0.0, 1.0
 
 
 def _column(here: str, name: str, options: Mapping[str, Any], example: str) -> str:

@@ -46,7 +46,7 @@ class Teacher:
         except (InputError, RuntimeError) as error:
             reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
             raise InputError(f"distillation.teacher={self.path} does not fit this run: {reason}") from error
-        return Distillation(network, self.tasks, **self.options)
+        return Distillation(network, spec.tasks, **self.options, teacher_tasks=self.tasks)
 
     def _wrong_tasks(self, spec: DataSpec) -> Iterator[str]:
         """Yield a phrase for each task of this run that the teacher does not predict, or predicts otherwise."""
@@ -92,12 +92,18 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
             f"{str(network.get('_target_')).split('.')[-1]}; distillation.layers=false compares predictions alone",
         )
     try:
-        tasks = tuple(TaskSpec(str(task["name"]), task["kind"], task["num_classes"]) for task in checkpoint["tasks"])
+        tasks = tuple(_task(entry) for entry in checkpoint["tasks"])
     except (KeyError, TypeError) as error:
         raise InputError(f"{where}: this checkpoint does not say which tasks it has; train the teacher anew") from error
     state = checkpoint["state_dict"]
     weights = {name.removeprefix("network."): value for name, value in state.items() if name.startswith("network.")}
     return Teacher(path, config, weights, tasks, options)
+
+
+def _task(entry: Mapping[str, Any]) -> TaskSpec:
+    """Return the task that a checkpoint describes; earlier checkpoints have no mean and no standard deviation."""
+    mean, std = float(entry.get("mean", 0.0)), float(entry.get("std", 1.0))
+    return TaskSpec(str(entry["name"]), entry["kind"], entry["num_classes"], mean=mean, std=std)
 
 
 def _described(task: TaskSpec) -> str:

@@ -42,6 +42,7 @@ TARGETS = (("network.permutation.", "network.*permutation."), ("network.gate.", 
 
 def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return ``checkpoint`` with current class paths and parameter names; unchanged if it is current."""
+    checkpoint = _with_raw_labels(checkpoint)
     if "format" in checkpoint:
         return checkpoint
     config, state = checkpoint["config"], checkpoint["state_dict"]
@@ -59,6 +60,22 @@ def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
         for values in optimizer["state"].values():
             values.update({name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)})
     return checkpoint
+
+
+def _with_raw_labels(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return ``checkpoint`` with ``standardise=false`` for each regression of a user's data, if it is from before that.
+
+    Earlier versions predicted the labels of a table as they are, and did not save a task's standard deviation.
+    """
+    config = checkpoint["config"]
+    tasks = (config.get("data") or {}).get("tasks")
+    if not isinstance(tasks, Mapping) or any("std" in task for task in checkpoint.get("tasks", [])):
+        return checkpoint
+    raw = {name for name, task in tasks.items() if isinstance(task, Mapping) and task.get("kind") == "regression"}
+    if not raw:
+        return checkpoint
+    tasks = {name: {**task, "standardise": False} if name in raw else task for name, task in tasks.items()}
+    return checkpoint | {"config": {**config, "data": {**config["data"], "tasks": tasks}}}
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class Distillation:
 
     H_l and T_l ``[N, D]`` are the states of the N real tokens in the network and in the teacher, after the embeddings
     (l = 0) and after each layer. P_t is ``prediction_losses`` of task t, averaged over all rows, labelled or not.
-    ``layers`` and ``predictions`` switch the two parts.
+    ``layers`` and ``predictions`` switch the two parts. ``tasks`` are those of the network; ``teacher_tasks``, those of
+    the teacher, may have another mean and standard deviation.
 
     This is no module: so the teacher is in no checkpoint and no optimizer, and ``train()`` leaves its dropout off.
     """
@@ -29,9 +30,11 @@ class Distillation:
         weight: float = 1.0,
         layers: bool = True,
         predictions: bool = True,
+        teacher_tasks: Sequence[TaskSpec] | None = None,
     ) -> None:
         self.teacher = teacher.eval().requires_grad_(False)
         self.tasks = {task.name: task for task in tasks}
+        self.teacher_tasks = {task.name: task for task in teacher_tasks or tasks}
         self.weight, self.layers, self.predictions = weight, layers, predictions
 
     def losses(self, inputs: Mapping[str, Tensor], output: NetworkOutput) -> dict[str, Tensor]:
@@ -43,11 +46,18 @@ class Distillation:
             losses["distillation_layers"] = self.weight * batch_mean(state_losses(output.hidden, target.hidden))
         if self.predictions:
             each = [
-                prediction_losses(self.tasks[name], prediction, target.predictions[name])
+                prediction_losses(self.tasks[name], prediction, self._converted(name, target.predictions[name]))
                 for name, prediction in output.predictions.items()
             ]
             losses["distillation_predictions"] = self.weight * batch_mean(torch.stack(each).sum(0))
         return losses
+
+    def _converted(self, name: str, prediction: Tensor) -> Tensor:
+        """Return the teacher's prediction of a task as the network would make it: with its mean and deviation."""
+        task, theirs = self.tasks[name], self.teacher_tasks[name]
+        if (task.mean, task.std) == (theirs.mean, theirs.std):
+            return prediction
+        return task.standardised(theirs.in_units(at_least_float32(prediction)))
 
 
 def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
@@ -60,9 +70,10 @@ def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
 def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the difference between a network's predictions of a task and its teacher's, for each row, ``[B]``.
 
-    Regression: the squared error. Classes: the symmetric KL divergence 1/2 sum_c (p_c - q_c) (log p_c - log q_c), with
-    p and q the softmax of the logits ``prediction`` and ``target``; the two classes of a binary task have the logits 0
-    and ``prediction [B]``. Span: the same over the positions of ``[B, S, 2]``, the mean for first and last token.
+    Regression: the squared error, in standard units. Classes: the symmetric KL divergence
+    1/2 sum_c (p_c - q_c) (log p_c - log q_c), with p and q the softmax of the logits ``prediction`` and ``target``; the
+    two classes of a binary task have the logits 0 and ``prediction [B]``. Span: the same over the positions of
+    ``[B, S, 2]``, the mean for first and last token.
     """
     prediction, target = at_least_float32(prediction), at_least_float32(target)
     if task.kind == "regression":

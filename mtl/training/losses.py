@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -25,24 +26,12 @@ def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Ten
     """Return the loss summed over the labelled rows, and the number of these rows, as scalars.
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
-    ``[B, C]``; ``regression``: squared error of ``[B]``; ``span``: the mean of the cross-entropies of the first and of
-    the last token, over the positions of ``[B, S, 2]``. A row without a label adds exactly 0 to loss and gradient.
-    Binary and regression tasks may come stacked, ``[N, B]``; then both results are ``[N]``.
+    ``[B, C]``; ``regression``: squared error of ``[B]``, in standard units; ``span``: the mean of the cross-entropies
+    of the first and of the last token, over the positions of ``[B, S, 2]``. A row without a label adds exactly 0 to
+    loss and gradient.
     """
-    prediction, mask = at_least_float32(prediction), labelled(task, target)
-    count = mask.sum(-1)
-    if task.kind == "multiclass":
-        return F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="sum"), count
-    if task.kind == "span":
-        both = F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="sum")
-        return both / 2, count
-    loss = F.binary_cross_entropy_with_logits if task.kind == "binary" else F.mse_loss
-    # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in the
-    # gradient
-    prediction = torch.where(mask, prediction, 0.0)
-    target = torch.where(mask, target, 0.0).to(prediction.dtype)
-    each = loss(prediction, target, reduction="none")
-    return torch.where(mask, each, 0.0).sum(-1), count
+    _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target})
+    return totals[0], counts[0]
 
 
 def summed_losses(
@@ -58,11 +47,46 @@ def summed_losses(
         kinds.setdefault((kind, "" if kind in STACKED else name), []).append(name)
     names, totals, counts = [], [], []
     for members in kinds.values():
-        task, alone = tasks[members[0]], tasks[members[0]].kind not in STACKED
-        prediction = predictions[members[0]] if alone else torch.stack([predictions[name] for name in members])
-        target = targets[members[0]] if alone else torch.stack([targets[name] for name in members])
-        total, count = summed_loss(task, prediction, target)
+        specs = [tasks[name] for name in members]
+        if specs[0].kind in STACKED:
+            prediction = torch.stack([predictions[name] for name in members])
+            target = torch.stack([targets[name] for name in members])
+            each, mask = _stacked(specs, at_least_float32(prediction), target)  # [N, B]
+        else:
+            each = _of_classes(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
+            mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
         names += members
-        totals.append(total.reshape(-1))
-        counts.append(count.reshape(-1))
+        totals.append(each.sum(-1))
+        counts.append(mask.sum(-1))
     return names, torch.cat(totals), torch.cat(counts)
+
+
+def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``."""
+    mask = ~target.isnan()
+    # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in the
+    # gradient
+    prediction = torch.where(mask, prediction, 0.0)
+    target = torch.where(mask, target, 0.0).to(prediction.dtype)
+    if tasks[0].kind == "binary":
+        each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none")
+    else:
+        if any((task.mean, task.std) != (0, 1) for task in tasks):
+            mean = _constants(tuple(task.mean for task in tasks), target.device, target.dtype)
+            std = _constants(tuple(task.std for task in tasks), target.device, target.dtype)
+            target = (target - mean[:, None]) / std[:, None]
+        each = F.mse_loss(prediction, target, reduction="none")
+    return torch.where(mask, each, 0.0), mask
+
+
+def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of each row of a multiclass or a span task ``[B]``, 0 without a label."""
+    each = F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="none")
+    return each if task.kind == "multiclass" else each.mean(-1)
+
+
+@lru_cache(maxsize=256)
+def _constants(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return ``values`` as a tensor; cached, since copying them to a device in each step would wait for the device."""
+    with torch.inference_mode(False):  # or else the first evaluation would make a tensor that training cannot use
+        return torch.tensor(values, device=device, dtype=dtype)

@@ -150,7 +150,7 @@ class Evaluation(nn.Module):
             mask = labelled(task, target)
             prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "regression":
-                prediction, target = prediction.double(), target.double()
+                prediction, target = task.in_units(prediction.double()), target.double()
             if task.kind == "binary":
                 # torchmetrics guesses for each batch whether it gets logits, so give it probabilities. In float32 the
                 # sigmoid of all logits above 17 is 1, and they would tie

@@ -152,7 +152,8 @@ class MultiTaskModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
         tasks = self.tasks.values()
-        checkpoint["tasks"] = [{"name": t.name, "kind": t.kind, "num_classes": t.num_classes} for t in tasks]
+        fields = ("name", "kind", "num_classes", "mean", "std")  # what the predictions mean
+        checkpoint["tasks"] = [{name: getattr(task, name) for name in fields} for task in tasks]
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)

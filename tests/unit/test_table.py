@@ -264,10 +264,22 @@ def test_unsuitable_files(tmp_path: Path) -> None:
         module(write(dated, tmp_path / "e.parquet"))
 
 
-def test_labels_of_unusual_scale_give_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    frame = rows().with_columns(price=pl.int_range(200) * 1000.0)
-    module(write(frame, tmp_path / "a.csv"), {"price": {"kind": "regression"}})
+def test_regressions_are_standardised_by_the_training_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    price = pl.when(pl.col("part") == "train").then(pl.int_range(200) * 1000.0).otherwise(1e6)
+    path = write(rows().with_columns(price=price), tmp_path / "a.csv")
+    data = module(path, {"price": {"kind": "regression"}}, split_column="part")
+    [task], target = data.spec.tasks, data.splits["train"].targets["price"]
+    assert (task.mean, task.std) == pytest.approx((float(target.mean()), float(target.std(correction=0))))
+    assert (data.splits["val"].targets["price"] == 1e6).all()  # in the units of the column
+    assert "divide the column" not in caplog.text
+    data = module(path, {"price": {"kind": "regression", "standardise": False}}, split_column="part")
+    assert (data.spec.tasks[0].mean, data.spec.tasks[0].std) == (0, 1)
     assert "divide the column" in caplog.text
+
+
+def test_constant_labels_have_a_standard_deviation_of_one(tmp_path: Path) -> None:
+    data = module(write(rows().with_columns(price=pl.lit(0.1)), tmp_path / "a.csv"), {"price": {"kind": "regression"}})
+    assert (data.spec.tasks[0].mean, data.spec.tasks[0].std) == (pytest.approx(0.1), 1)
 
 
 def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,15 @@ def test_present_checkpoint_is_returned_as_it_is() -> None:
     assert upgrade(checkpoint) is checkpoint
 
 
+def test_regressions_of_earlier_versions_are_not_standardised() -> None:
+    tasks = {"stars": {"kind": "regression"}, "click": {"kind": "binary"}}
+    old = {"format": 2, "config": {"data": {"tasks": tasks}}, "tasks": [{"name": "stars"}, {"name": "click"}]}
+    new = upgrade(old)["config"]["data"]["tasks"]
+    assert new == {"stars": {"kind": "regression", "standardise": False}, "click": {"kind": "binary"}}
+    current = old | {"tasks": [{"name": "stars", "std": 2.0}]}
+    assert upgrade(current) is current
+
+
 def test_names_of_parameters_classes_and_schedules() -> None:
     old = {
         "network.experts.layers.0.weight": 0,

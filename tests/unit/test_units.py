@@ -1,0 +1,94 @@
+"""Regressions that are predicted in standard units: loss, metrics, distillation and checkpoints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mtl.training.distillation import Distillation
+from mtl.training.losses import summed_loss, summed_losses
+from mtl.training.metrics import Evaluation
+from mtl.training.module import MultiTaskModule
+from mtl.types import Batch, InputError, NetworkOutput, TaskSpec
+
+PRICE = TaskSpec("price", "regression", mean=1000.0, std=250.0)
+PLAIN = TaskSpec("stars", "regression")
+OUTPUT = torch.tensor([0.0, 1.0, -2.0, 0.5])
+TARGET = torch.tensor([1000.0, 1500.0, math.nan, 1000.0])
+
+
+def test_the_loss_is_in_standard_units_and_metrics_are_in_those_of_the_task() -> None:
+    total, count = summed_loss(PRICE, OUTPUT, TARGET)
+    assert (float(total), int(count)) == (0 + 1 + 0.25, 3)  # errors of 0, -1 and 0.5 standard deviations
+    evaluation = Evaluation([PRICE])
+    evaluation.update({"price": OUTPUT}, {"price": TARGET})
+    found = evaluation.compute()
+    assert found["price/loss"] == pytest.approx(1.25 / 3)
+    assert found["price/mse"] == pytest.approx((250**2 + 125**2) / 3)
+    assert PRICE.in_units(OUTPUT).tolist() == [1000, 1250, 500, 1125]
+    torch.testing.assert_close(PRICE.standardised(PRICE.in_units(OUTPUT)), OUTPUT)
+
+
+def test_tasks_of_different_units_at_once_equal_one_at_a_time() -> None:
+    tasks = {"price": PRICE, "stars": PLAIN}
+    predictions = {"price": OUTPUT, "stars": OUTPUT.flip(0)}
+    targets = {"price": TARGET, "stars": torch.tensor([math.nan, 1.0, 2.0, 3.0])}
+    with torch.inference_mode():  # as in the validation before training
+        summed_losses(tasks, predictions, targets)
+    names, totals, _ = summed_losses(tasks, {n: p.clone().requires_grad_() for n, p in predictions.items()}, targets)
+    totals.sum().backward()
+    assert names == ["price", "stars"]
+    for name, total in zip(names, totals, strict=True):
+        torch.testing.assert_close(total.detach(), summed_loss(tasks[name], predictions[name], targets[name])[0])
+
+
+def test_large_units_do_not_overflow_in_half_precision() -> None:
+    task = TaskSpec("x", "regression", mean=1e9, std=1e8)
+    evaluation = Evaluation([task])
+    evaluation.update({"x": torch.ones(2, dtype=torch.float16)}, {"x": torch.full((2,), 1.1e9)})
+    assert evaluation.compute() == pytest.approx({"loss": 0, "x/loss": 0, "x/mse": 0}, abs=1e-9)
+
+
+class Constant(nn.Module):
+    """Predict ``output`` for each task."""
+
+    def __init__(self, output: float) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.tensor(output))
+
+    def forward(self, inputs: Any, tasks: Any = None) -> NetworkOutput:
+        return NetworkOutput({"price": self.output.expand(len(inputs["x"]))})
+
+
+def test_a_teacher_of_other_units_is_compared_in_those_of_the_network() -> None:
+    inputs = {"x": torch.zeros(3)}
+    output = Constant(0.5)(inputs)
+    same = Distillation(Constant(2.0), [PRICE], layers=False).losses(inputs, output)
+    raw = [TaskSpec("price", "regression")]  # of a teacher that was trained on the labels as they are
+    other = Distillation(Constant(1500.0), [PRICE], layers=False, teacher_tasks=raw).losses(inputs, output)
+    assert float(same["distillation_predictions"].detach()) == pytest.approx(1.5**2)
+    assert float(other["distillation_predictions"].detach()) == pytest.approx(1.5**2)
+
+
+def test_checkpoints_say_the_units() -> None:
+    module = MultiTaskModule(Constant(0.0), [PRICE, TaskSpec("click", "binary")], torch.optim.SGD)
+    checkpoint: dict[str, Any] = {}
+    module.on_save_checkpoint(checkpoint)
+    assert [(task["mean"], task["std"]) for task in checkpoint["tasks"]] == [(1000, 250), (0, 1)]
+
+
+def test_training_step_learns_the_units() -> None:
+    module = MultiTaskModule(Constant(0.0), [PRICE], torch.optim.SGD)
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]  # there is no trainer
+    step = module.training_step(Batch({"x": torch.zeros(2)}, {"price": torch.tensor([1250.0, 1250.0])}), 0)
+    assert float(step["loss"].detach()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("options", [{"std": 0}, {"std": math.nan}, {"mean": math.inf}, {"kind": "binary", "std": 2}])
+def test_units_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="task 'x': mean="):
+        TaskSpec(**{"name": "x", "kind": "regression"} | options)
