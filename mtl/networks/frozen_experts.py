@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.gates.base import Gate
-from mtl.gates.permuted import Permutation, permuted
+from mtl.gates.permuted import Permutation
 from mtl.networks.heads import wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import DataSpec, NetworkOutput, require, sum_losses
@@ -72,8 +72,17 @@ class FrozenExpertsMoE(nn.Module):
         require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
         self.tasks, self.input_name = list(spec.tasks), input_name
         experts = FrozenExperts(spec.extras["expert_weight"])
-        gates = gate(num_tasks=len(self.tasks), num_experts=experts.num_experts, input_dim=None, inputs=spec.inputs)
-        self.mixture = MixtureOfExperts(experts, permuted(gates, permutation), execution="dense")
+        self.mixture = MixtureOfExperts(
+            experts.weight.shape[-1],
+            len(self.tasks),
+            experts.num_experts,
+            gate,
+            experts,
+            static_gate=True,
+            permutation=permutation,
+            inputs=spec.inputs,
+            execution="dense",
+        )
         ones = experts.weight.new_ones(len(self.tasks))
         self.head = LogisticUnits(ones, torch.zeros_like(ones))
 

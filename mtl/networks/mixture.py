@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +14,49 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Dispatch, Execution
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
-from mtl.types import InputError, Routing
+from mtl.gates.permuted import Permutation, permuted
+from mtl.types import InputError, InputSpec, Routing, require
 
 
 class MixtureOfExperts(nn.Module):
-    """Mix the outputs of ``experts`` for each task by the weights of ``gate``.
+    """Mix the outputs of E experts for each of T tasks, by the weights of a gate: an ordinary layer of any network.
 
-    ``trunk``: a small network, shared by all tasks, that computes the gate's input from the layer's input.
-    ``execution``: see ``Dispatch``.
+    ``input_dim``: D, or (C, H, W) of images. ``gate`` and ``experts``: a module, or what makes one of its sizes, such
+    as ``partial(CometGate, k=2)``: it is called as ``gate(num_tasks=, num_experts=, input_dim=, inputs=)`` or
+    ``experts(num_experts=, input_dim=)``. With ``static_gate`` the weights do not depend on the example.
+
+    ``trunk(num_experts=1, input_dim=)``: a small network, shared by all tasks, that computes the gate's input from the
+    layer's input. ``permutation(num_experts=, num_tasks=)`` adds local search around the gate. ``inputs`` describes the
+    raw inputs, for gates that read one. ``execution``: see ``Dispatch``. Raises InputError if sizes do not agree.
     """
 
     def __init__(
-        self, experts: Experts, gate: Gate, trunk: nn.Module | None = None, execution: Execution = "auto"
+        self,
+        input_dim: int | Sequence[int],
+        num_tasks: int,
+        num_experts: int,
+        gate: Gate | Callable[..., Gate],
+        experts: Experts | Callable[..., Experts],
+        static_gate: bool = False,
+        trunk: Callable[..., nn.Module] | None = None,
+        permutation: Callable[..., Permutation] | None = None,
+        inputs: Mapping[str, InputSpec] | None = None,
+        execution: Execution = "auto",
     ) -> None:
         super().__init__()
-        self.experts, self.trunk, self.gate, self.dispatch = experts, trunk, gate, Dispatch(execution)
+        self.input_dim, sizes = input_dim, {"num_experts": num_experts}
+        self.experts = experts if isinstance(experts, Experts) else experts(**sizes, input_dim=input_dim)
+        self.trunk = trunk and trunk(num_experts=1, input_dim=input_dim)
+        seen: Any = input_dim if self.trunk is None else self.trunk.output_dim
+        width = None if static_gate else seen if isinstance(seen, int) else math.prod(seen)
+        if not isinstance(gate, Gate):
+            gate = gate(num_tasks=num_tasks, **sizes, input_dim=width, inputs=inputs)
+        self.gate, self.dispatch = permuted(gate, permutation), Dispatch(execution)
+        given = {"num_tasks": num_tasks, "num_experts": num_experts, "input_dim": width}
+        built = {"num_tasks": gate.num_tasks, "num_experts": gate.num_experts, "input_dim": gate.input_dim or width}
+        require(built == given, f"a gate with {_listed(built)} does not fit into a mixture with {_listed(given)}")
+        count = self.experts.num_experts
+        require(count == num_experts, f"{count} experts do not fit into a mixture with num_experts={num_experts}")
 
     def forward(
         self,
@@ -57,7 +87,12 @@ class MixtureOfExperts(nn.Module):
             raise InputError("a gate that depends on the example cannot be pruned: train with network.static_gate=true")
         weights = self.gate(None, None, [task if self.gate.num_tasks > 1 else 0]).weights  # [1, E]
         used = weights[0].nonzero().flatten().tolist()
-        return MixtureOfExperts(self.experts.subset(used), FixedGate.of(weights[:, used]), execution="dense")
+        gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
+        return MixtureOfExperts(self.input_dim, 1, len(used), gate, experts, execution="dense")
+
+
+def _listed(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
 def group_means(x: Tensor, groups: Tensor) -> Tensor:

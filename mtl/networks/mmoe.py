@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
-from mtl.gates.permuted import Permutation, permuted
+from mtl.gates.permuted import Permutation
 from mtl.kinds import Count
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
@@ -48,13 +47,19 @@ class MMoE(nn.Module):
         self.tasks = list(spec.tasks)
         self.bottom = bottom(inputs=spec.inputs)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)
-        built = experts(num_experts=num_experts, input_dim=shape)
-        trunk = gate_trunk and gate_trunk(num_experts=1, input_dim=shape)
-        width: Any = shape if trunk is None else trunk.output_dim
-        gate_width = None if static_gate else width if isinstance(width, int) else math.prod(width)
-        gates = gate(num_tasks=len(self.tasks), num_experts=num_experts, input_dim=gate_width, inputs=spec.inputs)
-        self.mixture = MixtureOfExperts(built, permuted(gates, permutation), trunk, execution)
-        self.heads = heads(tasks=self.tasks, input_dim=built.output_dim)
+        self.mixture = MixtureOfExperts(
+            shape,
+            len(self.tasks),
+            num_experts,
+            gate,
+            experts,
+            static_gate=static_gate,
+            trunk=gate_trunk,
+            permutation=permutation,
+            inputs=spec.inputs,
+            execution=execution,
+        )
+        self.heads = heads(tasks=self.tasks, input_dim=self.mixture.experts.output_dim)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""

@@ -13,7 +13,7 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.experts.ffn import StackedFFN
 from mtl.gates.base import Gate
-from mtl.gates.permuted import Permutation, permuted
+from mtl.gates.permuted import Permutation
 from mtl.gates.separate import joined, separate_gates, task_key
 from mtl.kinds import Count, Dropout
 from mtl.networks.heads import Heads, wanted_tasks
@@ -137,11 +137,13 @@ class Transformer(nn.Module):
                 reader is None or not self.by_sentence,
                 f"network.route=sentence: {type(reader).__name__} routes each token by its id; use network.route=token",
             )
-            gates = permuted(gates, permutation)
+            mixture = MixtureOfExperts(
+                size, len(names), num_experts, gates, built, permutation=permutation, execution=execution
+            )
             if fresh:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
                 built.load_state_dict(self._expert_weights(built, weights, self._order(index, dense.width)))
-            layers.append(TransformerLayer(layer.attention, MixtureOfExperts(built, gates, None, execution), norm))
+            layers.append(TransformerLayer(layer.attention, mixture, norm))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
         self.heads = nn.ModuleDict(

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from mtl.experts.dispatch import used_share
 from tests.conftest import ROOT
 from tests.programs import Forked, Outcome
 
@@ -65,6 +67,16 @@ def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path
     written = {path.name for path in (tmp_path / "sparse" / "routing").iterdir()}
     names = ("expert_share", "weights_over_training", "permutation")
     assert written == {f"{name}_layer_{layer}.csv" for name in names for layer in (0, 1)}
+
+
+def test_layer_in_a_plain_model(package: Path) -> None:
+    mine = runpy.run_path(str(package / "mine.py"))
+    (dense, loss), (sparse, other) = (mine["train_two_tasks"](execution) for execution in ("dense", "sparse"))
+    assert loss == pytest.approx(other, rel=1e-4)
+    _, routing = sparse.mixture(torch.randn(64, 20))
+    assert used_share(routing.weights) < 0.9  # there was something to leave out
+    for value, same in zip(dense.parameters(), sparse.parameters(), strict=True):
+        assert torch.allclose(value, same, atol=1e-3)
 
 
 def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_lengths_count_optimiser_steps() -> None:
 
 
 def test_execution_adapts_once_in_an_accumulated_step() -> None:
-    layer = MixtureOfExperts(StackedDense(4, 3, [2]), TopKGate(1, 4, 3))
+    layer = MixtureOfExperts(3, 1, 4, TopKGate, partial(StackedDense, units=[2]))
     seen: list[int] = []
     layer.dispatch.adapt = lambda weights: seen.append(len(weights))
     module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=2)

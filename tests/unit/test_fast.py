@@ -383,7 +383,7 @@ def test_applies_not_while_compiling_or_exporting() -> None:
 
 
 def mixture() -> tuple[MixtureOfExperts, Tensor]:
-    return MixtureOfExperts(StackedDense(4, 6, [5]), CometGate(2, 4, 6), execution="dense"), torch.randn(7, 6)
+    return MixtureOfExperts(6, 2, 4, CometGate, partial(StackedDense, units=[5]), execution="dense"), torch.randn(7, 6)
 
 
 def test_used_lists_what_ran() -> None:

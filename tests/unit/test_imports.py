@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import mtl
 from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
@@ -109,6 +110,32 @@ def test_forbidden_imports_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: "from data_modules.base import RowsLoader\n")
     assert wrong_arrows(ROOT / "data_modules" / "files" / "cache.py") != []
     assert wrong_arrows(ROOT / "data_modules" / "celeba.py") == []
+
+
+def test_layer_needs_neither_hydra_nor_lightning() -> None:
+    """Whoever puts the layer into a model of their own loads torch and little else."""
+    wanted, seen, others = {"mtl", "mtl.training.schedules", *mtl.EXPORTS.values()}, set(), set()
+    while wanted:
+        name = wanted.pop()
+        seen.add(name)
+        folder = ROOT.joinpath(*name.split("."))
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        if not path.exists():  # a name in a module
+            continue
+        wanted |= imported(path) - seen
+        for node in running(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            others |= {other.split(".")[0] for other in names}
+    assert "torch" in others
+    assert others.isdisjoint({"hydra", "pytorch_lightning", "lightning_fabric", "torchmetrics", "transformers"})
+
+
+def test_every_export_is_there() -> None:
+    assert all(getattr(mtl, name).__name__ == name for name in mtl.EXPORTS)
+    assert set(mtl.EXPORTS) <= set(dir(mtl))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        mtl.Nothing  # noqa: B018
 
 
 def test_only_build_instantiates() -> None:

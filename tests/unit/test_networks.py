@@ -18,6 +18,7 @@ from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
+from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.run import build
 from mtl.types import Categorical, DataSpec, Image, InputError, NetworkOutput, Numeric, TaskSpec
@@ -51,6 +52,21 @@ def inputs(rows: int = B) -> dict[str, Tensor]:
 def check_shapes(output: NetworkOutput) -> None:
     shapes = {name: tuple(value.shape) for name, value in output.predictions.items()}
     assert shapes == {"click": (B,), "kind": (B, 3), "seconds": (B,), "buy": (B,)}
+
+
+def test_mixture_of_built_parts_equals_one_of_factories() -> None:
+    torch.manual_seed(0)
+    made = MixtureOfExperts(6, 2, 4, partial(CometGate, k=1), partial(StackedDense, units=[5]))
+    torch.manual_seed(0)
+    experts = StackedDense(4, 6, [5])
+    mixture = MixtureOfExperts(6, 2, 4, CometGate(2, 4, 6, k=1), experts)
+    x = torch.randn(3, 6)
+    assert torch.equal(mixture(x)[0], made(x)[0])
+    with pytest.raises(InputError, match=r"num_experts=4, input_dim=6 does not fit .* num_experts=3, input_dim=6"):
+        MixtureOfExperts(6, 2, 3, CometGate(2, 4, 6), StackedDense(3, 6, [5]))
+    with pytest.raises(InputError, match="4 experts do not fit into a mixture with num_experts=3"):
+        MixtureOfExperts(6, 2, 3, CometGate, experts)
+    assert MixtureOfExperts(6, 2, 4, CometGate(2, 4), experts)(x)[1].weights.shape == (2, 4)  # a static gate
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -100,7 +100,7 @@ def test_second_derivative_of_dense_experts(dropout: float) -> None:
 
 @smooth_gates
 def test_second_derivative_of_a_mixture(gate: Callable[..., Gate]) -> None:
-    mixture = MixtureOfExperts(dense_experts(), gate(2, 3, 4), execution="dense").double()
+    mixture = MixtureOfExperts(4, 2, 3, gate, dense_experts(), execution="dense").double()
 
     def call(layer: MixtureOfExperts, x: Tensor) -> Tensor:
         mixed, routing = layer(x)
@@ -249,7 +249,7 @@ def test_compiled_convolutional_experts() -> None:
 def test_compiled_mixture(gate: type[Gate]) -> None:
     x = torch.randn(9, 6)
     check_compiled(
-        lambda: MixtureOfExperts(StackedDense(4, 6, [5], dropout=0.5), gate(2, 4, 6), execution="dense"),
+        lambda: MixtureOfExperts(6, 2, 4, gate, partial(StackedDense, units=[5], dropout=0.5), execution="dense"),
         lambda module: [module(x)[0]],
     )
 
