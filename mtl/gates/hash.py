@@ -82,7 +82,7 @@ def balanced_table(counts: Tensor, num_experts: int, generator: torch.Generator)
 
     ``generator`` breaks ties among equally frequent ids.
     """
-    shuffled = torch.randperm(len(counts), generator=generator)
+    shuffled = torch.randperm(len(counts), generator=generator, device=counts.device)
     order = shuffled[counts[shuffled].argsort(descending=True, stable=True)]
     loads = [(0, 0, expert) for expert in range(num_experts)]  # rows, ids, expert: ids without rows are spread as well
     table = [0] * len(counts)

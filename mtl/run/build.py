@@ -49,8 +49,9 @@ def check_options(cfg: DictConfig) -> None:
         return
     num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
     name = cfg.gate.get("input_name") or "id"
+    some = Categorical(1, counts=torch.ones(1))  # the data are not there yet: whether they count their ids is open
     with torch.device("meta"), _plain_errors("gate"):
-        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: Categorical(1)})
+        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:

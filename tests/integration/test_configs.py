@@ -11,7 +11,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from data_modules.task_batches import TasksDataModule
-from mtl.run import build
+from mtl.run import build, schema
 from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
@@ -289,6 +289,12 @@ def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=1")
     run(cfg)
     assert OmegaConf.load(tmp_path / "config.yaml") == OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+
+
+def test_experiment_takes_another_gate(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "experiment=glue_mt_tag", "gate=comet")
+    schema.check(cfg)
+    build.check_options(cfg)
 
 
 def test_compiling_needs_dense_execution(tmp_path: Path) -> None:

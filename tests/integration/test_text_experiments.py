@@ -33,10 +33,12 @@ def test_importance_is_saved(teacher: Path) -> None:
     assert (scores > 0).any()
 
 
-@pytest.mark.parametrize("name", ["moebert_hash", "comet_bert", "comet_bert_plus"])
+@pytest.mark.parametrize(
+    "name", ["moebert_hash", "moebert_hash gate.assignment=balanced", "comet_bert", "comet_bert_plus"]
+)
 def test_teacher_is_split_and_distilled(name: str, teacher: Path, tmp_path: Path, tiny_data: Path) -> None:
     best = teacher / "checkpoints" / "best.ckpt"
-    words = [f"experiment={name}", *SMALL, f"start_from={best}", f"distillation.teacher={best}"]
+    words = [*f"experiment={name}".split(), *SMALL, f"start_from={best}", f"distillation.teacher={best}"]
     words += [f"network.importance={teacher}/importance.pt", "experts.width=24", "network.shared_neurons=16"]
     run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
     record = json.loads((tmp_path / "results.json").read_text())
