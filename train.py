@@ -120,6 +120,8 @@ def _run(cfg: DictConfig) -> float | None:
 
     from mtl import fast
     from mtl.run import build, errors, results, schema
+    from mtl.run.checkpoint import read_whole
+    from mtl.run.restore import restore_data
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
     from mtl.types import InputError, require
@@ -136,10 +138,15 @@ def _run(cfg: DictConfig) -> float | None:
         f"-m with {trainer.world_size} processes: each would run the whole sweep again. Use one device per job "
         "(trainer=default), or several devices without -m",
     )
-    data.prepare_data()
+    earlier = cfg.ckpt or cfg.evaluate
+    if earlier:
+        accept = cfg.get("changed_data") == "accept"
+        restore_data(data, read_whole(earlier), "resume" if cfg.ckpt else "test", accept)
+    else:
+        data.prepare_data()
     data.setup()
-    network = build.build_network(cfg, data.spec, fresh=not (cfg.ckpt or cfg.evaluate))
-    if cfg.get("start_from") and not (cfg.ckpt or cfg.evaluate):  # else it is the option of the earlier run
+    network = build.build_network(cfg, data.spec, fresh=not earlier)
+    if cfg.get("start_from") and not earlier:  # else it is the option of the earlier run
         start_from(network, cfg.start_from)
     distillation = teacher and teacher.distillation(network, data.spec)
     module = build.build_module(cfg, network, data.spec, distillation)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from data_modules.options import SEEDS, flag, whole
-from mtl.types import Batch, DataSpec, require
+from data_modules.splits import SPLITS
+from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
+from mtl.types import Batch, DataSpec, RowEncoder, require
 
 
 class RowsDataset(Dataset[Batch]):
@@ -120,7 +123,14 @@ class TensorDataModule(LightningDataModule):
     parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads.
     ``spec`` is available after ``setup()``. ``seed`` sets rows and splits, ``shuffle_seed`` the order in training.
     ``batch_size`` is per process. The constructor checks all arguments, before any work is done.
+
+    Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` gives it back: the data
+    module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass
+    whose rows are those of a file sets ``row_encoder`` in ``load``, and returns it from ``encoder_of(state)``; its
+    ``source_files()`` are the files. ``load`` may leave out splits that are not in ``wanted``.
     """
+
+    row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
 
     def __init__(
         self,
@@ -137,22 +147,88 @@ class TensorDataModule(LightningDataModule):
         self.shuffle_seed = whole("shuffle_seed", shuffle_seed, 0, SEEDS - 1)
         self.pin_memory = flag("pin_memory", pin_memory)
         self._spec: DataSpec | None = None
+        self.files: dict[str, dict[str, Any]] | None = None  # fingerprints of the sources
+        self._files_then: dict[str, dict[str, Any]] | None = None  # when the checkpoint was written
+        self.wanted: Sequence[str] = SPLITS
         self.splits: dict[str, Batch] = {}
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         """Return the DataSpec and the rows of train, val and test."""
         raise NotImplementedError
 
+    def source_files(self) -> dict[str, Path]:
+        """Return the files that the wanted rows come from, by the names that messages use; they exist by then."""
+        return {}
+
+    def encoder_of(self, state: Mapping[str, Any]) -> RowEncoder:
+        """Return the encoder whose ``state()`` is given."""
+        raise NotImplementedError
+
     @property
     def spec(self) -> DataSpec:
-        """The inputs and tasks; available after ``setup()``."""
+        """The inputs and tasks; available after ``setup()`` or ``load_state_dict()``."""
         if self._spec is None:
             raise RuntimeError("spec is available after setup()")
         return self._spec
 
     def setup(self, stage: str | None = None) -> None:
-        if self._spec is None:  # Lightning calls setup once per stage, with the same data
-            self._spec, self.splits = self.load()
+        """Load the rows, those of all stages; after ``load_state_dict(state, test_only=True)`` those of the test."""
+        if self._is_loaded():  # Lightning calls setup once per stage, with the same data
+            return
+        if self.files is None:
+            self.files = fingerprints(self.source_files())
+        self._spec = self._load()
+
+    def _is_loaded(self) -> bool:
+        return bool(self.splits)
+
+    def _load(self) -> DataSpec:
+        spec, self.splits = self.load()
+        return spec
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what inputs and outputs of a network on these data mean, and which files they came from.
+
+        It is plain data: text, numbers, lists and dicts. Lightning writes it into every checkpoint.
+        """
+        if self._spec is None:
+            return {}
+        encoder = None if self.row_encoder is None else self.row_encoder.state()
+        return {"spec": spec_state(self._spec), "encoder": encoder, "files": self.files or {}, "rows": self._rows()}
+
+    def _rows(self) -> dict[str, Any]:
+        """Return the number of rows of each split that is loaded."""
+        return {split: len(rows) for split, rows in self.splits.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
+        """Take over the ``state_dict()`` of a checkpoint before ``setup()``; later, do nothing. Raises InputError.
+
+        ``test_only``: only the rows of the test will be loaded, from the files that they need.
+        """
+        if self._spec is not None or not state:  # Lightning calls it after setup
+            return
+        with reading_state():
+            self._spec = spec_of(state["spec"])
+            self.row_encoder = None if state["encoder"] is None else self.encoder_of(state["encoder"])
+            self._files_then = dict(state["files"])
+        self.wanted = ("test",) if test_only else SPLITS
+
+    def changed_files(self) -> dict[str, str]:
+        """Return, by source, what is different about each file since the training; empty without a loaded state.
+
+        If only the test is wanted, only files that it shares with the training are compared: new ones are fine.
+        """
+        if self._files_then is None:
+            return {}
+        sources = self.source_files()
+        self.files = fingerprints(sources)
+        keys = sources.keys() & self._files_then.keys() if self.wanted == ("test",) else None
+        before, now = (
+            {key: files[key] for key in files if keys is None or key in keys}
+            for files in (self._files_then, self.files)
+        )
+        with reading_state():
+            return changes(before, now, sources)
 
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.splits["train"], self._processes()

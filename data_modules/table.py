@@ -5,27 +5,26 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
-from torch import Tensor
 
 from data_modules import options
 from data_modules.base import TensorDataModule
 from data_modules.files.reading import regular_size
 from data_modules.options import refused, shown
 from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import Vocabulary, as_text, cell, check_kind, is_categorical, scaled_numbers
+from data_modules.tables.columns import as_text, cell, check_kind
+from data_modules.tables.encoder import TableEncoder, listing
 from data_modules.tables.example import NAME, TASKS, write_example
 from data_modules.tables.labels import Labels
-from data_modules.tables.reading import ROW, read_table
-from mtl.types import Batch, Categorical, DataSpec, InputError, InputSpec, Numeric, TaskSpec, require
+from data_modules.tables.reading import read_table
+from mtl.types import ROW, Batch, DataSpec, InputError, require
 
 logger = logging.getLogger(__name__)
 
-NUMERIC = "numeric columns"  # name of the input that holds all of them
-LISTED = 20  # columns that a message lists
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
@@ -113,36 +112,67 @@ class TableDataModule(TensorDataModule):
         """Write the example table if no file is given; raise InputError if a file is missing."""
         if self.example is not None:
             write_example(self.example)
-        for name, path in self.paths.items():
+        for name, path in self._files().items():
             regular_size(path, f"data.{OPTION[name]}")
 
+    def source_files(self) -> dict[str, Path]:
+        """Return the files that are read, by the options that name them."""
+        return {f"data.{OPTION[name]}": path for name, path in self._files().items()}
+
+    def _files(self) -> dict[str, Path]:
+        """Return the file of each split that has one of its own, and is wanted."""
+        rest = [name for name in self.wanted if name not in self.paths]
+        return {name: path for name, path in self.paths.items() if name in self.wanted or (rest and name == "train")}
+
+    def encoder_of(self, state: Mapping[str, Any]) -> TableEncoder:
+        return TableEncoder.from_state(state)
+
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
+        """Return the DataSpec and the wanted splits; all that is learnt comes from the training rows, or the state."""
         if self.example is not None:
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         frames = self._split()
         where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
-        targets: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
-        tasks: list[TaskSpec] = []
-        for task in self.labels:
-            spec, columns = task.encode(frames, where)
-            tasks.append(spec)
-            for name in SPLITS:
-                targets[name][task.name] = columns[name]
-        specs, inputs = self._inputs(frames, where)
-        splits = {name: Batch(inputs[name], targets[name]) for name in SPLITS}
-        logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(splits[name])} {name}" for name in SPLITS))
-        return DataSpec(specs, tasks), splits
+        if self.row_encoder is None:
+            specs = [task.learnt(frames["train"], where["train"]) for task in self.labels]
+            self.row_encoder = self._learnt(frames["train"], where["train"])
+            spec = DataSpec(self.row_encoder.inputs, specs)
+        else:
+            spec = self.spec
+        splits = {}
+        for name in self.wanted:
+            frame = frames[name]
+            inputs = self.row_encoder.encode(frame, where[name])
+            tasks = zip(self.labels, spec.tasks, strict=True)
+            targets = {task.name: task.targets(known, frame, where[name]) for task, known in tasks}
+            splits[name] = Batch(inputs, targets)
+        logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()))
+        return spec, splits
+
+    def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:
+        """Return the encoder that follows from the training rows."""
+        used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
+        return TableEncoder.learnt(
+            train,
+            where,
+            [name for name in train.columns if name not in used],
+            self.categorical,
+            self.numeric,
+            self.min_count,
+            separator=self.separator,
+            null_values=self.null_values,
+            from_text=self.paths["train"].suffix != ".parquet",
+        )
 
     def _read(self, split: str) -> pl.DataFrame:
         """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
         path = self.paths[split]
         frame = read_table(path, self.separator, self.null_values, f"data.{OPTION[split]}")
-        wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels} | {
-            "data.categorical": self.categorical,
-            "data.numeric": self.numeric,
-            "data.ignore": self.ignore,
-            "data.split_column": [self.split_column] if self.split_column else [],
-        }
+        wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
+        if self.split_column is not None:
+            wanted["data.split_column"] = [self.split_column]
+        if self.row_encoder is None:  # which else knows its columns
+            wanted |= {"data.categorical": self.categorical, "data.numeric": self.numeric, "data.ignore": self.ignore}
         for option, columns in wanted.items():
             for column in columns:
                 near = difflib.get_close_matches(column, frame.columns, 1)
@@ -155,14 +185,16 @@ class TableDataModule(TensorDataModule):
 
     def _split(self) -> dict[str, pl.DataFrame]:
         """Return the rows of each split, from one file or several."""
-        frames = {name: self._read(name) for name in self.paths}
+        frames = {name: self._read(name) for name in self._files()}
+        if "train" not in frames:
+            return frames
         rest = frames.pop("train")
-        for name, frame in frames.items():
+        for name, frame in frames.items() if self.row_encoder is None else ():
             missing = [column for column in rest.columns if column not in (*frame.columns, *self.ignore)]
             require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listing(missing)}")
         if self.split_column is not None:
             return self._by_column(rest, self.split_column)
-        shares = {name: share for name, share in self.shares.items() if name not in frames}
+        shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(len(rest), generator=generator)
         bounds = (torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0) / sum(shares.values()))[:-1]
@@ -184,45 +216,3 @@ class TableDataModule(TensorDataModule):
         for name, frame in frames.items():
             require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row is marked {name}")
         return frames
-
-    def _inputs(
-        self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
-    ) -> tuple[dict[str, InputSpec], dict[str, dict[str, Tensor]]]:
-        """Return the input specs, and the input tensors of each split."""
-        train, specs = frames["train"], dict[str, InputSpec]()
-        inputs: dict[str, dict[str, Tensor]] = {name: {} for name in SPLITS}
-        scaled: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
-        used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
-        summary: list[str] = []  # what became of each column, for the log
-        for name in (column for column in train.columns if column not in used):
-            for split, frame in frames.items():
-                check_kind(frame, name, where[split], f", or leave it out with data.ignore=[{name}]")
-            column = train[name]
-            if column.n_unique() < 2:
-                summary.append(f"{name} left out: constant in the training rows")
-            elif name in self.categorical or (name not in self.numeric and is_categorical(train, name, where["train"])):
-                require(name != NUMERIC, f"{where['train']}: rename the column {NUMERIC!r}, a name that is in use")
-                vocabulary = Vocabulary.of(column, self.min_count)
-                specs[name] = Categorical(vocabulary.size)
-                for split, frame in frames.items():
-                    inputs[split][name] = vocabulary.encode(frame[name])
-                summary.append(f"{name}: {vocabulary.size - 1} categories")
-            else:
-                scaling, columns = scaled_numbers(frames, name, where)
-                for split in SPLITS:
-                    scaled[split] += columns[split]
-                summary.append(f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}")
-        require(bool(summary), f"{where['train']}: no column is left as input")
-        if scaled["train"]:
-            specs[NUMERIC] = Numeric(len(scaled["train"]))
-            for split in SPLITS:
-                inputs[split][NUMERIC] = torch.stack(scaled[split], 1)
-        require(bool(specs), f"{where['train']}: every input column is constant in the training rows")
-        logger.info("inputs: %s", "; ".join(summary))
-        return specs, inputs
-
-
-def listing(columns: Sequence[str]) -> str:
-    """Return the names of columns for a message, the first ones if there are many."""
-    more = f", ... ({len(columns)} columns)" if len(columns) > LISTED else ""
-    return ", ".join(map(shown, columns[:LISTED])) + more

@@ -207,9 +207,15 @@ class TasksDataModule(TensorDataModule):
         """Return the DataSpec and, for train, val and test, the rows of each task."""
         raise NotImplementedError
 
-    def setup(self, stage: str | None = None) -> None:
-        if self._spec is None:
-            self._spec, self.tasks = self.load_tasks()
+    def _is_loaded(self) -> bool:
+        return bool(self.tasks)
+
+    def _load(self) -> DataSpec:
+        spec, self.tasks = self.load_tasks()
+        return spec
+
+    def _rows(self) -> dict[str, Any]:
+        return {split: {task: len(rows) for task, rows in tasks.items()} for split, tasks in self.tasks.items()}
 
     def train_dataloader(self) -> RowsLoader:
         rows, (rank, world_size) = self.tasks["train"], self._processes()

@@ -1,4 +1,4 @@
-"""Train multi-task networks that learn what to share between tasks.
+"""Train multi-task networks that learn what to share between tasks, and use them: ``mtl.load(CHECKPOINT)``.
 
 ``from mtl import MixtureOfExperts, CometGate`` imports parts for networks of your own. A name of ``EXPORTS`` is
 imported when it is first used: ``import mtl`` alone imports none of them.
@@ -28,6 +28,8 @@ EXPORTS = {  # name -> its module
     "StackedDense": "mtl.experts.dense",
     "StackedFFN": "mtl.experts.ffn",
     "Routing": "mtl.types",
+    "TrainedModel": "mtl.trained",
+    "load": "mtl.trained",
 }
 
 compat.register_missing_operators()

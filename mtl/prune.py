@@ -26,8 +26,9 @@ from mtl.analysis.flops import forward_flops
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.run import build
-from mtl.run.checkpoint import read_checkpoint
+from mtl.run.checkpoint import network_weights, read_checkpoint
 from mtl.run.errors import explain
+from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.types import require
 
@@ -113,11 +114,10 @@ def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str 
     """
     checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust, data_dir)
     data: Any = build.build_data(cfg)
-    data.prepare_data()
+    restore_data(data, checkpoint, "use")
     data.setup()
     network = build.build_network(cfg, data.spec, fresh=False)
-    weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
-    network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
+    network.load_state_dict(network_weights(checkpoint))
     return network.eval(), data
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import polars
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ METRICS: dict[TaskKind, tuple[str, ...]] = {  # those that a task may name; mtl.
     "span": ("f1", "exact_match"),
 }
 MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
+ROW = "\0row"  # column of a table that numbers its rows from 1, for messages
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
 
 
@@ -175,7 +178,8 @@ class TaskSpec:
     metrics to report, the main one first (empty: those that fit the kind); if every task names its own, the mean of
     the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``. ``gate_from``: in a
     run that starts from the weights of another one, the task there whose gate this task starts with; None or "random":
-    the gate of the same name, if there is one, else random weights.
+    the gate of the same name, if there is one, else random weights. ``classes``: the names of the classes, of a binary
+    task (negative, positive); empty if they have none.
 
     A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
     and metrics are in the task's own units, ``in_units`` of the output.
@@ -190,6 +194,7 @@ class TaskSpec:
     gate_from: str | None = None
     mean: float = 0.0
     std: float = 1.0
+    classes: tuple[str, ...] = ()
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -198,6 +203,11 @@ class TaskSpec:
         many = self.kind == "multiclass"
         fits = self.num_classes >= 2 if many else self.num_classes == 1
         require(fits, f"task {self.name!r}: num_classes={self.num_classes} does not fit kind={self.kind}")
+        named = {"binary": 2, "multiclass": self.num_classes}.get(self.kind, 0)
+        require(
+            len(self.classes) in (0, named),
+            f"task {self.name!r}: {len(self.classes)} names of classes, but a task of kind={self.kind} has {named}",
+        )
         unknown = [name for name in self.metrics if name not in METRICS[self.kind]]
         accepted = f"a {self.kind} task has {', '.join(METRICS[self.kind])}"
         require(not unknown, f"task {self.name!r}: metrics={list(self.metrics)}: {accepted}; not {', '.join(unknown)}")
@@ -213,6 +223,30 @@ class TaskSpec:
     def standardised(self, values: Tensor) -> Tensor:
         """Return ``values`` in the units of a regression's targets as a network predicts them."""
         return (values - self.mean) / self.std
+
+
+class RowEncoder(Protocol):
+    """Turn rows as they stand in a user's file into the inputs of a network, exactly as those it was trained on."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns that the tasks read, in order."""
+
+    def columns_of(self, task: str) -> Sequence[str]:
+        """Return the columns that one task reads; tasks that read the same columns have the same inputs."""
+
+    def encode(self, frame: polars.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
+        """Return the inputs by name, ``[N, ...]``, of the rows of ``frame``; other columns are left alone.
+
+        ``where`` names the rows in messages. ``task``: the one whose inputs are wanted, where tasks read different
+        columns. Raises InputError, which names column and row, if a column is missing or a cell cannot be read.
+        """
+
+    def blocks(self, path: Path) -> Iterator[tuple[polars.DataFrame, float]]:
+        """Yield the rows of a CSV or Parquet file in blocks, and the share of the file that is read with each."""
+
+    def state(self) -> dict[str, Any]:
+        """Return all that ``encode`` depends on as plain data: text, numbers, lists and dicts."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from data_modules.files.reading import quote
-from data_modules.tables.reading import ROW
-from mtl.types import InputError, require
+from mtl.types import ROW, InputError, require
 
 UNKNOWN = 0  # id of a category that the training rows do not have
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
@@ -144,28 +142,33 @@ class Scaling:
         return [scaled, empty.float()] if self.gaps else [scaled]
 
 
-def scaled_numbers(
-    frames: Mapping[str, pl.DataFrame], name: str, where: Mapping[str, str]
-) -> tuple[Scaling, dict[str, list[Tensor]]]:
-    """Return the scaling of column ``name`` and its tensors in each split; ``where`` names their files in messages.
-
-    Raises InputError, which names the cell, if one is not a number or is too large.
-    """
-    advice = f"correct it, empty it, or leave the column out with data.ignore=[{name}]"
-    values = {split: numbers(frame, name, where[split]) for split, frame in frames.items()}
-    scaling = Scaling.of(values["train"])
+def scaling_of(train: pl.DataFrame, name: str, where: str) -> Scaling:
+    """Return the scaling of a column of the training rows; raise InputError, which names a cell that is too large."""
+    values = numbers(train, name, where)
+    scaling = Scaling.of(values)
     if scaling is None:
-        largest = values["train"].fill_nan(0.0).abs().arg_max() or 0
+        largest = values.fill_nan(0.0).abs().arg_max() or 0
         raise InputError(
-            f"{cell(frames['train'], name, largest, where['train'])} is so large that the mean or the standard "
-            f"deviation of the column overflows; {advice}"
+            f"{cell(train, name, largest, where)} is so large that the mean or the standard deviation of the column "
+            f"overflows; {_advice(name)}"
         )
-    scaled = {split: scaling.encode(column) for split, column in values.items()}
-    for split, (column, *_) in scaled.items():
-        if not bool(column.isfinite().all()):
-            index = int(column.isfinite().int().argmin())
-            raise InputError(
-                f"{cell(frames[split], name, index, where[split])} is too far from the training rows, whose mean is "
-                f"{scaling.mean:.4g} and standard deviation {scaling.std:.4g}: scaled by them it overflows; {advice}"
-            )
-    return scaling, scaled
+    return scaling
+
+
+def scaled(frame: pl.DataFrame, name: str, where: str, scaling: Scaling, values: pl.Series) -> list[Tensor]:
+    """Return the tensors ``[N]`` of a column whose numbers are ``values``; ``where`` names its file in messages.
+
+    Raises InputError, which names the cell, if one is too far from the training rows.
+    """
+    columns = scaling.encode(values)
+    if not bool(columns[0].isfinite().all()):
+        index = int(columns[0].isfinite().int().argmin())
+        raise InputError(
+            f"{cell(frame, name, index, where)} is too far from the training rows, whose mean is "
+            f"{scaling.mean:.4g} and standard deviation {scaling.std:.4g}: scaled by them it overflows; {_advice(name)}"
+        )
+    return columns
+
+
+def _advice(name: str) -> str:
+    return f"correct it, empty it, or leave the column out with data.ignore=[{name}]"

@@ -65,30 +65,44 @@ class Labels:
     ) -> tuple[TaskSpec, dict[str, Tensor]]:
         """Return the TaskSpec and the labels ``[N]`` of each split; ``where`` names the file of each split in messages.
 
-        Labels are float32 (binary, regression; NaN if missing) or int64 (multiclass; -100 if missing). Raises
-        InputError, which names the first bad cell.
+        Raises InputError, which names the first bad cell.
         """
         for name, frame in frames.items():
-            check_kind(frame, self.column, where[name], f", as it holds the labels of task {self.name!r}")
-        train = frames["train"][self.column]
-        here = f"{where['train']}, column {self.column!r}"
+            self._check_kind(frame, where[name])
+        spec = self.learnt(frames["train"], where["train"])
+        return spec, {name: self.targets(spec, frame, where[name]) for name, frame in frames.items()}
+
+    def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
+        """Return the TaskSpec that follows from the training rows, with the names of the classes. Raises InputError."""
+        self._check_kind(train, where)
+        column, here = train[self.column], f"{where}, column {self.column!r}"
         require(
-            as_text(train).null_count() < len(train),
+            as_text(column).null_count() < len(column),
             f"{here}: no training row has a label for task {self.name!r}",
         )
         if self.kind == "regression":
-            values = {name: self._numbers(frame, where[name]) for name, frame in frames.items()}
-            mean, std = self._scale(values["train"])
-            spec = TaskSpec(self.name, "regression", weight=self.weight, mean=mean, std=std)
-            return spec, {name: torch.from_numpy(v.to_numpy(writable=True)).float() for name, v in values.items()}
-        classes = self._classes(train, here)
-        ids = {name: self._ids(frame, classes, where[name]) for name, frame in frames.items()}
+            mean, std = self._scale(self._numbers(train, where))
+            return TaskSpec(self.name, "regression", weight=self.weight, mean=mean, std=std)
+        classes = self._classes(column, here)
         listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
         logger.info("task %s (%s): %s%s", self.name, self.kind, listed, ", ..." if len(classes) > 10 else "")
-        if self.kind == "multiclass":
-            return TaskSpec(self.name, "multiclass", len(classes), self.weight), ids
-        floats = {name: torch.where(value == MISSING_CLASS, torch.nan, value.float()) for name, value in ids.items()}
-        return TaskSpec(self.name, "binary", weight=self.weight), floats
+        many = len(classes) if self.kind == "multiclass" else 1
+        return TaskSpec(self.name, self.kind, many, self.weight, classes=tuple(classes))
+
+    def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
+        """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
+
+        They are float32 (binary, regression; NaN if missing) or int64 (multiclass; -100 if missing). Raises
+        InputError, which names the first bad cell.
+        """
+        self._check_kind(frame, where)
+        if self.kind == "regression":
+            return torch.from_numpy(self._numbers(frame, where).to_numpy(writable=True)).float()
+        ids = self._ids(frame, list(spec.classes), where)
+        return ids if self.kind == "multiclass" else torch.where(ids == MISSING_CLASS, torch.nan, ids.float())
+
+    def _check_kind(self, frame: pl.DataFrame, where: str) -> None:
+        check_kind(frame, self.column, where, f", as it holds the labels of task {self.name!r}")
 
     def _numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""

@@ -14,9 +14,8 @@ import polars as pl
 
 from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
 from data_modules.options import CONTROL, machine_memory
-from mtl.types import InputError, require
+from mtl.types import ROW, InputError, require
 
-ROW = "\0row"  # added column: the row number in the file, from 1
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
 BLOCK = 1 << 24  # bytes examined at a time
 LINE_FEED, BOM = ord("\n"), codecs.BOM_UTF8
@@ -28,15 +27,20 @@ def read_table(path: Path, separator: str, null_values: Sequence[str], option: s
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
     unreadable or of another format, if two columns have one name, or if a line has more or fewer cells than the first.
     """
-    size = regular_size(path, option)
-    require(path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
-    require(size > 0, f"{path} is empty")
+    check_file(path, option)
     if path.suffix == ".parquet":
         frame = _read_parquet(path)
     else:
         frame = _read_csv(path, "\t" if path.suffix == ".tsv" else separator, null_values)
     require(len(frame) > 0, f"{path} has a header but no rows")
     return frame.with_row_index(ROW, offset=1)
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raise InputError unless ``path`` is a regular file of a format that is read, and not empty."""
+    size = regular_size(path, option)
+    require(path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
+    require(size > 0, f"{path} is empty")
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
@@ -46,10 +50,20 @@ def _read_parquet(path: Path) -> pl.DataFrame:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
-        raise InputError(
-            f"cannot read {path}: {first_line(error)}; it is damaged, not a Parquet file, or has columns of one name"
-        ) from None
-    _check_names(frame.columns, path)
+        raise unreadable_parquet(path, error) from None
+    check_names(frame.columns, path)
+    return as_read(frame)
+
+
+def unreadable_parquet(path: Path, error: BaseException) -> InputError:
+    """Return the error for a Parquet file that polars cannot read."""
+    return InputError(
+        f"cannot read {path}: {first_line(error)}; it is damaged, not a Parquet file, or has columns of one name"
+    )
+
+
+def as_read(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a Parquet file with NaN as empty cells."""
     return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
@@ -57,10 +71,19 @@ def _read_csv(path: Path, separator: str, null_values: Sequence[str]) -> pl.Data
     raw = read_gzip(path, machine_memory()) if path.suffix == ".gz" else read_bytes(path, machine_memory())
     raw = raw.removeprefix(BOM).rstrip(b"\r\n")
     require(len(raw) > 0, f"{path} is empty")
-    _check_text(raw, path)
+    return parse_text(raw, path, separator, null_values)
+
+
+def parse_text(raw: bytes, path: Path, separator: str, null_values: Sequence[str], skipped: int = 0) -> pl.DataFrame:
+    """Return the rows of the text ``raw``, which begins with the names of the columns and ends without a line feed.
+
+    ``skipped``: the number of lines of the file at ``path`` between the first line and the others, for messages.
+    Raises InputError.
+    """
+    _check_text(raw, path, skipped)
     carriage = b"\r" in raw and b"\n" not in raw
     require(not carriage, f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
-    names = _check_cells(raw, separator, path)
+    names = _check_cells(raw, separator, path, skipped)
     require(b"\n" in raw, f"{path} has a header but no rows")
     try:
         frame = pl.read_csv(raw, separator=separator, infer_schema=False, null_values=list(null_values))
@@ -74,12 +97,17 @@ def _read_csv(path: Path, separator: str, null_values: Sequence[str]) -> pl.Data
     return frame
 
 
-def _check_text(raw: bytes, path: Path) -> None:
+def _in_file(line: int, skipped: int) -> int:
+    """Return the number in the file of a line of ``raw``."""
+    return line + skipped if line > 1 else line
+
+
+def _check_text(raw: bytes, path: Path, skipped: int) -> None:
     """Raise InputError, which names the line, unless ``raw`` is UTF-8 text without NUL bytes."""
     bad = [index for index in (raw.find(b"\0"), _first_invalid(raw)) if index >= 0]
     if bad:
         index = min(bad)
-        line = raw.count(b"\n", 0, index) + 1
+        line = _in_file(raw.count(b"\n", 0, index) + 1, skipped)
         raise InputError(
             f"{path}, line {line}: the byte {raw[index]:#04x} does not occur in UTF-8 text; save the table as CSV in "
             "UTF-8"
@@ -98,25 +126,26 @@ def _first_invalid(raw: bytes) -> int:
     return -1
 
 
-def _check_cells(raw: bytes, separator: str, path: Path) -> list[str]:
+def _check_cells(raw: bytes, separator: str, path: Path, skipped: int) -> list[str]:
     """Return the names of the columns; raise InputError, which names the first line with more or fewer cells."""
     text = io.TextIOWrapper(io.BytesIO(raw), "utf-8", newline="\n")
     limit = csv.field_size_limit(len(raw) + 1)  # a setting of the whole process, put back below
     lines = csv.reader(text, delimiter=separator, strict=True)
     try:
         names = next(lines)
-        _check_names(names, path)
+        check_names(names, path)
         counts = _quoted(lines) if b'"' in raw else _unquoted(raw, separator)
         for line, cells in counts:
             if cells != len(names):
                 raise InputError(
-                    f"{path}, line {line} has {cells} cells, but the first line names {len(names)} columns (separated "
-                    f"by {separator!r}): correct the line, and put cells that contain {separator!r} in double quotes"
+                    f"{path}, line {_in_file(line, skipped)} has {cells} cells, but the first line names {len(names)} "
+                    f"columns (separated by {separator!r}): correct the line, and put cells that contain {separator!r} "
+                    "in double quotes"
                 )
     except csv.Error as error:
         raise InputError(
-            f"{path}, line {lines.line_num}: {error}; put cells that contain separators or double quotes in double "
-            "quotes, and double the quotes inside"
+            f"{path}, line {_in_file(lines.line_num, skipped)}: {error}; put cells that contain separators or double "
+            "quotes in double quotes, and double the quotes inside"
         ) from None
     finally:
         csv.field_size_limit(limit)
@@ -150,7 +179,7 @@ def _unquoted(raw: bytes, separator: str) -> Iterator[tuple[int, int]]:
         start, line, last = end, line + len(ends), int(cells[-1])
 
 
-def _check_names(names: Sequence[str], path: Path) -> None:
+def check_names(names: Sequence[str], path: Path) -> None:
     """Raise InputError if a name is empty or contains control characters, or if several columns have one name."""
     seen: dict[str, int] = {}
     for column, name in enumerate((name.strip() for name in names), start=1):

@@ -197,6 +197,19 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+def data_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the data module in a checkpoint; empty if an earlier version wrote it."""
+    name = str(checkpoint["config"]["data"].get("_target_")).rpartition(".")[2]  # Lightning uses the class's name
+    state = checkpoint.get(name)
+    return dict(state) if isinstance(state, Mapping) and "spec" in state else {}
+
+
+def network_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of the network in a checkpoint, by their names in the network."""
+    weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
+    return {name.removeprefix("network."): value for name, value in weights.items()}
+
+
 def _damage(path: Path, error: Exception) -> str:
     reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
     others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)

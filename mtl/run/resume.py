@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.run.checkpoint import flatten, read_checkpoint
+from mtl.run.checkpoint import data_state, flatten, read_checkpoint
 from mtl.run.trust import OWN, check_target, is_trusted
 from mtl.types import InputError, require
 
@@ -29,6 +29,10 @@ Composer = Callable[[Sequence[str]], DictConfig]
 FIXED_SECTIONS = ("gate", "network", "data", "permutation")
 # except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
+# The files of the user's tables and texts. A checkpoint that describes its data knows the vocabularies and scales of
+# the training without them, and notices if they have changed
+FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
+TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # how they are read
 # Config groups that fill other sections than the one of their own name
 SECTIONS = {"recipe": ("setting", "experts"), "lr_schedule": ("callbacks.lr_schedule",)}
 # Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
@@ -57,7 +61,8 @@ def config_from_checkpoint(
     run only tests. Raises InputError if the command line asks for another network, gate, data or (unless ``evaluate``)
     optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
     """
-    saved = read_checkpoint(path, trust)["config"]
+    checkpoint = read_checkpoint(path, trust)
+    saved = checkpoint["config"]
     given, choices = {_key(word) for word in words}, saved.get("choices", {})
     require(isinstance(choices, Mapping), f"checkpoint {path}: choices={choices!r} in its configuration is no section")
     template, kept = _template(choices, given, compose)
@@ -70,7 +75,15 @@ def config_from_checkpoint(
         merged[section] = own.merged(section, asked.get(section), saved.get(section))
     _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
     merged["data"] = _with_own_places(merged["data"])
-    for key in [*given, "paths", "ckpt", "evaluate", "trust", *(k for k in flatten(asked) if _is_place(k))]:
+    for key in [
+        *given,
+        "paths",
+        "ckpt",
+        "evaluate",
+        "trust",
+        "changed_data",
+        *(k for k in flatten(asked) if _is_place(k)),
+    ]:
         sections = SECTIONS.get(key, (key,)) if key in groups else (key,)
         for section in sections if key != "experiment" else ():
             _copy(asked, merged, section)
@@ -81,7 +94,12 @@ def config_from_checkpoint(
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"the configuration in checkpoint {path} does not fit this program: {reason}") from None
-    wrong = _differences(saved, final, FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"))
+    wrong = _differences(
+        saved,
+        final,
+        FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"),
+        None if not data_state(checkpoint) else TEST_FILES if evaluate else FILES,
+    )
     require(
         not wrong,
         f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
@@ -234,11 +252,15 @@ def _composes(compose: Composer, word: str) -> bool:
     return True
 
 
-def _differences(saved: Mapping[str, Any], given: Mapping[str, Any], sections: Sequence[str]) -> list[str]:
+def _differences(
+    saved: Mapping[str, Any], given: Mapping[str, Any], sections: Sequence[str], free: re.Pattern[str] | None = None
+) -> list[str]:
+    """Return a phrase for each value of ``sections`` that differs, but for keys that are free or match ``free``."""
     lines = []
     for section in sections:
         old, new = (flatten(config.get(section), section) for config in (saved, given))
         keys = sorted(key for key in old.keys() | new.keys() if not _is_free(key) and old.get(key) != new.get(key))
+        keys = [key for key in keys if free is None or not free.fullmatch(key)]
         if f"{section}._target_" in keys:  # options of different classes need not be compared
             keys = [f"{section}._target_"]
         keys = [key for key in keys if not key.startswith(("network.gate.", "network.permutation."))]  # same as gate

@@ -16,12 +16,13 @@ from tests.conftest import ROOT
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
     {"types", "kinds", "compat", "memory"},
-    {"functional", "dropout", "distributed"},
+    {"functional", "dropout", "distributed", "predictions"},
     {"fast"},
     {"gates", "experts"},
     {"networks"},
     {"analysis", "training"},
     {"run"},
+    {"trained"},
     {"prune", "importance", "analysis.curves"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 import torch
 
-from data_modules.table import NUMERIC, TableDataModule
+from data_modules.table import TableDataModule
+from data_modules.tables.encoder import NUMERIC
 from mtl.types import Categorical, InputError, Numeric
 
 CLICK = {"column": "clicked", "kind": "binary"}

@@ -17,8 +17,9 @@ import polars as pl
 import pytest
 import torch
 
-from data_modules.table import NUMERIC, TableDataModule
+from data_modules.table import TableDataModule
 from data_modules.tables import reading
+from data_modules.tables.encoder import NUMERIC
 from data_modules.tables.reading import read_table
 from mtl.types import InputError
 

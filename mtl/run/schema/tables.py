@@ -108,6 +108,7 @@ TOP: dict[str, Kind] = {
     "evaluate": or_null(NAME),
     "start_from": or_null(NAME),
     "trust": or_null(ListOf(NAME)),
+    "changed_data": Choice(("refuse", "accept")),
     "choices": Fields({}, extra=True),
     "fast": Choice(("auto", False)),
     "compile": Flag(),

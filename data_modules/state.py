@@ -1,0 +1,105 @@
+"""What a checkpoint says about its data, as plain data: text, numbers, lists and dicts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+
+INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Numeric, Image, Tokens)}
+TENSORS = ("counts",)  # fields of inputs that are tensors
+LEFT_OUT = ("scorer",)  # needs the texts that it compares
+
+
+def spec_state(spec: DataSpec) -> dict[str, Any]:
+    """Return ``spec`` as plain data; the scorers of tasks are left out."""
+    return {
+        "inputs": {name: {"kind": type(one).__name__, **_fields(one)} for name, one in spec.inputs.items()},
+        "tasks": [_fields(task) for task in spec.tasks],
+        "extras": {
+            name: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+            for name, value in spec.extras.items()
+        },
+    }
+
+
+def spec_of(state: Mapping[str, Any]) -> DataSpec:
+    """Return the DataSpec of a ``spec_state``; fields that this version does not know are left out."""
+    inputs = {name: _made(INPUTS[one["kind"]], one) for name, one in state["inputs"].items()}
+    extras = {name: _tensor(**value) for name, value in state["extras"].items()}
+    return DataSpec(inputs, [_made(TaskSpec, task) for task in state["tasks"]], extras)
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    values = {one.name: getattr(item, one.name) for one in fields(item) if one.name not in LEFT_OUT}
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    known = {one.name for one in fields(kind)} - {*LEFT_OUT}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    given |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
+    return kind(**{name: value for name, value in given.items() if name in known})
+
+
+def _tensor(dtype: str, values: Any) -> Tensor:
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"{dtype!r} is no dtype")
+    return torch.tensor(values, dtype=kind)
+
+
+@contextmanager
+def reading_state() -> Iterator[None]:
+    """Raise InputError for a state that does not have the form that this program writes."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the checkpoint's description of its data is damaged ({type(error).__name__}: {error}); take another "
+            "checkpoint of the run"
+        ) from None
+
+
+def fingerprints(sources: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Return name, size in bytes and SHA-256 digest of each file. Raises InputError if one cannot be read."""
+    return {key: fingerprint(path) for key, path in sources.items()}
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"name": path.name, "size": file.tell(), "sha256": digest}
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def changes(
+    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Path]
+) -> dict[str, str]:
+    """Return, for each file that is not the one of the training, what is different; ``sources`` are today's files."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys([*before, *now]):
+        if key not in now:
+            found[key] = f"{key}={before[key]['name']} is not given"
+        elif key not in before:
+            found[key] = f"{key}={sources[key]} was not given"
+        elif before[key]["sha256"] != now[key]["sha256"]:
+            old, new = before[key]["size"], now[key]["size"]
+            sizes = f"it has {new:,} bytes, had {old:,}" if old != new else f"other content in the same {old:,} bytes"
+            found[key] = f"{key}={sources[key]} has changed ({sizes})"
+    return found

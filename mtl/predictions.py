@@ -1,0 +1,55 @@
+"""Turn the outputs of a network into what they mean: probabilities, classes, values in the units of the data."""
+
+from __future__ import annotations
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from mtl.types import InputError, TaskSpec
+
+
+def in_units(task: TaskSpec, output: Tensor) -> Tensor:
+    """Return what the network's ``output`` for ``task`` means, float32.
+
+    A binary task's logits ``[B]`` become the probability of the positive class, a multiclass task's ``[B, C]`` the
+    probabilities of the classes, a regression's outputs ``[B]`` values in the units of its labels. The logits of a span
+    task, ``[B, S, 2]``, stay.
+    """
+    if task.kind == "binary":
+        return output.float().sigmoid()
+    if task.kind == "multiclass":
+        return output.float().softmax(-1)
+    return task.in_units(output.float()) if task.kind == "regression" else output.float()
+
+
+def class_names(task: TaskSpec) -> list[str]:
+    """Return the names of the classes of a binary or multiclass task; numbers from 0 if they have none."""
+    return list(task.classes) or [str(number) for number in range(max(2, task.num_classes))]
+
+
+def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
+    """Return the columns of a table of predictions, by name; ``values`` are those of ``in_units`` on the CPU.
+
+    Of a binary task these are TASK_class and TASK_probability, of the positive class; of a multiclass task TASK_class
+    and TASK_probability_CLASS for each class; of a regression TASK_prediction. Raises InputError for a span task.
+    """
+    numbers = values.numpy()
+    if task.kind == "regression":
+        return {f"{task.name}_prediction": pl.Series(numbers)}
+    if task.kind == "span":
+        raise InputError(
+            f"task {task.name!r} finds answers in texts, which is no column of a table; call .network on its inputs"
+        )
+    names = pl.Series(class_names(task))
+    best = (values > 0.5).long() if task.kind == "binary" else values.argmax(-1)
+    found = {f"{task.name}_class": names[best.numpy()] if len(best) else names.clear()}
+    if task.kind == "binary":
+        return found | {f"{task.name}_probability": pl.Series(numbers)}
+    probabilities = {f"{task.name}_probability_{name}": pl.Series(numbers[:, i]) for i, name in enumerate(names)}
+    return found | probabilities
+
+
+def empty(task: TaskSpec) -> Tensor:
+    """Return the ``in_units`` of no rows."""
+    return torch.zeros(0, task.num_classes) if task.kind == "multiclass" else torch.zeros(0)

@@ -1,0 +1,43 @@
+"""Give a data module what the rows of the training have taught, and say which of its files have changed since."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mtl.run.checkpoint import data_state
+from mtl.types import require
+
+log = logging.getLogger(__name__)
+
+Purpose = Literal["resume", "test", "use"]
+
+
+def restore_data(data: Any, checkpoint: Mapping[str, Any], purpose: Purpose, accept: bool = False) -> None:
+    """Prepare ``data`` with the state of its checkpoint, before ``data.setup()``.
+
+    Vocabularies, scales and classes are then those of the training. A checkpoint of an earlier version has no state;
+    they are then learnt anew. To ``resume`` on files that have changed raises InputError, unless ``accept``; otherwise
+    a warning says what has changed. For a ``test`` only the rows of the test will be loaded.
+    """
+    state = data_state(checkpoint)
+    if not state:
+        data.prepare_data()
+        return
+    data.load_state_dict(state, test_only=purpose == "test")
+    data.prepare_data()
+    changes = data.changed_files()
+    if purpose == "resume":
+        require(
+            accept or not changes,
+            f"{'; '.join(changes.values())} since the checkpoint was written: the run would go on with other rows. "
+            "Give the file that it was trained on, or changed_data=accept to go on with the vocabularies, scales and "
+            "classes of the checkpoint",
+        )
+    for change in changes.values():
+        log.warning(
+            "%s since the training: its rows are not those of the run, and rows that the network was trained on may be "
+            "among those it is tested on",
+            change,
+        )

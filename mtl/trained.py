@@ -1,0 +1,234 @@
+"""Use a trained network: ``mtl.load(CHECKPOINT).predict(rows)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mtl  # noqa: F401  (must come first: it makes torchvision importable)
+
+# isort: split
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from mtl import predictions
+from mtl.networks.packing import real_tokens
+from mtl.run import build
+from mtl.run.checkpoint import data_state, network_weights, read_checkpoint
+from mtl.run.resume import config_to_load
+from mtl.types import ROW, DataSpec, InputError, NetworkOutput, RowEncoder, TaskSpec, require
+
+ROWS = "the table"  # what messages call rows that are from no file
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained network in evaluation mode, what its inputs and outputs mean, and how rows become inputs.
+
+    ``encoder`` is None if the data have no rows of a raw form, such as images: ``predict`` then takes tensors.
+    """
+
+    network: nn.Module
+    spec: DataSpec
+    encoder: RowEncoder | None
+    device: torch.device
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that rows need to have; empty without an encoder."""
+        return [] if self.encoder is None else list(self.encoder.columns)
+
+    def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
+        """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
+        if self.encoder is None:
+            raise InputError(f"the data of this network have no raw rows: give tensors of {_inputs(self.spec)}")
+        return self.encoder.encode(frame, where, task)
+
+    def predict(
+        self,
+        rows: Any,
+        tasks: Sequence[str] | None = None,
+        experts: bool = False,
+        batch_size: int = 4096,
+        where: str = ROWS,
+    ) -> Any:
+        """Return a polars DataFrame with the predictions for each row, in the order of the rows.
+
+        ``rows``: a DataFrame of polars or pandas, a dict of columns, or a dict of the network's input tensors. For one
+        of pandas the result is one of pandas, with its index. ``tasks``: the names of those to predict, by default all.
+        For the columns of the result see ``mtl.predictions.columns``; ``experts`` adds TASK_experts, the experts
+        that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several layers).
+        ``where`` names the rows in messages. Raises InputError if a column is missing, or a cell cannot be read.
+        """
+        specs = self.tasks_named(tasks)
+        given = rows if _is_tensors(rows) else to_polars(rows)
+        values: dict[str, list[Tensor]] = {task.name: [] for task in specs}
+        used: dict[tuple[str, str], list[pl.Series]] = {}
+        for batch, output in self._outputs(given, specs, batch_size, where):
+            for task in specs:
+                if task.name in output.predictions:
+                    values[task.name].append(predictions.in_units(task, output.predictions[task.name]).cpu())
+            if experts:
+                for name, weights in self._weights(batch, output):
+                    used.setdefault(name, []).append(experts_used(weights))
+        table: dict[str, pl.Series] = {}
+        for task in specs:
+            parts = values[task.name]
+            table |= predictions.columns(task, torch.cat(parts) if parts else predictions.empty(task))
+            names = [name for name in used if name[0] == task.name]
+            table |= {_experts_column(*name, len(names)): pl.concat(used[name]) for name in names}
+        found = pl.DataFrame(table)
+        return found if isinstance(given, dict) or not _is_pandas(rows) else like_pandas(found, rows)
+
+    def explain(
+        self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS
+    ) -> pl.DataFrame:
+        """Return the experts that each row uses for each task: columns row (from 0), layer, task, expert and weight.
+
+        Only weights other than 0 are listed. In a network on texts that routes tokens, the weight of a row is the mean
+        over its tokens. A network without experts gives no rows.
+        """
+        parts, start = [pl.DataFrame(schema=EXPLANATION)], dict[tuple[str, str], int]()
+        given = rows if _is_tensors(rows) else to_polars(rows)
+        for batch, output in self._outputs(given, self.tasks_named(tasks), batch_size, where):
+            for key, weights in self._weights(batch, output):
+                row, expert = weights.nonzero(as_tuple=True)
+                done = start.get(key, 0)
+                start[key] = done + len(weights)
+                columns = {"row": (row + done).numpy(), "layer": key[1], "task": key[0], "expert": expert.numpy()}
+                columns["weight"] = weights[row, expert].numpy()
+                parts.append(pl.DataFrame(columns, schema=EXPLANATION))
+        return pl.concat(parts).sort("row", maintain_order=True)
+
+    def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
+        """Return the named tasks, in the order of the network; None means all. Raises InputError."""
+        known = [task.name for task in self.spec.tasks]
+        unknown = [name for name in names or () if name not in known]
+        require(not unknown, f"no task {', '.join(map(repr, unknown))}; the tasks are {', '.join(known)}")
+        return [task for task in self.spec.tasks if names is None or task.name in names]
+
+    @torch.no_grad()
+    def _outputs(
+        self, rows: pl.DataFrame | dict[str, Tensor], tasks: Sequence[TaskSpec], batch_size: int, where: str
+    ) -> Iterator[tuple[dict[str, Tensor], NetworkOutput]]:
+        """Yield the inputs and the outputs of the network, batch by batch and, of each, for tasks of equal inputs."""
+        require(batch_size >= 1, f"batch_size={batch_size}: must be at least 1")
+        names = [task.name for task in tasks]
+        if isinstance(rows, dict):
+            missing = [name for name in self.spec.inputs if name not in rows]
+            require(not missing, f"the inputs lack {', '.join(missing)}; this network reads {_inputs(self.spec)}")
+            sizes = {name: len(value) for name, value in rows.items()}
+            require(len(set(sizes.values())) == 1, f"the inputs have different numbers of rows: {sizes}")
+            for start in range(0, next(iter(sizes.values())), batch_size):
+                batch = {name: value[start : start + batch_size].to(self.device) for name, value in rows.items()}
+                yield batch, self.network(batch, names)
+            return
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in names:
+            groups.setdefault(() if self.encoder is None else tuple(self.encoder.columns_of(name)), []).append(name)
+        for members in groups.values():
+            self.encode(rows.clear(), where, members[0])  # a missing column is reported before any work is done
+        numbered = rows if ROW in rows.columns else rows.with_row_index(ROW, offset=1)
+        for start in range(0, len(rows), batch_size):
+            frame = numbered[start : start + batch_size]
+            for members in groups.values():
+                encoded = self.encode(frame, where, members[0])
+                batch = {name: value.to(self.device) for name, value in encoded.items()}
+                yield batch, self.network(batch, members)
+
+    def _weights(self, batch: Mapping[str, Tensor], output: NetworkOutput) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """Yield (task, layer) and the weights ``[B, E]`` of each task of a batch in each layer that routes."""
+        size, predicted = len(next(iter(batch.values()))), list(output.predictions)
+        known = [task.name for task in self.spec.tasks]
+        for layer, routing in output.routings.items():
+            weights = routing.weights.float().cpu()
+            weights = weights.expand(size, -1, -1) if weights.dim() == 2 else weights  # [B, T, E]
+            if len(weights) != size:  # [tokens, T, E]
+                row = real_tokens(batch["tokens"], self.network.pad).row.cpu()  # type: ignore[arg-type]
+                sums = weights.new_zeros(size, *weights.shape[1:]).index_add(0, row, weights)
+                weights = sums / row.bincount(minlength=size)[:, None, None]
+            tasks = known if routing.tasks is None else [known[index] for index in routing.tasks]
+            for index, task in enumerate(tasks if weights.shape[1] == len(tasks) else predicted):
+                if task in predicted:
+                    yield (task, layer), weights[:, index if weights.shape[1] > 1 else 0]
+
+
+EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
+
+
+def load(
+    path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None, device: str | torch.device | None = None
+) -> TrainedModel:
+    """Return the trained model of a checkpoint. No file of the data is needed.
+
+    ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
+    default a GPU if there is one. ``data_dir``: the folder of the data; only a checkpoint of an earlier version, which
+    does not describe its data, needs them. Raises InputError if the checkpoint is damaged, or names classes that are
+    not trusted.
+    """
+    checkpoint = read_checkpoint(path, trust)
+    cfg = config_to_load(path, trust, data_dir)
+    data: Any = build.build_data(cfg)
+    state = data_state(checkpoint)
+    if state:
+        data.load_state_dict(state)
+    else:
+        data.prepare_data()
+        data.setup()
+    network = build.build_network(cfg, data.spec, fresh=False)
+    network.load_state_dict(network_weights(checkpoint))
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return TrainedModel(network.eval().to(place), data.spec, getattr(data, "row_encoder", None), place)
+
+
+def experts_used(weights: Tensor) -> pl.Series:
+    """Return, for each row of ``weights [B, E]``, the experts with weights other than 0, the largest weight first."""
+    ordered, experts = weights.sort(stable=True, dim=-1, descending=True)
+    pairs = zip(experts.tolist(), ordered.tolist(), strict=True)
+    lines = [" ".join(f"{e}:{w:.3g}" for e, w in zip(*row, strict=True) if w) for row in pairs]
+    return pl.Series(lines, dtype=pl.String)
+
+
+def to_polars(rows: Any) -> pl.DataFrame:
+    """Return a table of polars for one of polars or pandas, or for a dict of columns. Raises InputError."""
+    if isinstance(rows, pl.DataFrame):
+        return rows
+    if _is_pandas(rows):
+        rows = {
+            str(name): [None if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
+            for name, column in rows.items()
+        }
+    require(
+        isinstance(rows, Mapping),
+        f"rows are a {type(rows).__name__}: give a DataFrame of polars or pandas, a dict of columns, or a dict of "
+        "tensors",
+    )
+    try:
+        return pl.DataFrame(dict(rows))
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"the given columns are no table: {str(error).splitlines()[0]}") from None
+
+
+def like_pandas(table: pl.DataFrame, rows: Any) -> Any:
+    """Return ``table`` as a DataFrame of the same class and index as ``rows``."""
+    return type(rows)(table.to_dict(as_series=False), index=rows.index)
+
+
+def _is_tensors(rows: Any) -> bool:
+    return isinstance(rows, Mapping) and bool(rows) and all(isinstance(value, Tensor) for value in rows.values())
+
+
+def _is_pandas(rows: Any) -> bool:
+    """Return whether ``rows`` is a DataFrame of pandas, which need not be installed."""
+    return type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "iloc") and hasattr(rows, "items")
+
+
+def _experts_column(task: str, layer: str, layers: int) -> str:
+    return f"{task}_experts" if layers == 1 else f"{task}_experts_{layer}"
+
+
+def _inputs(spec: DataSpec) -> str:
+    return ", ".join(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())

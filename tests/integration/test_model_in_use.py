@@ -1,0 +1,207 @@
+"""A trained model on new rows: from its checkpoint alone, and by testing it on other files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+import mtl
+from data_modules.tables.example import visits
+from mtl.run.checkpoint import read_checkpoint
+from mtl.types import InputError
+from tests.integration.helpers import compose_small, resume_small
+from train import run
+
+ROWS = 400
+WORDS = ["setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "~logger"]
+WORDS += ["trainer.max_epochs=1", "gate=topk", "data=table"]
+TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, genre: {kind: multiclass}}"
+
+
+def table() -> pl.DataFrame:
+    """Return rows with three tasks; the category "Oslo" and an empty age occur in the first rows."""
+    genre = pl.Series([["pop", "jazz", "rock"][number % 3] for number in range(ROWS)])
+    first = pl.int_range(ROWS) < 40
+    return visits()[:ROWS].with_columns(
+        genre=genre,
+        city=pl.when(first).then(pl.lit("Oslo")).otherwise("city"),
+        age=pl.when(first).then(None).otherwise("age"),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run on ``rows.csv`` beside it; nobody may change either."""
+    folder = tmp_path_factory.mktemp("trained")
+    table().write_csv(folder / "rows.csv")
+    run(compose_small(folder / "run", *WORDS, f"data.path={folder}/rows.csv", f"data.tasks={TASKS}"))
+    return folder / "run"
+
+
+def best(folder: Path) -> Path:
+    return folder / "checkpoints" / "best.ckpt"
+
+
+def evaluated(checkpoint: Path, folder: Path, *words: str) -> dict[str, float]:
+    """Return what ``evaluate=checkpoint`` with ``words`` measures."""
+    run(resume_small(checkpoint, folder, *words, evaluate=True))
+    results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
+    return results
+
+
+def test_state_is_plain_data(trained: Path) -> None:
+    state = read_checkpoint(best(trained))["TableDataModule"]
+    assert json.loads(json.dumps(state)) == state
+    assert state["rows"] == {"train": 320, "val": 40, "test": 40}
+    assert state["encoder"]["categorical"]["city"] == ["Bergen", "Cork", "Lyon", "Oslo", "Porto", "Turku"]
+    assert state["encoder"]["numeric"]["age"]["gaps"] is True
+    assert state["files"]["data.path"]["size"] == (trained.parent / "rows.csv").stat().st_size
+    assert [task["classes"] for task in state["spec"]["tasks"]] == [["no", "yes"], [], ["jazz", "pop", "rock"]]
+
+
+def test_model_needs_its_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "model.ckpt"
+    shutil.copy(best(trained), alone)
+    model = mtl.load(alone, device="cpu")
+    assert set(model.columns) == {"user", "city", "age", "hour", "device"}
+    assert not model.network.training
+    found = model.predict(table(), batch_size=150)
+    inputs = model.encode(table())
+    with torch.no_grad():
+        raw = model.network(inputs).predictions
+    torch.testing.assert_close(torch.tensor(found["click_probability"].to_list()), raw["click"].sigmoid())
+    torch.testing.assert_close(torch.tensor(found["minutes_prediction"].to_list()), raw["minutes"])
+    names = [f"genre_probability_{name}" for name in ("jazz", "pop", "rock")]
+    torch.testing.assert_close(torch.from_numpy(found.select(names).to_numpy(writable=True)), raw["genre"].softmax(-1))
+    assert found["click_class"].to_list() == ["yes" if value > 0 else "no" for value in raw["click"].tolist()]
+    assert found["genre_class"].to_list() == [("jazz", "pop", "rock")[i] for i in raw["genre"].argmax(-1).tolist()]
+    assert model.predict(inputs).equals(model.predict(table()))  # tensors are taken as well
+
+
+def test_rows_become_the_inputs_of_the_training(trained: Path, tmp_path: Path) -> None:
+    """Columns in another order, further columns, rows in another order, typed cells, unknown categories."""
+    model, rows = mtl.load(best(trained), device="cpu"), table()
+    expected = model.predict(rows)
+    assert model.predict(rows.select(reversed(rows.columns)).with_columns(more=pl.lit("x"))).equals(expected)
+    assert model.predict(rows.select(model.columns).reverse()).equals(expected.reverse())
+    assert model.predict(rows.cast(pl.String).fill_null("NA")).equals(expected)  # as a text file has it
+    for row in (rows[50].to_dict(as_series=False), {name: rows[name][50] for name in model.columns}):
+        assert_frame_equal(model.predict(row), expected[50])
+    strange = rows[:2].with_columns(city=pl.Series(["Atlantis", None]))
+    assert model.encode(strange)["city"].tolist() == [0, 0]
+    assert model.predict(rows.clear()).height == 0
+    assert model.predict(rows.clear()).columns == expected.columns
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (table().drop("age"), r"^the table has no column 'age', which the network reads; it has user, city, hour, .*$"),
+        (table().rename({"age": "Age"}), r"no column 'age' \(did you mean 'Age'\?\)"),
+        (table().drop("age", "hour"), r"has no columns hour, age"),
+        (table().with_columns(age=pl.lit("old")), r"^the table, column 'age', row 1: 'old' is not a number"),
+        (table().with_columns(age=pl.lit([1])), r"column 'age': its type List\(Int\d+\) is neither text nor number"),
+        ({"age": [1, 2], "city": ["a"]}, r"^the given columns are no table"),
+        ({"city": torch.zeros(1)}, r"^the inputs lack .*; this network reads city \(Categorical\)"),
+        ([1, 2], r"^rows are a list: give a DataFrame of polars or pandas"),
+    ],
+)
+def test_rows_that_do_not_fit(rows: object, message: str, trained: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        mtl.load(best(trained), device="cpu").predict(rows)
+
+
+def test_a_bad_cell_is_named_in_any_batch(trained: Path) -> None:
+    rows = table().with_columns(age=pl.when(pl.int_range(ROWS) == 300).then(pl.lit("old")).otherwise("age"))
+    with pytest.raises(InputError, match=r"column 'age', row 301: 'old'"):
+        mtl.load(best(trained), device="cpu").predict(rows, batch_size=100)
+
+
+def test_experts_of_each_row(trained: Path) -> None:
+    model, rows = mtl.load(best(trained), device="cpu"), table()
+    found = model.explain(rows, batch_size=150)
+    assert found.columns == ["row", "layer", "task", "expert", "weight"]
+    with torch.no_grad():
+        weights = model.network(model.encode(rows)).routings["mixture"].weights
+    dense = torch.zeros_like(weights)
+    task = found["task"].replace_strict({"click": 0, "minutes": 1, "genre": 2}, return_dtype=pl.Int64)
+    dense[found["row"].to_list(), task.to_list(), found["expert"].to_list()] = torch.tensor(found["weight"].to_list())
+    torch.testing.assert_close(dense, weights)
+    assert len(found) == int((weights > 0).sum())  # two experts a row and task
+    shown = model.predict(rows[:1], tasks=["minutes"], experts=True)
+    first = weights[0, 1].sort(descending=True)
+    pairs = zip(first.indices[:2].tolist(), first.values[:2].tolist(), strict=True)
+    assert shown["minutes_experts"][0] == " ".join(f"{expert}:{weight:.3g}" for expert, weight in pairs)
+    assert shown.columns == ["minutes_prediction", "minutes_experts"]
+    with pytest.raises(InputError, match=r"no task 'speed'; the tasks are click, minutes, genre"):
+        model.predict(rows, tasks=["speed"])
+
+
+class TestOtherFiles:
+    """``evaluate=`` and ``ckpt=`` with a file that moved, changed, or is new."""
+
+    def test_moved_file(self, trained: Path, tmp_path: Path) -> None:
+        shutil.copy(trained.parent / "rows.csv", tmp_path / "moved.csv")
+        words = [f"data.path={tmp_path}/moved.csv"]
+        assert evaluated(best(trained), tmp_path / "a", *words) == evaluated(best(trained), tmp_path / "b")
+        shutil.copytree(trained, tmp_path / "run")
+        last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+        run(resume_small(last, tmp_path / "run", *words, "trainer.max_epochs=2"))
+        assert read_checkpoint(last)["epoch"] == 1
+
+    def test_new_test_file(self, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """The same rows as the split's, with other columns and in another order, give the same numbers."""
+        rows = table()
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0)).tolist()
+        part = rows[sorted(order[360:])]
+        part.select(reversed(rows.columns)).with_columns(more=pl.lit(1)).reverse().write_csv(tmp_path / "new.csv")
+        found = evaluated(best(trained), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
+        expected = evaluated(best(trained), tmp_path / "b")
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert "since the training" not in caplog.text
+
+    def test_new_test_file_needs_no_training_file(self, trained: Path, tmp_path: Path) -> None:
+        table().write_parquet(tmp_path / "new.parquet")
+        words = [f"data.test_path={tmp_path}/new.parquet", f"data.path={tmp_path}/gone.csv"]
+        assert evaluated(best(trained), tmp_path / "a", *words)["loss"] > 0
+
+    @pytest.mark.parametrize(
+        ("column", "message"),
+        [("age", "has no column 'age', which the network reads"), ("genre", "data.tasks.genre: .* no column 'genre'")],
+    )
+    def test_missing_column(self, column: str, message: str, trained: Path, tmp_path: Path) -> None:
+        table().drop(column).write_csv(tmp_path / "new.csv")
+        with pytest.raises(InputError, match=message):
+            evaluated(best(trained), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
+
+    def test_file_that_changed(self, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """A test gives a warning, and uses the vocabularies of the training; a resumed run is refused or accepts it."""
+        shutil.copytree(trained, tmp_path / "run")
+        last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+        table()[:-20].with_columns(city=pl.lit("Rome")).write_csv(tmp_path / "rows.csv")
+        words = [f"data.path={tmp_path}/rows.csv"]
+        evaluated(best(trained), tmp_path / "a", *words)
+        assert "rows.csv has changed (it has" in caplog.text
+        assert "rows that the network was trained on may be among" in caplog.text
+        go_on = [*words, "trainer.max_epochs=2"]
+        with pytest.raises(
+            InputError, match=r"data.path=.*rows.csv has changed \(it has .* bytes, had .*\) since the ch"
+        ):
+            run(resume_small(last, tmp_path / "run", *go_on))
+        run(resume_small(last, tmp_path / "run", *go_on, "changed_data=accept"))
+        state = read_checkpoint(last)["TableDataModule"]
+        assert state["encoder"] == read_checkpoint(best(trained))["TableDataModule"]["encoder"]
+        assert state["files"]["data.path"]["size"] == (tmp_path / "rows.csv").stat().st_size
+
+    def test_other_split_of_a_resumed_run(self, trained: Path, tmp_path: Path) -> None:
+        last = trained / "checkpoints" / "last.ckpt"
+        with pytest.raises(InputError, match=r"data.test_path=.*rows.csv was not given"):
+            run(resume_small(last, tmp_path, f"data.test_path={trained.parent}/rows.csv"))
+        with pytest.raises(InputError, match=r"has a different configuration: data.min_count"):
+            resume_small(last, tmp_path, "data.min_count=2")
