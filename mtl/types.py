@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import polars
 import torch
 from torch import Tensor
 
@@ -226,7 +225,10 @@ class TaskSpec:
 
 
 class RowEncoder(Protocol):
-    """Turn rows as they stand in a user's file into the inputs of a network, exactly as those it was trained on."""
+    """Turn rows as they stand in a user's file into the inputs of a network, exactly as those it was trained on.
+
+    ``frame`` is a ``polars.DataFrame``, which layers of networks do without.
+    """
 
     @property
     def columns(self) -> Sequence[str]:
@@ -235,14 +237,14 @@ class RowEncoder(Protocol):
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that one task reads; tasks that read the same columns have the same inputs."""
 
-    def encode(self, frame: polars.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
+    def encode(self, frame: Any, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs by name, ``[N, ...]``, of the rows of ``frame``; other columns are left alone.
 
         ``where`` names the rows in messages. ``task``: the one whose inputs are wanted, where tasks read different
         columns. Raises InputError, which names column and row, if a column is missing or a cell cannot be read.
         """
 
-    def blocks(self, path: Path) -> Iterator[tuple[polars.DataFrame, float]]:
+    def blocks(self, path: Path) -> Iterator[tuple[Any, float]]:
         """Yield the rows of a CSV or Parquet file in blocks, and the share of the file that is read with each."""
 
     def state(self) -> dict[str, Any]:
