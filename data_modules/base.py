@@ -147,7 +147,7 @@ class TensorDataModule(LightningDataModule):
         self.shuffle_seed = whole("shuffle_seed", shuffle_seed, 0, SEEDS - 1)
         self.pin_memory = flag("pin_memory", pin_memory)
         self._spec: DataSpec | None = None
-        self.files: dict[str, dict[str, Any]] | None = None  # fingerprints of the sources
+        self.file_digests: dict[str, dict[str, Any]] | None = None  # fingerprints of the sources
         self._files_then: dict[str, dict[str, Any]] | None = None  # when the checkpoint was written
         self.wanted: Sequence[str] = SPLITS
         self.splits: dict[str, Batch] = {}
@@ -175,8 +175,8 @@ class TensorDataModule(LightningDataModule):
         """Load the rows, those of all stages; after ``load_state_dict(state, test_only=True)`` those of the test."""
         if self._is_loaded():  # Lightning calls setup once per stage, with the same data
             return
-        if self.files is None:
-            self.files = fingerprints(self.source_files())
+        if self.file_digests is None:
+            self.file_digests = fingerprints(self.source_files())
         self._spec = self._load()
 
     def _is_loaded(self) -> bool:
@@ -194,7 +194,8 @@ class TensorDataModule(LightningDataModule):
         if self._spec is None:
             return {}
         encoder = None if self.row_encoder is None else self.row_encoder.state()
-        return {"spec": spec_state(self._spec), "encoder": encoder, "files": self.files or {}, "rows": self._rows()}
+        files = self.file_digests or {}
+        return {"spec": spec_state(self._spec), "encoder": encoder, "files": files, "rows": self._rows()}
 
     def _rows(self) -> dict[str, Any]:
         """Return the number of rows of each split that is loaded."""
@@ -221,11 +222,11 @@ class TensorDataModule(LightningDataModule):
         if self._files_then is None:
             return {}
         sources = self.source_files()
-        self.files = fingerprints(sources)
+        self.file_digests = fingerprints(sources)
         keys = sources.keys() & self._files_then.keys() if self.wanted == ("test",) else None
         before, now = (
             {key: files[key] for key in files if keys is None or key in keys}
-            for files in (self._files_then, self.files)
+            for files in (self._files_then, self.file_digests)
         )
         with reading_state():
             return changes(before, now, sources)
