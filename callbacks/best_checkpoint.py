@@ -15,6 +15,8 @@ from callbacks.monitored import require_logged
 from mtl.distributed import gather
 from mtl.kinds import Count, Whole
 from mtl.run.checkpoint import give_second_name
+from mtl.training.metrics import mode_of
+from mtl.training.module import MultiTaskModule
 from mtl.types import check_choice, check_name, check_switch, check_whole, require
 
 log = logging.getLogger(__name__)
@@ -25,9 +27,10 @@ NAME = "best.ckpt"
 class BestCheckpoint(ModelCheckpoint):
     """Keep the ``save_top_k`` best checkpoints (-1: all) by ``monitor`` in ``dirpath``; ``best.ckpt`` is the best.
 
-    With ``save_top_k=1`` there is only ``best.ckpt``. Otherwise the files are named after epoch and step, and
-    ``best.ckpt`` is a second name of the best of them. Each validation counts once; a NaN or infinite value never
-    counts. ``every_n_epochs``: look only at the end of every n-th epoch, and at the validations within it.
+    ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. With ``save_top_k=1`` there is
+    only ``best.ckpt``. Otherwise the files are named after epoch and step, and ``best.ckpt`` is a second name of the
+    best of them. Each validation counts once; a NaN or infinite value never counts. ``every_n_epochs``: look only at
+    the end of every n-th epoch, and at the validations within it.
 
     The state holds the names of the files without their folder, so that a run folder may be moved or copied. A resumed
     run goes on with the files that are in its folder.
@@ -37,14 +40,14 @@ class BestCheckpoint(ModelCheckpoint):
         self,
         dirpath: str,
         monitor: str = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max", "auto"] = "auto",
         save_top_k: Annotated[int, Whole(-1)] = 1,
         every_n_epochs: Count = 1,
         save_weights_only: bool = False,
         verbose: bool = False,
     ) -> None:
         check_name("callbacks.best.monitor", monitor)
-        check_choice("callbacks.best.mode", mode, ("min", "max"))
+        check_choice("callbacks.best.mode", mode, ("min", "max", "auto"))
         check_whole("callbacks.best.every_n_epochs", every_n_epochs, at_least=1)
         check_switch("callbacks.best.save_weights_only", save_weights_only)
         check_switch("callbacks.best.verbose", verbose)
@@ -57,7 +60,7 @@ class BestCheckpoint(ModelCheckpoint):
             verbose,
             save_top_k=save_top_k,
             save_weights_only=save_weights_only,
-            mode=mode,
+            mode=mode_of(monitor, mode),
             auto_insert_metric_name=False,
             every_n_epochs=every_n_epochs,
             save_on_train_epoch_end=True,
@@ -81,18 +84,18 @@ class BestCheckpoint(ModelCheckpoint):
             log.warning("the best checkpoint so far, %s, is not in %s: %s", self._lost, self.dirpath, found)
         self._lost = ""
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         if trainer.sanity_checking:
             return
         self._validated = True
         if validates_within_epoch(trainer):
             self._look(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         if ends_epoch(trainer):  # a run that ends within an epoch resumes there, as if it had not validated
             self._look(trainer, pl_module)
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         assert self.monitor is not None
         validated, self._validated = self._validated, False
         of_validation = self.monitor.startswith("val/") or self.monitor not in trainer.callback_metrics
@@ -101,6 +104,8 @@ class BestCheckpoint(ModelCheckpoint):
         require_logged(f"callbacks.best.monitor={self.monitor}", self.monitor, list(trainer.callback_metrics))
         value = float(trainer.callback_metrics[self.monitor])
         if not math.isfinite(value):
+            if self.monitor in pl_module.undefined:  # the module has said so
+                return
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
             return
         super().on_train_epoch_end(trainer, pl_module)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
 from callbacks.length import ends_epoch
 from callbacks.monitored import require_logged
 from mtl.kinds import CountOrZero
+from mtl.training.metrics import mode_of
+from mtl.training.module import MultiTaskModule
 from mtl.types import check_choice, check_name, check_number, check_switch, check_whole
 
 log = logging.getLogger(__name__)
@@ -19,15 +21,16 @@ log = logging.getLogger(__name__)
 class EarlyStop(EarlyStopping):
     """Stop after ``patience`` epochs with a validation in which ``monitor`` did not improve by more than ``min_delta``.
 
-    An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count. The run also stops when the
-    value is NaN or infinite (``check_finite``), better than ``stopping_threshold`` or worse than
+    An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, and neither does one in which
+    ``monitor`` is a metric that is undefined on the rows. ``mode``: auto: see ``mode_of``. The run also stops when the
+    value is otherwise NaN or infinite (``check_finite``), better than ``stopping_threshold`` or worse than
     ``divergence_threshold``. The log says why it stopped.
     """
 
     def __init__(
         self,
         monitor: str = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max", "auto"] = "auto",
         patience: CountOrZero = 3,
         min_delta: float = 0.0,
         check_finite: bool = True,
@@ -36,7 +39,7 @@ class EarlyStop(EarlyStopping):
         verbose: bool = False,
     ) -> None:
         check_name("callbacks.early_stopping.monitor", monitor)
-        check_choice("callbacks.early_stopping.mode", mode, ("min", "max"))
+        check_choice("callbacks.early_stopping.mode", mode, ("min", "max", "auto"))
         check_whole("callbacks.early_stopping.patience", patience, at_least=0)
         check_number("callbacks.early_stopping.min_delta", min_delta, at_least=0)
         check_switch("callbacks.early_stopping.check_finite", check_finite)
@@ -48,7 +51,7 @@ class EarlyStop(EarlyStopping):
             min_delta,
             patience,
             verbose,
-            mode,
+            mode_of(monitor, mode),
             strict=False,  # there is no value yet if the run ends within its first epoch
             check_finite=check_finite,
             stopping_threshold=stopping_threshold,
@@ -61,16 +64,18 @@ class EarlyStop(EarlyStopping):
     def state_key(self) -> str:
         return "EarlyStopping" + super().state_key.removeprefix(type(self).__qualname__)  # as in earlier checkpoints
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._validated = self._validated or not trainer.sanity_checking
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         validated, self._validated = self._validated, False
         names = trainer.callback_metrics
         of_validation = self.monitor.startswith("val/") or self.monitor not in names
         if not ends_epoch(trainer) or (of_validation and not validated):
             return  # the value is an earlier one
         require_logged(f"callbacks.early_stopping.monitor={self.monitor}", self.monitor, list(names))
+        if self.monitor in pl_module.undefined:
+            return
         before = trainer.should_stop
         super().on_train_epoch_end(trainer, pl_module)
         if trainer.should_stop and not before and self.stopping_reason_message:

@@ -36,10 +36,10 @@ class EpochReport(Callback):
         pl_module.log("seconds_per_epoch", statistics.median(self.seconds))
         values = trainer.callback_metrics
         shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
-        if "val/loss" in values:
-            shown.append(f"val/loss {float(values['val/loss']):.4f}")
-        if "val/average" in values:
-            shown.append(f"val/average {float(values['val/average']):.4f}")
+        monitor = pl_module.config.get("monitor", "val/loss")
+        for name in dict.fromkeys(("val/loss", "val/average", monitor)):
+            if name in values:
+                shown.append(f"{name} {float(values[name]):.4f}")
         if "val/experts_per_sample" in values:
             shown.append(f"experts per sample {float(values['val/experts_per_sample']):.2f}")
         log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])

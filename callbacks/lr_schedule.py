@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import Length
 from mtl.kinds import Count, CountOrZero, InnerShare, Share
+from mtl.training.metrics import mode_of
 from mtl.training.module import is_logged
 from mtl.training.schedules import rate_factor
 from mtl.types import check_choice, check_name, check_number, check_whole, require
@@ -82,13 +83,15 @@ class DecayingRate(ConstantRate):
 class PlateauRate(ConstantRate):
     """Multiply the learning rate by ``factor`` whenever ``patience`` validations did not improve ``monitor``.
 
+    ``mode``: auto: see ``mode_of``.
+
     Every checkpoint holds the best value, the validations since, and the product of the factors so far.
     """
 
     def __init__(
         self,
         monitor: str = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max", "auto"] = "auto",
         factor: InnerShare = 0.5,
         patience: Count = 5,
         warmup: Share = 0.0,
@@ -98,10 +101,11 @@ class PlateauRate(ConstantRate):
         check_name(f"{WHERE}.monitor", monitor)
         of_validation = monitor.startswith("val/")
         require(of_validation, f"{WHERE}.monitor={monitor}: must be a value of the validation, such as val/loss")
-        check_choice(f"{WHERE}.mode", mode, ("min", "max"))
+        check_choice(f"{WHERE}.mode", mode, ("min", "max", "auto"))
         check_number(f"{WHERE}.factor", factor, above=0, at_most=1)
         check_whole(f"{WHERE}.patience", patience, at_least=1)
-        self.monitor, self.mode, self.patience, self.reduction = monitor, mode, patience, factor
+        self.monitor, self.mode = monitor, mode_of(monitor, mode)
+        self.patience, self.reduction = patience, factor
         self.best: float | None = None
         self.waited, self.scale = 0, 1.0
 
@@ -109,6 +113,8 @@ class PlateauRate(ConstantRate):
         if trainer.sanity_checking or self.monitor not in trainer.callback_metrics:
             return
         value = float(trainer.callback_metrics[self.monitor])
+        if math.isnan(value):  # a metric that is undefined on the rows
+            return
         if self.best is None or (value < self.best if self.mode == "min" else value > self.best):
             self.best, self.waited = value, 0
             return

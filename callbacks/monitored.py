@@ -38,9 +38,10 @@ class MonitorCheck(Callback):
             monitor = callback.monitor
             if monitor is None or any(fnmatch.fnmatchcase(monitor, known) for known in names):
                 continue
+            option = "monitor" if monitor == pl_module.config.get("monitor") else f"{name}.monitor"
             if sure:
-                require_logged(f"{name}.monitor={monitor}", monitor, names)
-            log.warning("%s.monitor=%s: nothing that is known logs this name", name, monitor)
+                require_logged(f"{option}={monitor}", monitor, names)
+            log.warning("%s=%s: nothing that is known logs this name", option, monitor)
 
 
 def _watchers(trainer: Trainer) -> list[tuple[str, ModelCheckpoint | EarlyStopping | PlateauRate]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,10 +18,21 @@ from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
 from data_modules.files.reading import read_bytes
-from data_modules.options import address, choice, flag, number, path
+from data_modules.options import address, choice, flag, names, number, path, refused
 from data_modules.sampling import draw_distinct, unique
 from data_modules.splits import SPLITS, check_shares, stratified_split
-from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec, require
+from mtl.types import (
+    RANKING,
+    Batch,
+    Categorical,
+    DataSpec,
+    InputError,
+    TaskKind,
+    TaskSpec,
+    check_metrics,
+    metric_family,
+    require,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +60,10 @@ class InteractionsDataModule(TensorDataModule):
     ``negatives="uniform"`` draws from all such pairs, ``"per_user"`` draws as many per user as the user has records (or
     all unseen pairs of the user, if those are fewer). ``split`` applies to each stratum: each rating value, records
     without a rating, unseen pairs. Both draws depend on ``seed`` only.
+
+    ``metrics`` names the metrics of a task, the main one first; none: those that fit its kind. ``ndcg@K``,
+    ``hit_rate@K`` and ``mrr`` of the binary task rank the rows that a user has in the split: the items that it has seen
+    among the unseen ones that were drawn for it, see ``Ranking``. Users without a seen item there are left out.
     """
 
     words: ClassVar[Words]
@@ -63,13 +78,25 @@ class InteractionsDataModule(TensorDataModule):
         download: bool,
         base_url: str,
         negatives: Literal["uniform", "per_user"] = "uniform",
+        metrics: Mapping[str, Sequence[str]] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self.data_dir = path("data_dir", data_dir, "a folder")
         self.alpha, self.shares = number("alpha", alpha), check_shares(split)
         self.negatives = choice("negatives", negatives, NEGATIVES)
+        self.metrics = self._checked(metrics or {})
         self.download, self.base_url = flag("download", download), address("base_url", base_url)
+
+    def _checked(self, metrics: Any) -> dict[str, tuple[str, ...]]:
+        """Return the metrics of each task; raise InputError if they are not of this kind, or of no task."""
+        kinds: dict[str, TaskKind] = {self.words.task: "binary", "rating": "regression"}
+        if not isinstance(metrics, Mapping) or not metrics.keys() <= kinds.keys():
+            raise refused("metrics", metrics, f"lists of metrics for {' and '.join(kinds)}")
+        found = {task: tuple(names(f"metrics.{task}", given or [], "[accuracy,f1]")) for task, given in metrics.items()}
+        for task, given in found.items():
+            check_metrics(f"data.metrics.{task}", kinds[task], given)
+        return dict.fromkeys(kinds, ()) | found
 
     def obtain(self, file: Path, archive: Path, **checksums: str) -> None:
         """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists; ``checksums`` go to ``fetch``.
@@ -125,8 +152,8 @@ class InteractionsDataModule(TensorDataModule):
         return DataSpec(
             {"user": Categorical(users), self.words.input: Categorical(items)},
             [
-                TaskSpec(self.words.task, "binary", weight=self.alpha),
-                TaskSpec("rating", "regression", weight=1.0 - self.alpha),
+                TaskSpec(self.words.task, "binary", weight=self.alpha, metrics=self.metrics[self.words.task]),
+                TaskSpec("rating", "regression", weight=1.0 - self.alpha, metrics=self.metrics["rating"]),
             ],
         )
 
@@ -136,6 +163,8 @@ class InteractionsDataModule(TensorDataModule):
         splits = {name: rows.select(part) for name, part in zip(SPLITS, parts, strict=True)}
         for name, batch in splits.items():
             require(len(batch) > 0, f"{self.source}: too few {self.words.record}s for the {name} share of data.split")
+        if any(metric_family(name) in RANKING for name in self.metrics[self.words.task]):
+            splits |= {name: replace(splits[name], groups=splits[name].inputs["user"]) for name in ("val", "test")}
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())
         logger.info("%s: %s rows in %.1f s", self.folder.name, counts, time.perf_counter() - start)
         return splits

@@ -10,18 +10,19 @@ from typing import Any
 
 import polars as pl
 import torch
+from torch import Tensor
 
 from data_modules import options
 from data_modules.base import TensorDataModule
 from data_modules.files.reading import regular_size
 from data_modules.options import refused, shown
 from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import as_text, cell, check_kind
+from data_modules.tables.columns import as_text, cell, check_kind, numbers
 from data_modules.tables.encoder import TableEncoder, listing
 from data_modules.tables.example import NAME, TASKS, write_example
-from data_modules.tables.labels import Labels
+from data_modules.tables.labels import HEAVIEST, Labels
 from data_modules.tables.reading import read_table
-from mtl.types import ROW, Batch, DataSpec, InputError, require
+from mtl.types import RANKING, ROW, Batch, DataSpec, InputError, TaskSpec, labelled, metric_family, require
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,11 @@ class TableDataModule(TensorDataModule):
     ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and standard
     deviation 1. Kinds, categories, means and classes come from the training rows only.
 
+    ``weight_column`` holds a weight of each row, at least 0, by which its losses are multiplied; the loss of a split is
+    the weighted mean. Metrics take all rows alike. It is no input. ``group_column`` says for ``ndcg@K``, ``hit_rate@K``
+    and ``mrr`` which rows are ranked together, such as those of a user, see ``Ranking``; rows with an empty cell are
+    left out of these metrics. It is also an input, unless ``ignore`` names it.
+
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
     file. With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
@@ -53,6 +59,8 @@ class TableDataModule(TensorDataModule):
         ignore: Sequence[str] = (),
         split: Sequence[float] = (0.8, 0.1, 0.1),
         split_column: str | None = None,
+        weight_column: str | None = None,
+        group_column: str | None = None,
         val_path: str | None = None,
         test_path: str | None = None,
         min_count: int = 1,
@@ -76,13 +84,16 @@ class TableDataModule(TensorDataModule):
         }
         own_files = [name for name in self.paths if name != "train"]
         self.shares = dict(zip(SPLITS, check_shares(split, own_files), strict=True))
-        good = split_column is None or (isinstance(split_column, str) and bool(split_column))
-        require(good, f"data.split_column={shown(split_column)}: must be the name of a column, or null")
+        named = {"split_column": split_column, "weight_column": weight_column, "group_column": group_column}
+        for option, column in named.items():
+            good = column is None or (isinstance(column, str) and bool(column))
+            require(good, f"data.{option}={shown(column)}: must be the name of a column, or null")
         require(
             split_column is None or not own_files,
             f"data.split_column={shown(split_column)} with data.val_path or data.test_path: give one or the other",
         )
-        self.split_column, self.min_count = split_column, options.whole("min_count", min_count, 1)
+        self.split_column, self.weight_column, self.group_column = split_column, weight_column, group_column
+        self.min_count = options.whole("min_count", min_count, 1)
         self.separator, self.null_values = separator, options.names("null_values", null_values, '["","NA"]')
         self.categorical = options.names("categorical", categorical, "[city,user]")
         self.numeric = options.names("numeric", numeric, "[age]")
@@ -107,6 +118,16 @@ class TableDataModule(TensorDataModule):
                 task.column not in (*self.categorical, *self.numeric),
                 f"data.tasks.{task.name}: its column {task.column!r} is also named as an input",
             )
+            ranking = [name for name in task.metrics if metric_family(name) in RANKING]
+            require(
+                not ranking or self.group_column is not None,
+                f"data.tasks.{task.name}.metrics: {', '.join(ranking)} ranks the rows of each group; name its column, "
+                "as in data.group_column=user",
+            )
+        require(
+            self.weight_column is None or self.weight_column not in (*self.categorical, *self.numeric),
+            f"data.weight_column={shown(self.weight_column)}: this column is also named as an input",
+        )
 
     def prepare_data(self) -> None:
         """Write the example table if no file is given; raise InputError if a file is missing."""
@@ -145,13 +166,14 @@ class TableDataModule(TensorDataModule):
             inputs = self.row_encoder.encode(frame, where[name])
             tasks = zip(self.labels, spec.tasks, strict=True)
             targets = {task.name: task.targets(known, frame, where[name]) for task, known in tasks}
-            splits[name] = Batch(inputs, targets)
+            weights = self._weights(frame, spec.tasks, targets, where[name])
+            splits[name] = Batch(inputs, targets, weights, self._groups(frame) if name != "train" else None)
         logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()))
         return spec, splits
 
     def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:
         """Return the encoder that follows from the training rows."""
-        used = {ROW, *self.ignore, self.split_column, *(task.column for task in self.labels)}
+        used = {ROW, *self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
         return TableEncoder.learnt(
             train,
             where,
@@ -169,8 +191,8 @@ class TableDataModule(TensorDataModule):
         path = self.paths[split]
         frame = read_table(path, self.separator, self.null_values, f"data.{OPTION[split]}")
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
-        if self.split_column is not None:
-            wanted["data.split_column"] = [self.split_column]
+        for option in ("split_column", "weight_column", "group_column"):
+            wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
         if self.row_encoder is None:  # which else knows its columns
             wanted |= {"data.categorical": self.categorical, "data.numeric": self.numeric, "data.ignore": self.ignore}
         for option, columns in wanted.items():
@@ -216,3 +238,34 @@ class TableDataModule(TensorDataModule):
         for name, frame in frames.items():
             require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row is marked {name}")
         return frames
+
+    def _weights(
+        self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor], where: str
+    ) -> dict[str, Tensor]:
+        """Return the weight of each row for each task ``[N]``, with a mean of 1 over the rows that have a label.
+
+        Raises InputError, which names the first bad cell of ``weight_column``.
+        """
+        if self.weight_column is None:
+            return {}
+        column = numbers(frame, self.weight_column, where)
+        bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
+        if len(bad):
+            raise InputError(
+                f"{cell(frame, self.weight_column, bad[0], where)} is not a weight; data.weight_column takes numbers "
+                f"from 0 to {HEAVIEST:g}"
+            )
+        raw, weights = torch.from_numpy(column.to_numpy(writable=True)), dict[str, Tensor]()
+        for task in tasks:
+            mask = labelled(task, targets[task.name])
+            mean = float(raw[mask].mean()) if bool(mask.any()) else 1.0
+            require(mean > 0, f"{where}, column {self.weight_column!r}: all labels of task {task.name!r} have weight 0")
+            weights[task.name] = (raw / mean).float()
+        return weights
+
+    def _groups(self, frame: pl.DataFrame) -> Tensor | None:
+        """Return the number of each row's group ``[N]``, int64 from 0; -1 for an empty cell."""
+        if self.group_column is None:
+            return None
+        numbered = as_text(frame[self.group_column]).rank("dense").cast(pl.Int64) - 1
+        return torch.from_numpy(numbered.fill_null(-1).to_numpy(writable=True))

@@ -18,19 +18,19 @@ from data_modules.files.reading import regular_size
 from data_modules.options import check_task_name, refused, shown
 from data_modules.splits import SPLITS, check_shares
 from data_modules.tables.columns import as_text
-from data_modules.tables.labels import Labels
+from data_modules.tables.labels import OPTIONS, Labels
 from data_modules.tables.reading import read_table
 from data_modules.text_tasks import SMALL, TextTasksDataModule
 from data_modules.texts.example import NAME, TASKS, write_example
 from data_modules.texts.rows import Texts
-from mtl.types import METRICS, InputError, TaskSpec, require
+from mtl.types import RANKING, InputError, TaskSpec, metric_family, require
 
 logger = logging.getLogger(__name__)
 
 EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject, body], label: spam, kind: binary}'"
 PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
-LABEL_OPTIONS = ("kind", "weight", "positive", "standardise")
-ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "metrics", "gate_from", "val_path", "test_path")
+LABEL_OPTIONS = tuple(name for name in OPTIONS if name != "column")
+ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "gate_from", "val_path", "test_path")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Source:
     paths: dict[str, Path]
     text: list[str]
     labels: Labels
-    metrics: tuple[str, ...]
     gate_from: str | None
 
     @staticmethod
@@ -62,16 +61,14 @@ class Source:
         require(1 <= len(text) <= 2, f"data.{here}.text={shown(text)}: must be one or two columns")
         labels = {key: entry[key] for key in LABEL_OPTIONS if key in entry}
         found = Labels.of(name, {"column": entry["label"], **labels}, EXAMPLE)
-        metrics = options.names(f"{here}.metrics", entry.get("metrics") or [], "[accuracy,f1]")
-        known = METRICS[found.kind]
-        wrong = [shown(metric) for metric in metrics if metric not in known]
+        ranking = [metric for metric in found.metrics if metric_family(metric) in RANKING]
         require(
-            not wrong, f"data.{here}.metrics: {', '.join(wrong)} does not fit kind={found.kind}: {', '.join(known)} do"
+            not ranking, f"data.{here}.metrics: {', '.join(ranking)} ranks the rows of groups, which texts have not"
         )
         gate_from = entry.get("gate_from")
         named = gate_from is None or isinstance(gate_from, str)
         require(named, f"data.{here}.gate_from={shown(gate_from)}: must be the name of a task, random, or null")
-        return Source(paths, text, found, tuple(metrics), gate_from)
+        return Source(paths, text, found, gate_from)
 
 
 class TextDataModule(TextTasksDataModule):
@@ -79,9 +76,8 @@ class TextDataModule(TextTasksDataModule):
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
     pairs. ``label``, ``kind`` and the options of ``Labels``: the column of the labels, and how to read it, as for
-    ``data=table``; rows without a label are left out. ``metrics``: those to report, the main one first. ``gate_from``:
-    with ``start_from``, the task of that run whose gate this task starts with, or "random". ``val_path``,
-    ``test_path``: files of their own for val and test.
+    ``data=table``; rows without a label are left out. ``gate_from``: with ``start_from``, the task of that run whose
+    gate this task starts with, or "random". ``val_path``, ``test_path``: files of their own for val and test.
 
     Rows of the other splits are drawn with ``seed`` by the shares ``split``; these are train, val and test. Without
     ``tasks``, an example is written to ``data_dir`` and served.
@@ -126,8 +122,7 @@ class TextDataModule(TextTasksDataModule):
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             spec, labels = source.labels.encode(frames, where)
             small = len(frames["train"]) <= SMALL
-            more = {"metrics": source.metrics, "small": small, "gate_from": source.gate_from}
-            specs.append(dataclasses.replace(spec, **more))
+            specs.append(dataclasses.replace(spec, small=small, gate_from=source.gate_from))
             for split, frame in frames.items():
                 columns = [frame[column].fill_null("").to_list() for column in source.text]
                 second = columns[1] if len(columns) > 1 else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,11 @@ from torch import Tensor
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
+RANKING = ("ndcg@K", "hit_rate@K", "mrr")  # metrics of binary tasks that rank the rows of each group; K as in ndcg@10
 METRICS: dict[TaskKind, tuple[str, ...]] = {  # those that a task may name; mtl.training.metrics computes them
-    "binary": ("auroc", "accuracy", "f1", "matthews"),
-    "multiclass": ("accuracy", "macro_f1", "matthews"),
-    "regression": ("mse", "pearson", "spearman"),
+    "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", "ece", "logloss", "base_rate", *RANKING),
+    "multiclass": ("accuracy", "macro_f1", "matthews", "auroc", "ece", "logloss"),
+    "regression": ("mse", "mae", "rmse", "r2", "pearson", "spearman"),
     "span": ("f1", "exact_match"),
 }
 MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
@@ -97,6 +98,19 @@ def check_switch(where: str, value: Any) -> None:
 def check_name(where: str, value: Any) -> None:
     """Raise InputError unless ``value`` is a text that is not empty."""
     require(isinstance(value, str) and value.strip() != "", f"{where}={value!r}: must be a name")
+
+
+def metric_family(name: str) -> str:
+    """Return the entry of ``METRICS`` that a metric belongs to: ``ndcg@K`` for ``ndcg@10``, else its own name."""
+    base, at, k = name.partition("@")
+    return f"{base}@{'K' if k.isdecimal() and 0 < int(k) <= LARGEST_WHOLE else f'({k})'}" if at else name
+
+
+def check_metrics(where: str, kind: TaskKind, names: Sequence[str]) -> None:
+    """Raise InputError unless tasks of ``kind`` have all metrics ``names``; ``where`` begins the message."""
+    unknown = [name for name in names if metric_family(name) not in METRICS[kind]]
+    accepted = f"a {kind} task has {', '.join(METRICS[kind])}"
+    require(not unknown, f"{where}: metrics=[{', '.join(names)}]: {accepted}; not {', '.join(unknown)}")
 
 
 @dataclass(frozen=True)
@@ -181,7 +195,8 @@ class TaskSpec:
     task (negative, positive); empty if they have none.
 
     A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
-    and metrics are in the task's own units, ``in_units`` of the output.
+    and metrics are in the task's own units, ``in_units`` of the output. ``pos_weight`` multiplies the loss of the
+    positive rows of a binary task, ``class_weights`` (empty: all 1) that of the rows of each class of a multiclass one.
     """
 
     name: str
@@ -194,6 +209,8 @@ class TaskSpec:
     mean: float = 0.0
     std: float = 1.0
     classes: tuple[str, ...] = ()
+    pos_weight: float = 1.0
+    class_weights: tuple[float, ...] = ()
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -207,13 +224,16 @@ class TaskSpec:
             len(self.classes) in (0, named),
             f"task {self.name!r}: {len(self.classes)} names of classes, but a task of kind={self.kind} has {named}",
         )
-        unknown = [name for name in self.metrics if name not in METRICS[self.kind]]
-        accepted = f"a {self.kind} task has {', '.join(METRICS[self.kind])}"
-        require(not unknown, f"task {self.name!r}: metrics={list(self.metrics)}: {accepted}; not {', '.join(unknown)}")
+        check_metrics(f"task {self.name!r}", self.kind, self.metrics)
         finite = math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0
         require(finite, f"task {self.name!r}: mean={self.mean}, std={self.std}: must be finite, and std positive")
         plain = self.kind == "regression" or (self.mean, self.std) == (0, 1)
         require(plain, f"task {self.name!r}: mean={self.mean}, std={self.std}: only a regression has them")
+        fits = self.pos_weight == 1 or (self.kind == "binary" and 0 < self.pos_weight < math.inf)
+        require(fits, f"task {self.name!r}: pos_weight={self.pos_weight} must be a positive number, of a binary task")
+        each = self.class_weights
+        fits = not each or (many and len(each) == self.num_classes and all(0 <= weight < math.inf for weight in each))
+        require(fits, f"task {self.name!r}: class_weights={list(each)} must be a number of at least 0 for each class")
 
     def in_units(self, prediction: Tensor) -> Tensor:
         """Return the predictions of a regression in the units of its targets, from a network's output."""
@@ -251,6 +271,13 @@ class RowEncoder(Protocol):
         """Return all that ``encode`` depends on as plain data: text, numbers, lists and dicts."""
 
 
+def labelled(task: TaskSpec, target: Tensor) -> Tensor:
+    """Return which rows of ``target [B]``, of a span task ``[B, 2]``, have a label, as bool ``[B]``."""
+    if task.kind == "span":
+        return target[:, 0] != MISSING_CLASS
+    return target != MISSING_CLASS if task.kind == "multiclass" else ~target.isnan()
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Description of a data set: inputs by name, tasks in order.
@@ -275,38 +302,43 @@ class Batch:
     The target of a span task is ``[B, 2]``: the answer's first and last token, counted from 0 in the row; both are 0,
     the first token of the row, where there is no answer. A missing label is NaN in float targets and ``MISSING_CLASS``
     in class targets and (twice) in spans.
+
+    ``weights[task] [B]`` multiply the losses of the rows, if given; their mean over the labelled rows of a split should
+    be 1, so that the mean loss of the split is the weighted mean. ``groups [B]``, int64: the group, such as the user,
+    whose rows the metrics of ``RANKING`` compare; negative if a row has none.
     """
 
     inputs: dict[str, Tensor]
     targets: dict[str, Tensor]
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
     def select(self, index: Tensor) -> Batch:
         """Return the rows of ``index [N]`` as a new batch."""
-        return Batch(
-            {name: value.index_select(0, index) for name, value in self.inputs.items()},
-            {name: value.index_select(0, index) for name, value in self.targets.items()},
-        )
+        return self._map(lambda value: value.index_select(0, index))
 
     def is_on(self, device: torch.device) -> bool:
         """Return whether all tensors are on ``device``."""
-        return all(value.device == device for value in chain(self.inputs.values(), self.targets.values()))
+        parts = chain(self.inputs.values(), self.targets.values(), self.weights.values())
+        return all(value.device == device for value in parts) and (self.groups is None or self.groups.device == device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on ``device``; Lightning calls this before each step."""
-        return Batch(
-            {name: value.to(device, non_blocking=non_blocking) for name, value in self.inputs.items()},
-            {name: value.to(device, non_blocking=non_blocking) for name, value in self.targets.items()},
-        )
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory; the DataLoader calls this when asked to pin."""
-        return Batch(
-            {name: value.pin_memory() for name, value in self.inputs.items()},
-            {name: value.pin_memory() for name, value in self.targets.items()},
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each of its tensors changed."""
+        inputs, targets, weights = (
+            {name: change(value) for name, value in part.items()} for part in (self.inputs, self.targets, self.weights)
         )
+        return Batch(inputs, targets, weights, None if self.groups is None else change(self.groups))
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from data_modules.files.reading import quote
-from data_modules.options import check_task_name, flag, number, shown
+from data_modules.options import check_task_name, flag, names, number, refused, shown
 from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
-from mtl.types import MISSING_CLASS, InputError, TaskKind, TaskSpec, require
+from mtl.types import MISSING_CLASS, InputError, TaskKind, TaskSpec, check_metrics, require
 
 logger = logging.getLogger(__name__)
 
-HEAVIEST = 1e9  # the largest weight of a task
+HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
+LIGHTEST = 1e-9  # the smallest weight of positive rows
 LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")  # labels of these are values of one column
-OPTIONS = ("column", "kind", "weight", "positive", "standardise")
+OPTIONS = ("column", "kind", "weight", "positive", "metrics", "standardise", "pos_weight", "class_weights")
+BALANCED = "balanced"
+ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Labels:
     sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardise``: the
     network predicts them with mean 0 and standard deviation 1 over the labelled training rows, and metrics are in the
     units of the column. Values are sorted as numbers if all are numbers, else as text.
+
+    ``metrics``: names of those to report, the main one first; none: those that fit the kind. ``pos_weight`` multiplies
+    the loss of the positive rows of a binary task, "balanced": by negatives / positives among the labelled training
+    rows. ``class_weights`` multiply that of the rows of each class that they name, "balanced": by N / (C * N_c) for a
+    class with N_c of the N labelled training rows. Metrics are without these weights.
     """
 
     name: str
@@ -39,7 +47,10 @@ class Labels:
     kind: TaskKind
     weight: float = 1.0
     positive: str | None = None
+    metrics: tuple[str, ...] = ()
     standardise: bool = True
+    pos_weight: float | str = 1.0
+    class_weights: Mapping[str, float] | str | None = None
 
     @staticmethod
     def of(name: str, options: Any, example: str) -> Labels:
@@ -52,13 +63,27 @@ class Labels:
         known = isinstance(kind, str) and kind in KINDS
         require(known, f"{here}: kind={shown(kind)} must be one of {', '.join(KINDS)}, {example}")
         weight = number(f"tasks.{name}.weight", options.get("weight", 1.0), 0, HEAVIEST)
-        positive = _positive(here, kind, options.get("positive"))
-        standardise = flag(f"tasks.{name}.standardise", options.get("standardise", True))
-        require(
-            "standardise" not in options or kind == "regression",
-            f"{here}: standardise={shown(standardise)} is for kind=regression, not {kind}",
+        for option, only in ONLY.items():
+            given = options.get(option)
+            require(given is None or kind == only, f"{here}: {option}={shown(given)} is for kind={only}, not {kind}")
+        metrics = names(f"tasks.{name}.metrics", options.get("metrics") or [], "[accuracy,f1]")
+        check_metrics(here, kind, metrics)
+        standardise, pos_weight = options.get("standardise"), options.get("pos_weight")
+        if isinstance(pos_weight, str) and pos_weight != BALANCED:
+            raise refused(f"tasks.{name}.pos_weight", pos_weight, "a positive number, or balanced")
+        if not (pos_weight is None or isinstance(pos_weight, str)):
+            pos_weight = number(f"tasks.{name}.pos_weight", pos_weight, LIGHTEST, HEAVIEST)
+        return Labels(
+            name,
+            _column(here, name, options, example),
+            kind,
+            weight,
+            _positive(here, options.get("positive")),
+            tuple(metrics),
+            True if standardise is None else flag(f"tasks.{name}.standardise", standardise),
+            1.0 if pos_weight is None else pos_weight,
+            _class_weights(f"tasks.{name}.class_weights", options.get("class_weights")),
         )
-        return Labels(name, _column(here, name, options, example), kind, weight, positive, standardise)
 
     def encode(
         self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
@@ -82,12 +107,18 @@ class Labels:
         )
         if self.kind == "regression":
             mean, std = self._scale(self._numbers(train, where))
-            return TaskSpec(self.name, "regression", weight=self.weight, mean=mean, std=std)
+            return TaskSpec(self.name, "regression", weight=self.weight, metrics=self.metrics, mean=mean, std=std)
         classes = self._classes(column, here)
         listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
         logger.info("task %s (%s): %s%s", self.name, self.kind, listed, ", ..." if len(classes) > 10 else "")
+        ids = self._ids(train, classes, where)
+        counts = ids[ids != MISSING_CLASS].bincount(minlength=len(classes)).tolist()
+        if self.kind == "multiclass":
+            weights = {"class_weights": self._weights_of(classes, counts, here)}
+        else:
+            weights = {"pos_weight": counts[0] / counts[1] if isinstance(self.pos_weight, str) else self.pos_weight}
         many = len(classes) if self.kind == "multiclass" else 1
-        return TaskSpec(self.name, self.kind, many, self.weight, classes=tuple(classes))
+        return TaskSpec(self.name, self.kind, many, self.weight, self.metrics, classes=tuple(classes), **weights)
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
@@ -103,6 +134,20 @@ class Labels:
 
     def _check_kind(self, frame: pl.DataFrame, where: str) -> None:
         check_kind(frame, self.column, where, f", as it holds the labels of task {self.name!r}")
+
+    def _weights_of(self, classes: list[str], counts: list[int], here: str) -> tuple[float, ...]:
+        """Return the weight of each class, which has ``counts`` training rows; () if all are 1."""
+        if self.class_weights is None:
+            return ()
+        if isinstance(self.class_weights, str):
+            return tuple(sum(counts) / (len(classes) * count) for count in counts)
+        unknown = [shown(name) for name in self.class_weights if name not in classes]
+        require(
+            not unknown,
+            f"data.tasks.{self.name}.class_weights: {', '.join(unknown)}: the labels of {here} are "
+            f"{', '.join(map(shown, classes[:10]))}{', ...' if len(classes) > 10 else ''}",
+        )
+        return tuple(self.class_weights.get(name, 1.0) for name in classes)
 
     def _numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""
@@ -183,15 +228,28 @@ def _column(here: str, name: str, options: Mapping[str, Any], example: str) -> s
     return name if column is None else str(column)
 
 
-def _positive(here: str, kind: str, positive: Any) -> str | None:
+def _positive(here: str, positive: Any) -> str | None:
     """Return the label that becomes 1, as text like the cells of a table."""
     if positive is None:
         return None
-    require(kind == "binary", f"{here}: positive={shown(positive)} is for kind=binary, not {kind}")
     require(
         isinstance(positive, str | int | float),
         f"{here}: positive={shown(positive)} must be one of the two labels of the column",
     )
-    if isinstance(positive, bool | float):
-        return str(as_text(pl.Series([positive]))[0])
-    return str(positive).strip()
+    return _cell_text(positive)
+
+
+def _class_weights(option: str, weights: Any) -> Mapping[str, float] | str | None:
+    """Return the weights by class, whose names are text like the cells of a table; or "balanced", or None."""
+    if weights is None:
+        return None
+    if weights == BALANCED:
+        return BALANCED
+    if not isinstance(weights, Mapping) or not weights or not any(weights.values()):
+        raise refused(option, weights, "a mapping from classes to numbers, not all 0, as in {rock: 2}, or balanced")
+    return {_cell_text(name): number(f"{option}.{name}", weight, 0, HEAVIEST) for name, weight in weights.items()}
+
+
+def _cell_text(value: str | int | float) -> str:
+    """Return a label as text, as ``as_text`` returns the cells of a table."""
+    return str(as_text(pl.Series([value]))[0]) if isinstance(value, bool | float) else str(value).strip()

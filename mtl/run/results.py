@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -17,6 +18,9 @@ from rich.table import Table
 from torch import nn
 
 from mtl import fast
+
+MOST_TASKS = 20  # that the table of a run shows
+MOST_COLUMNS = 6  # metrics that stand beside each other; they fit into 80 columns
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -46,14 +50,16 @@ def collect(
 ) -> dict[str, Any]:
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
-    ``best`` is the best value of ``monitor``. Entry ``fast`` lists the functions that ran in a version tuned to this
-    processor.
+    ``best`` is the best value of ``monitor``. A metric that is undefined on the test rows, NaN, becomes None. Entry
+    ``fast`` lists the functions that ran in a version tuned to this processor.
     """
     seconds = fit.get("seconds_per_epoch")
     return {
         "label": label,
         "seed": seed,
-        "test": {name.removeprefix("test/"): float(value) for name, value in test.items()},
+        "test": {
+            name.removeprefix("test/"): None if math.isnan(value) else float(value) for name, value in test.items()
+        },
         f"best_{monitor.replace('/', '_')}": best,
         "epochs": epochs,
         "seconds_per_epoch": None if seconds is None else float(seconds),
@@ -63,6 +69,11 @@ def collect(
         "command": " ".join(sys.argv),
         "versions": versions(),
     }
+
+
+def number(value: float | None) -> str:
+    """Return a value for a table; "-" for one that is undefined."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -78,8 +89,8 @@ def write_json(path: Path, content: Any) -> None:
 def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     """Print the record of one run: a row for each task, then the metrics of the whole network."""
     test = {name: value for name, value in record["test"].items() if not name.startswith("expert_share/")}
-    tasks: dict[str, dict[str, float]] = {}
-    overall: dict[str, float] = {}
+    tasks: dict[str, dict[str, float | None]] = {}
+    overall: dict[str, float | None] = {}
     for name, value in test.items():
         if name.startswith("experts_per_sample/"):
             tasks.setdefault(name.split("/", 1)[1], {})["experts"] = value
@@ -90,18 +101,26 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
             overall[name] = value
     columns = list(dict.fromkeys(metric for row in tasks.values() for metric in row))
     table = Table(title=f"{record['label']}: test of {Path(record['checkpoint']).name}", title_justify="left")
-    table.add_column("task")
+    shown = list(tasks.items())[:MOST_TASKS]
+    rows = {task: [number(row[column]) if column in row else "" for column in columns] for task, row in shown}
+    first = "task"
+    if len(columns) > max(MOST_COLUMNS, len(shown)):  # they would not fit beside each other: a row for each metric
+        first, columns, rows = (
+            "metric",
+            list(rows),
+            {name: list(row) for name, *row in zip(columns, *rows.values(), strict=True)},
+        )
+    table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
-    shown = list(tasks.items()) if len(tasks) <= 20 else list(tasks.items())[:20]
-    for task, row in shown:
-        table.add_row(task, *(f"{row[column]:.4f}" if column in row else "" for column in columns))
+    for name, row in rows.items():
+        table.add_row(name, *row)
     console = Console()
     console.print(table)
     if len(tasks) > len(shown):
         console.print(f"... and {len(tasks) - len(shown)} more tasks")
     for name, value in overall.items():
-        console.print(f"test {name.replace('_', ' ')}: [bold]{value:.4f}[/bold]")
+        console.print(f"test {name.replace('_', ' ')}: [bold]{number(value)}[/bold]")
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
     console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"[dim]{run_dir / 'results.json'}[/dim]", soft_wrap=True, highlight=False)

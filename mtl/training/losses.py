@@ -10,36 +10,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec
+from mtl.types import MISSING_CLASS, TaskSpec, labelled
 
 STACKED = ("binary", "regression")  # kinds whose tasks have predictions of one shape
 
 
-def labelled(task: TaskSpec, target: Tensor) -> Tensor:
-    """Return which rows of ``target [B]``, of a span task ``[B, 2]``, have a label, as bool ``[B]``."""
-    if task.kind == "span":
-        return target[:, 0] != MISSING_CLASS
-    return target != MISSING_CLASS if task.kind == "multiclass" else ~target.isnan()
-
-
-def summed_loss(task: TaskSpec, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def summed_loss(
+    task: TaskSpec, prediction: Tensor, target: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the loss summed over the labelled rows, and the number of these rows, as scalars.
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``, in standard units; ``span``: the mean of the cross-entropies
     of the first and of the last token, over the positions of ``[B, S, 2]``. A row without a label adds exactly 0 to
-    loss and gradient.
+    loss and gradient. ``weight [B]``, ``TaskSpec.pos_weight`` and ``TaskSpec.class_weights`` multiply the losses of
+    rows; the number of rows is that without them.
     """
-    _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target})
+    weights = {} if weight is None else {task.name: weight}
+    _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
     return totals[0], counts[0]
 
 
 def summed_losses(
-    tasks: Mapping[str, TaskSpec], predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    tasks: Mapping[str, TaskSpec],
+    predictions: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
 ) -> tuple[list[str], Tensor, Tensor]:
     """Return the names of the predicted tasks, and ``summed_loss`` of each: losses ``[N]``, numbers of labels ``[N]``.
 
-    Tasks of the same kind are computed in one operation: with 128 tasks, a loop would take longer than the network.
+    ``weights[task] [B]``: of the rows, for all tasks or none. Tasks of the same kind are computed in one operation:
+    with 128 tasks, a loop would take longer than the network.
     """
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in predictions:
@@ -55,6 +56,8 @@ def summed_losses(
         else:
             each = _of_classes(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
             mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
+        if weights:
+            each = each * torch.stack([weights[name] for name in members]).to(each.dtype)
         names += members
         totals.append(each.sum(-1))
         counts.append(mask.sum(-1))
@@ -69,20 +72,27 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
     prediction = torch.where(mask, prediction, 0.0)
     target = torch.where(mask, target, 0.0).to(prediction.dtype)
     if tasks[0].kind == "binary":
-        each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none")
+        own = _constants_of(tasks, "pos_weight", 1.0, target)
+        each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none", pos_weight=own)
     else:
-        if any((task.mean, task.std) != (0, 1) for task in tasks):
-            mean = _constants(tuple(task.mean for task in tasks), target.device, target.dtype)
-            std = _constants(tuple(task.std for task in tasks), target.device, target.dtype)
-            target = (target - mean[:, None]) / std[:, None]
+        mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
+        target = target if mean is None else target - mean
+        target = target if std is None else target / std
         each = F.mse_loss(prediction, target, reduction="none")
     return torch.where(mask, each, 0.0), mask
 
 
 def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the loss of each row of a multiclass or a span task ``[B]``, 0 without a label."""
-    each = F.cross_entropy(prediction, target, ignore_index=MISSING_CLASS, reduction="none")
+    own = _constants(task.class_weights, prediction.device, prediction.dtype) if task.class_weights else None
+    each = F.cross_entropy(prediction, target, own, ignore_index=MISSING_CLASS, reduction="none")
     return each if task.kind == "multiclass" else each.mean(-1)
+
+
+def _constants_of(tasks: Sequence[TaskSpec], name: str, usual: float, like: Tensor) -> Tensor | None:
+    """Return the field ``name`` of N tasks as ``[N, 1]``, None if all have the usual value."""
+    values = tuple(getattr(task, name) for task in tasks)
+    return None if all(value == usual for value in values) else _constants(values, like.device, like.dtype)[:, None]
 
 
 @lru_cache(maxsize=256)

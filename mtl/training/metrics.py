@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,28 +13,53 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import (
     BinaryAccuracy,
-    BinaryAUROC,
+    BinaryCalibrationError,
     BinaryF1Score,
     MulticlassAccuracy,
+    MulticlassCalibrationError,
     MulticlassF1Score,
 )
-from torchmetrics.regression import MeanSquaredError
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 
 from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
-from mtl.training.losses import labelled, summed_losses
+from mtl.training.losses import summed_losses
+from mtl.training.ranking import Ranking
+from mtl.training.scores import AUROC, R2, AveragePrecision, BaseRate, LogLoss, OneVersusRestAUROC
 from mtl.training.spans import SpanScore, best_spans
-from mtl.types import METRICS, TaskKind, TaskSpec, require
+from mtl.types import METRICS, InputError, TaskKind, TaskSpec, labelled, metric_family, require
 
 BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics that mtl.types.METRICS names
-    "binary": {"auroc": BinaryAUROC, "accuracy": BinaryAccuracy, "f1": BinaryF1Score, "matthews": BinaryMatthews},
+    "binary": {
+        "auroc": AUROC,
+        "auprc": AveragePrecision,
+        "accuracy": BinaryAccuracy,
+        "f1": BinaryF1Score,
+        "matthews": BinaryMatthews,
+        "ece": partial(BinaryCalibrationError, n_bins=15),
+        "logloss": LogLoss,
+        "base_rate": BaseRate,
+        "ndcg@K": partial(Ranking, "ndcg"),
+        "hit_rate@K": partial(Ranking, "hit_rate"),
+        "mrr": partial(Ranking, "mrr"),
+    },
     "multiclass": {
         "accuracy": partial(MulticlassAccuracy, average="micro"),
         "macro_f1": partial(MulticlassF1Score, average="macro"),
         "matthews": MulticlassMatthews,
+        "auroc": OneVersusRestAUROC,
+        "ece": partial(MulticlassCalibrationError, n_bins=15),
+        "logloss": LogLoss,
     },
-    "regression": {"mse": MeanSquaredError, "pearson": Pearson, "spearman": Spearman},
+    "regression": {
+        "mse": MeanSquaredError,
+        "mae": MeanAbsoluteError,
+        "rmse": partial(MeanSquaredError, squared=False),
+        "r2": R2,
+        "pearson": Pearson,
+        "spearman": Spearman,
+    },
     "span": {name: partial(SpanScore, name) for name in METRICS["span"]},
 }
 DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
@@ -50,8 +76,10 @@ def task_metrics(task: TaskSpec) -> dict[str, Metric]:
     if task.kind == "span":
         require(task.scorer is not None, f"task {task.name!r}: a task of kind span needs a scorer")
         own = {"scorer": task.scorer}
-    names = task.metrics or DEFAULTS[task.kind]
-    metrics = {name: BUILDERS[task.kind][name](**own, dist_sync_fn=gather_tensors) for name in names}
+    metrics = {}
+    for name in task.metrics or DEFAULTS[task.kind]:
+        first = {"k": int(name.partition("@")[2])} if "@" in name else {}
+        metrics[name] = BUILDERS[task.kind][metric_family(name)](**own, **first, dist_sync_fn=gather_tensors)
     if task.kind == "regression":  # in float64 the sums hardly depend on the order of the rows
         metrics = {name: metric.set_dtype(torch.float64) for name, metric in metrics.items()}
     return metrics
@@ -69,6 +97,32 @@ def averages(tasks: Sequence[TaskSpec], metrics: Mapping[str, Mapping[str, Metri
     everyone = [f"{task.name}/{mains[task.name]}" for task in tasks]
     small = [f"{task.name}/{mains[task.name]}" for task in tasks if task.small]
     return {"average": everyone, "small_average": small} if small else {"average": everyone}
+
+
+def mean_of_defined(values: Sequence[float]) -> float:
+    """Return the mean of the values that are not NaN, NaN if all are."""
+    defined = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(defined) if defined else math.nan
+
+
+def higher_is_better(name: str) -> bool | None:
+    """Return whether higher values of a logged name are better, as of ``val/click/auroc``; None if it is not known."""
+    last = metric_family(name.rpartition("/")[2])
+    if last in ("average", "small_average"):
+        return True
+    for builders in BUILDERS.values():
+        if last in builders:
+            builder: Any = builders[last]
+            better: bool | None = getattr(builder, "func", builder).higher_is_better
+            return better
+    return False if last == "loss" else None
+
+
+def mode_of(monitor: str, mode: str = "auto") -> str:
+    """Return ``mode``, min or max; for "auto", max if higher values of ``monitor`` are known to be better, else min."""
+    if mode == "auto":
+        return "max" if higher_is_better(monitor) else "min"
+    return mode
 
 
 class LossMeter(nn.Module):
@@ -135,13 +189,20 @@ class Evaluation(nn.Module):
         self.averages = averages(tasks, {name: self._of(name) for name in self.tasks})
 
     def update(
-        self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor], rows: Tensor | None = None
+        self,
+        predictions: Mapping[str, Tensor],
+        targets: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        groups: Tensor | None = None,
     ) -> None:
         """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``.
 
         Span tasks need ``rows [B]``, by which their scorers know the rows; they are scored on all, labelled or not.
+        ``weights`` and ``groups``: see ``Batch``. Weights count in the losses alone: all labelled rows are alike to
+        metrics.
         """
-        self.meter.update(*summed_losses(self.tasks, predictions, targets))
+        self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
         for name, prediction in predictions.items():
             task, target = self.tasks[name], targets[name]
             if task.kind == "span":
@@ -155,14 +216,15 @@ class Evaluation(nn.Module):
                 # torchmetrics guesses for each batch whether it gets logits, so give it probabilities. In float32 the
                 # sigmoid of all logits above 17 is 1, and they would tie
                 prediction, target = prediction.double().sigmoid(), target.long()
+            if task.kind == "multiclass":
+                prediction = prediction.double().softmax(-1)
             if len(target):
-                for metric in self._of(name).values():
-                    metric.update(prediction, target)
+                self._update_metrics(task, prediction, target, None if groups is None else groups[mask])
 
     def compute(self) -> dict[str, float]:
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
 
-        Like the loss, an average leaves out tasks without a label.
+        Like the loss, an average leaves out tasks without a label; and a task whose main metric is undefined, NaN.
         """
         result = self.meter.compute()
         for name in self.tasks:
@@ -170,8 +232,20 @@ class Evaluation(nn.Module):
                 for metric_name, metric in self._of(name).items():
                     result[f"{name}/{metric_name}"] = float(metric.compute())
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
-        means = {name: statistics.fmean(values) for name, values in found.items() if values}
+        means = {name: mean_of_defined(values) for name, values in found.items() if values}
         return {"loss": result["loss"], **means, **result}
+
+    def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
+        """Return for each metric that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
+
+        Averages are NaN, and among them, if all their metrics are. What is NaN because a prediction is, is not.
+        """
+        found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
+        for name in self.tasks:
+            for metric_name, metric in self._of(name).items():
+                if hasattr(metric, "needs") and math.isfinite(result.get(f"{name}/loss", math.nan)):
+                    found[f"{name}/{metric_name}"] = str(metric.needs)
+        return {name: needs for name, needs in found.items() if math.isnan(result.get(name, 0.0))}
 
     def names(self) -> list[str]:
         """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
@@ -183,6 +257,15 @@ class Evaluation(nn.Module):
         for name in self.tasks:
             for metric in self._of(name).values():
                 metric.reset()
+
+    def _update_metrics(self, task: TaskSpec, prediction: Tensor, target: Tensor, groups: Tensor | None) -> None:
+        for name, metric in self._of(task.name).items():
+            if not isinstance(metric, Ranking):
+                metric.update(prediction, target)
+                continue
+            if groups is None:
+                raise InputError(f"task {task.name!r}: {name} ranks the rows of each group; the data have no groups")
+            metric.update(prediction, target, groups)
 
     def _update_spans(self, task: TaskSpec, prediction: Tensor, rows: Tensor | None) -> None:
         require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")

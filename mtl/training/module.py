@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
 from mtl.types import Batch, NetworkOutput, TaskSpec
+
+log = logging.getLogger(__name__)
 
 
 def is_logged(trainer: Any, step: int) -> bool:
@@ -52,6 +55,8 @@ class MultiTaskModule(LightningModule):
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
+        self.undefined: dict[str, str] = {}  # of the latest evaluation: the metrics that are NaN, and what they need
+        self._named: set[str] = set()  # those that a warning has named
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         output: NetworkOutput = self.network(inputs, tasks)
@@ -94,7 +99,7 @@ class MultiTaskModule(LightningModule):
 
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of task losses twice: this process's part, for the gradient, and of all rows."""
-        names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets)
+        names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets, batch.weights)
         _, weights = self.train_meter.constants(tuple(names), totals)
         # A task's loss is the mean over the labels of all processes. DDP averages gradients over processes, so each
         # process's part is multiplied by their number
@@ -169,11 +174,16 @@ class MultiTaskModule(LightningModule):
 
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))
-        self.evaluation.update(output.predictions, batch.targets, batch.inputs.get("row"))
+        rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
+        self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)
         return {"routings": output.routings}
 
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()
         self.evaluation.reset()
+        self.undefined = {f"{stage}/{name}": needs for name, needs in self.evaluation.undefined(results).items()}
+        for name in () if self.trainer.sanity_checking else self.undefined.keys() - self._named:
+            log.warning("%s is undefined, and reported as NaN: it needs %s", name, self.undefined[name])
+            self._named.add(name)
         self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True)

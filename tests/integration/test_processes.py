@@ -6,16 +6,20 @@ import csv
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.run import main as torchrun
 
+from mtl.distributed import destroy_process_group
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 from tests.programs import Forked, free_port, ranks
+from tests.unit.test_metric_values import EXPECTED, check_values, evaluation_of
 
 BASE = [
     "trainer.precision=64-true",
@@ -81,10 +85,28 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, "data=movielens", f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "setting.dropout=0"]
     words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
+    words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ended(fork(one, *words, "data.batch_size=40"), fork(two, *words, "data.batch_size=20", two=True))
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
+
+
+def evaluate_half() -> None:
+    """Evaluate half of the rows in this process, and write the values of all rows; the second has an empty batch."""
+    dist.init_process_group("gloo")
+    halves = [[[*range(5)], [6], [7, 8]], [[5], [9], []]]
+    found = {labels: evaluation_of(labels, halves[dist.get_rank()]).compute() for labels in EXPECTED}
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+    destroy_process_group()
+
+
+def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
+    outcome = Forked([str(tmp_path / "found.json")], tmp_path / "out", processes=2, main=evaluate_half).wait()
+    assert outcome.status == 0, outcome.output
+    for labels, found in json.loads((tmp_path / "found.json").read_text()).items():
+        check_values(found, labels)
 
 
 @pytest.mark.parametrize(

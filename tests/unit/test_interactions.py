@@ -111,3 +111,27 @@ def test_messages_use_the_words_of_the_data_set() -> None:
 def test_version_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*/gone\.csv: No such file.*prepare_data\(\) fetches it"):
         versions(tmp_path / "gone.csv")
+
+
+def test_metrics_of_tasks_and_the_users_whose_rows_are_ranked() -> None:
+    data, _ = load(draw_records(0), metrics={"heard": ["auroc", "ndcg@10"]})
+    assert [task.metrics for task in data.spec.tasks] == [("auroc", "ndcg@10"), ()]
+    assert data.splits["train"].groups is None
+    for name in ("val", "test"):
+        assert torch.equal(data.splits[name].groups, data.splits[name].inputs["user"])
+    data, _ = load(draw_records(0), metrics={"rating": ["rmse"]})
+    assert data.splits["val"].groups is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"watch": ["auroc"]}, r"data.metrics={watch: \[auroc\]}: must be lists of metrics for heard and rating"),
+        ({"heard": "auroc"}, r"data.metrics.heard=auroc: must be a list of texts"),
+        ({"heard": ["rmse"]}, r"data.metrics.heard: metrics=\[rmse\]: a binary task has auroc"),
+        ({"rating": ["ndcg@10"]}, r"data.metrics.rating: metrics=\[ndcg@10\]: a regression task has mse"),
+    ],
+)
+def test_metrics_that_do_not_fit(metrics: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        InMemory(draw_records(0), metrics=metrics)

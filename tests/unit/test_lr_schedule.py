@@ -114,7 +114,7 @@ def test_state_of_a_plateau() -> None:
 
 
 def test_unknown_monitor_stops_the_run_before_its_first_step() -> None:
-    module = SimpleNamespace(logged_names=lambda: ["val/loss"])
+    module = SimpleNamespace(logged_names=lambda: ["val/loss"], config={})
     with pytest.raises(InputError, match=r"callbacks.lr_schedule.monitor=val/los: .* Did you mean val/loss"):
         MonitorCheck().on_fit_start(SimpleNamespace(callbacks=[PlateauRate("val/los")]), module)
 

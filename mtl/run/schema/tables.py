@@ -112,6 +112,7 @@ TOP: dict[str, Kind] = {
     "choices": Fields({}, extra=True),
     "fast": Choice(("auto", False)),
     "compile": Flag(),
+    "monitor": NAME,
     "tested": Choice(("best", "last")),
     "task_batches": Flag(),
     "distillation": Fields(

@@ -1,0 +1,134 @@
+"""Metrics by name in whole runs: one choice for checkpoint and early stopping, undefined metrics, weights of rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from callbacks.best_checkpoint import BestCheckpoint
+from callbacks.early_stopping import EarlyStop
+from callbacks.lr_schedule import PlateauRate
+from mtl.run import build
+from mtl.run.checkpoint import read_checkpoint
+from mtl.types import InputError
+from tests.integration.helpers import compose_small
+from train import run
+
+METRICS = "metrics: [auroc, auprc, f1, accuracy, ece, logloss, base_rate, ndcg@3, mrr]"
+SMALL = [*("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]")]
+SMALL += ["setting.dropout=0", "setting.batch_size=40", "~logger", "data.split_column=part", "data.group_column=user"]
+
+
+def table(folder: Path, positives: bool = True, *words: str) -> list[str]:
+    """Write 240 rows, and return the words of a run; without ``positives`` nothing is clicked in val and test."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(240, generator=generator), torch.randn(240, generator=generator)
+    part = ["train"] * 160 + ["val"] * 40 + ["test"] * 40
+    clicked = [bool(value > 0) and (positives or name == "train") for value, name in zip(x + y, part, strict=True)]
+    columns = {"user": [f"u{row % 8}" for row in range(240)], "x": x.numpy(), "y": y.numpy(), "part": part}
+    columns |= {"click": ["yes" if one else "no" for one in clicked], "price": (1000 + 300 * x).numpy()}
+    pl.DataFrame(columns).write_csv(folder / "rows.csv")
+    tasks = [
+        f"data.tasks.click={{kind: binary, {METRICS}}}",
+        "data.tasks.price={kind: regression, metrics: [rmse, r2]}",
+    ]
+    return [f"data.path={folder / 'rows.csv'}", "data=table", *SMALL, *tasks, *words]
+
+
+def test_one_choice_for_the_best_checkpoint_early_stopping_and_the_learning_rate(tmp_path: Path) -> None:
+    words = [*table(tmp_path), "monitor=val/click/auprc", "lr_schedule=plateau", "trainer.max_epochs=9"]
+    words += ["setting.patience=1", "callbacks.early_stopping.min_delta=2"]  # nothing improves by so much
+    cfg = compose_small(tmp_path / "run", *words)
+    watchers = [
+        one for one in build.build_trainer(cfg).callbacks if isinstance(one, BestCheckpoint | EarlyStop | PlateauRate)
+    ]
+    assert [(one.monitor, one.mode) for one in watchers] == [("val/click/auprc", "max")] * 3
+    best = run(cfg)
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["epochs"] == 2
+    assert record["best_val_click_auprc"] == best
+    assert 0 < best <= 1
+    saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
+    state = next(state for name, state in saved["callbacks"].items() if name.startswith("ModelCheckpoint"))
+    assert float(state["best_model_score"]) == best
+    test = record["test"]
+    assert {
+        "click/auroc",
+        "click/auprc",
+        "click/ece",
+        "click/ndcg@3",
+        "click/mrr",
+        "price/rmse",
+        "price/r2",
+    } <= test.keys()
+    assert test["price/rmse"] > 10 * math.sqrt(test["price/loss"])  # in the units of the column
+
+
+def test_own_options_of_a_callback_go_first(tmp_path: Path) -> None:
+    own = ["callbacks.early_stopping.monitor=val/price/rmse", "callbacks.best.mode=min"]
+    cfg = compose_small(tmp_path, *table(tmp_path), "monitor=val/click/auroc", *own)
+    watchers = [one for one in build.build_trainer(cfg).callbacks if isinstance(one, BestCheckpoint | EarlyStop)]
+    found = {type(one): (one.monitor, one.mode) for one in watchers}
+    assert found == {BestCheckpoint: ("val/click/auroc", "min"), EarlyStop: ("val/price/rmse", "min")}
+
+
+def test_unknown_monitor_is_one_message_before_training(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^monitor=val/click/auprcc: no value of this name is logged; .*Did you mean val/click/auprc\?",
+    ):
+        run(compose_small(tmp_path / "run", *table(tmp_path), "monitor=val/click/auprcc"))
+
+
+def test_an_undefined_monitor_neither_stops_nor_fails_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*table(tmp_path, False), "monitor=val/click/auprc", "lr_schedule=plateau", "setting.patience=0"]
+    with caplog.at_level(logging.WARNING):
+        run(compose_small(tmp_path / "run", *words, "trainer.max_epochs=3"))
+    record: dict[str, Any] = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["epochs"] == 3
+    assert record["test"]["click/auroc"] is record["test"]["click/mrr"] is record["best_val_click_auprc"] is None
+    assert record["test"]["click/base_rate"] == 0
+    assert record["test"]["price/r2"] is not None
+    said = [line.getMessage() for line in caplog.records if "undefined" in line.getMessage()]
+    assert (
+        sum("val/click/auprc is undefined, and reported as NaN: it needs a positive label" in line for line in said)
+        == 1
+    )
+    assert len(said) == len({line.split(" ")[0] for line in said}) == 8  # four metrics, each in val and in test
+    assert "no finite val/click/auprc was measured: testing the last weights" in caplog.text
+    assert " - " in capsys.readouterr().out
+
+
+def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
+    """Rows of weight 0 count as little as rows without a label, and halves of a batch add up to the batch."""
+    words = [*table(tmp_path), "trainer.max_epochs=1", "data.tasks.price.standardise=false"]
+    frame = pl.read_csv(tmp_path / "rows.csv").with_columns(w=pl.int_range(240) % 2 * 3.0)
+    frame.write_csv(tmp_path / "rows.csv")
+    cfg = compose_small(tmp_path / "run", *words, "data.weight_column=w", "trainer.accumulate_grad_batches=2")
+    assert run(cfg) is not None
+    data = build.build_data(cfg)
+    data.setup()
+    module = build.build_module(cfg, build.build_network(cfg, data.spec), data.spec).eval()
+    module.log = lambda *args, **kwargs: None  # there is no trainer
+    rows, odd = data.splits["val"], torch.arange(40) % 2 == 1
+    without = {task: target.masked_fill(~odd, math.nan) for task, target in rows.targets.items()}
+    losses = []
+    for batch in (rows, replace(rows, targets=without, weights={})):
+        with torch.no_grad():
+            module.validation_step(batch, 0)
+        losses.append(module.evaluation.compute()["loss"])
+        module.evaluation.reset()
+    assert losses[0] == pytest.approx(losses[1])
+    halves = [rows.select(torch.arange(start, 40, 2)) for start in (0, 1)]
+    whole, *parts = (float(module.training_step(batch, 0)["loss"].detach()) for batch in (rows, *halves))
+    assert sum(parts) / 2 == pytest.approx(whole)

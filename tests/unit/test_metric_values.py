@@ -1,0 +1,268 @@
+"""All metrics against scikit-learn: with and without missing labels, in batches; and what is undefined.
+
+The numbers were computed once, with scikit-learn 1.9.1 (correlations with SciPy, calibration by hand).
+``tests/integration/test_processes.py`` compares two processes with them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mtl.training.losses import summed_loss
+from mtl.training.metrics import Evaluation, higher_is_better
+from mtl.training.ranking import Ranking
+from mtl.types import METRICS, MISSING_CLASS, InputError, TaskSpec, metric_family
+
+RANKED = ("ndcg@2", "hit_rate@1", "mrr")
+CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *RANKED[:2]))
+GENRE = TaskSpec("genre", "multiclass", num_classes=3, metrics=METRICS["multiclass"])
+STARS = TaskSpec("stars", "regression", metrics=METRICS["regression"])
+
+LOGITS = torch.tensor([2.0, -1.0, 0.5, -0.5, 3.0, -2.0, 1.0, 0.5, -3.0, 40.0])
+CLICKED = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 1, 0, 1])
+USERS = torch.tensor([7, 3, 3, 3, 7, 7, 5, 5, 9, 5])
+SCORES = [[2.0, 0.0, -1.0], [0.0, 1.0, 0.5], [0.2, 0.1, 1.5], [-1.0, 0.3, 0.4], [0.0, 3.0, 1.0]]
+SCORES += [[1.0, 0.5, 0.0], [-0.5, 0.6, 0.1], [0.0, 2.0, 1.0], [1.5, -1.0, 0.0], [0.3, 0.2, 0.1]]
+GENRES = torch.tensor([0, 1, 2, 1, 1, 2, 0, 2, 0, 0])
+VALUES = torch.tensor([1.0, 2.0, 2.0, 3.0, 0.5, 9.0, 4.0, 2.0, 1.0, -3.0])
+TRUTH = torch.tensor([0.0, 2.5, 2.5, 5.0, 1.0, 7.0, 3.0, 1.0, 0.0, -2.0])
+WEIGHTS = torch.tensor([1, 2, 0.5, 3, 1, 4, 0, 2, 1, 1.5])
+UNLABELLED = [5, 9]
+
+EXPECTED: dict[str, dict[str, dict[str, float]]] = {
+    "all labels": {
+        "click": {
+            "auroc": 0.9375,
+            "auprc": 0.9484126984126984,
+            "accuracy": 0.8,
+            "f1": 0.8333333333333334,
+            "matthews": 0.5833333333333334,
+            "ece": 0.17385184267449227,
+            "logloss": 0.33997850528101947,
+            "base_rate": 0.6,
+            "ndcg@2": 0.8769765845238191,
+            "hit_rate@1": 0.6666666666666666,
+            "mrr": 0.8333333333333334,
+        },
+        "genre": {
+            "accuracy": 0.6,
+            "macro_f1": 0.5738095238095239,
+            "matthews": 0.40004734568283135,
+            "auroc": 0.753968253968254,
+            "ece": 0.24959908172908557,
+            "logloss": 0.8422799397131142,
+        },
+        "stars": {
+            "mse": 1.375,
+            "mae": 1.05,
+            "rmse": 1.1726039399558574,
+            "r2": 0.7764227642276422,
+            "pearson": 0.9166410449018458,
+            "spearman": 0.9192723907499134,
+        },
+        "weighted loss": {"click": 0.35723509664933617, "genre": 0.9883298111538887, "stars": 2.1484375},
+    },
+    "missing labels": {
+        "click": {
+            "auroc": 0.9,
+            "auprc": 0.9266666666666665,
+            "accuracy": 0.75,
+            "f1": 0.8,
+            "matthews": 0.4666666666666667,
+            "ece": 0.20241443809035065,
+            "logloss": 0.40910713022090284,
+            "base_rate": 0.625,
+            "ndcg@2": 0.8769765845238191,
+            "hit_rate@1": 0.6666666666666666,
+            "mrr": 0.8333333333333334,
+        },
+        "genre": {
+            "accuracy": 0.625,
+            "macro_f1": 0.6238095238095238,
+            "matthews": 0.43915503282683993,
+            "auroc": 0.7833333333333333,
+            "ece": 0.1695844784182659,
+            "logloss": 0.7175733597825202,
+        },
+        "stars": {
+            "mse": 1.09375,
+            "mae": 0.9375,
+            "rmse": 1.0458250331675945,
+            "r2": 0.5705521472392638,
+            "pearson": 0.7615732145028105,
+            "spearman": 0.83756543735604,
+        },
+        "weighted loss": {"click": 0.4960047144969037, "genre": 0.7227889546239442, "stars": 1.6071428571428572},
+    },
+}
+
+
+def expected(labels: str) -> dict[str, float]:
+    """Return the values of all metrics, by the names under which they are reported."""
+    tasks = {name: values for name, values in EXPECTED[labels].items() if name != "weighted loss"}
+    return {f"{task}/{name}": value for task, values in tasks.items() for name, value in values.items()}
+
+
+def evaluation_of(labels: str, parts: list[list[int]]) -> Evaluation:
+    """Return the evaluation of the rows ``parts``, one batch each, with all labels or without some."""
+    missing = torch.tensor([labels == "missing labels" and row in UNLABELLED for row in range(10)])
+    targets = {"click": CLICKED.masked_fill(missing, math.nan), "genre": GENRES.masked_fill(missing, MISSING_CLASS)}
+    targets["stars"] = TRUTH.masked_fill(missing, math.nan)
+    predictions = {"click": LOGITS, "genre": torch.tensor(SCORES), "stars": VALUES}
+    weights = dict.fromkeys(targets, WEIGHTS / WEIGHTS[~missing].mean())
+    evaluation = Evaluation([CLICK, GENRE, STARS])
+    for rows in parts:
+        own = ({name: value[rows] for name, value in part.items()} for part in (predictions, targets, weights))
+        predicted, target, weight = own
+        evaluation.update(predicted, target, weights=weight, groups=USERS[rows])
+    return evaluation
+
+
+def check_values(found: dict[str, float], labels: str) -> None:
+    assert {name: found[name] for name in expected(labels)} == pytest.approx(expected(labels), abs=1e-6)
+    losses = {name: found[f"{name}/loss"] for name in EXPECTED[labels]["weighted loss"]}
+    assert losses == pytest.approx(EXPECTED[labels]["weighted loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("labels", EXPECTED)
+@pytest.mark.parametrize("parts", [[[*range(10)]], [[9, 3], [5], [], [0, 1, 2, 4, 6], [8, 7]]], ids=["one", "batches"])
+def test_values(labels: str, parts: list[list[int]]) -> None:
+    evaluation = evaluation_of(labels, parts)
+    found = evaluation.compute()
+    check_values(found, labels)
+    assert set(found) == set(evaluation.names())
+    assert evaluation.undefined(found) == {}
+    named = {(task.kind, metric_family(name)) for task in (CLICK, GENRE, STARS) for name in task.metrics}
+    assert named == {(kind, name) for kind, names in METRICS.items() for name in names if kind != "span"}  # all of them
+
+
+def one_task(task: TaskSpec, prediction: Any, target: Any, **more: Any) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the metrics of a task, and which are undefined."""
+    evaluation = Evaluation([task])
+    evaluation.update({task.name: torch.tensor(prediction)}, {task.name: torch.tensor(target)}, **more)
+    found = evaluation.compute()
+    return found, evaluation.undefined(found)
+
+
+UNDEFINED: list[tuple[TaskSpec, Any, Any, set[str]]] = [
+    (CLICK, [0.5, -1.0], [0.0, 0.0], {"auroc", "auprc", "ndcg@2", "hit_rate@1", "mrr"}),
+    (CLICK, [0.5, -1.0], [1.0, 1.0], {"auroc"}),
+    (GENRE, [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]], [1, 1], {"auroc"}),
+    (STARS, [1.0, 2.0], [3.0, 3.0], {"r2"}),
+    (STARS, [1.0], [3.0], {"r2"}),
+]
+
+
+@pytest.mark.parametrize(("task", "prediction", "target", "names"), UNDEFINED)
+def test_undefined_metrics_are_nan(task: TaskSpec, prediction: Any, target: Any, names: set[str]) -> None:
+    """And give no warning, which would be an error here."""
+    found, undefined = one_task(task, prediction, target, groups=torch.zeros(len(target), dtype=torch.int64))
+    nan = {name for name, value in found.items() if math.isnan(value)}
+    assert {name.partition("/")[2] for name in nan if "/" in name} == names
+    assert undefined.keys() == nan
+    assert all(undefined.values())
+
+
+def test_classes_that_do_not_occur_are_left_out_of_the_auroc() -> None:
+    found, undefined = one_task(GENRE, SCORES[:5], [0, 1, 0, 1, 1])
+    assert not undefined
+    assert found["genre/auroc"] == pytest.approx((5 / 6 + 1) / 2)  # of class 0, one of the six pairs is in wrong order
+
+
+def test_a_small_scale_is_not_taken_for_constant() -> None:
+    found, _ = one_task(STARS, [1e-4, 2e-4, 3e-4], [1e-4, 2e-4, 4e-4])
+    assert found["stars/r2"] == pytest.approx(1 - 1 / (14 / 3))
+
+
+def ranked(name: str, predictions: list[float], targets: list[int], groups: list[int], k: int | None = None) -> float:
+    metric = Ranking(name, k)
+    metric.update(torch.tensor(predictions).double(), torch.tensor(targets), torch.tensor(groups))
+    return float(metric.compute())
+
+
+def test_ranking_by_hand() -> None:
+    scores, labels, groups = [0.9, 0.8, 0.7, 0.6, 0.5], [0, 1, 0, 1, 1], [4, 4, 4, 4, -1]  # the last has no group
+    log = math.log2
+    assert ranked("ndcg", scores, labels, groups, 3) == pytest.approx((1 / log(3)) / (1 + 1 / log(3)))
+    assert ranked("ndcg", scores, labels, groups, 99) == pytest.approx((1 / log(3) + 1 / log(5)) / (1 + 1 / log(3)))
+    assert ranked("hit_rate", scores, labels, groups, 1) == 0
+    assert ranked("hit_rate", scores, labels, groups, 2) == 1
+    assert ranked("mrr", scores, labels, groups) == 0.5
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_equal_predictions_are_no_merit(order: list[int]) -> None:
+    labels = [[1, 0, 0][row] for row in order]
+    assert ranked("mrr", [0.5] * 3, labels, [0] * 3) == pytest.approx(1 / 3)
+    assert ranked("hit_rate", [0.5] * 3, labels, [0] * 3, 2) == 0
+
+
+def test_ranking_needs_groups() -> None:
+    with pytest.raises(InputError, match="task 'click': mrr ranks the rows of each group; the data have no groups"):
+        one_task(CLICK, [1.0], [1.0])
+
+
+@pytest.mark.parametrize("name", ["ndcg", "ndcg@", "ndcg@K", "ndcg@0", "ndcg@-1", "ndcg@1.5", "mrr@3", "hit_rate@ten"])
+def test_ranks_are_whole_numbers(name: str) -> None:
+    with pytest.raises(InputError, match=r"a binary task has .* ndcg@K, hit_rate@K, mrr; not "):
+        TaskSpec("x", "binary", metrics=(name,))
+    TaskSpec("x", "binary", metrics=("ndcg@100", "hit_rate@1"))
+
+
+def test_pos_weight_multiplies_the_loss_of_positives() -> None:
+    tasks = [TaskSpec("a", "binary"), TaskSpec("a", "binary", pos_weight=3.0)]
+    (plain, count), (weighted, same) = (summed_loss(task, LOGITS, CLICKED) for task in tasks)
+    positives = F.softplus(-LOGITS[CLICKED == 1]).sum()
+    torch.testing.assert_close(weighted, plain + 2 * positives)
+    assert count == same == 10
+    own = TaskSpec("a", "binary", pos_weight=3.0, metrics=("logloss",))
+    found, _ = one_task(own, LOGITS.tolist(), CLICKED.tolist())
+    assert found["a/loss"] == pytest.approx(float(weighted) / 10)
+    assert found["a/logloss"] == pytest.approx(float(plain) / 10)  # metrics are without weights
+
+
+def test_class_weights_multiply_the_losses_of_classes() -> None:
+    task = TaskSpec("a", "multiclass", 3, class_weights=(2.0, 0.0, 1.0))
+    scores, each = torch.tensor(SCORES), F.cross_entropy(torch.tensor(SCORES), GENRES, reduction="none")
+    total, count = summed_loss(task, scores, GENRES)
+    torch.testing.assert_close(total, (each * torch.tensor([2.0, 0.0, 1.0])[GENRES]).sum())
+    assert count == 10
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pos_weight": 0.0},
+        {"pos_weight": math.inf},
+        {"kind": "regression", "pos_weight": 2.0},
+        {"class_weights": (1.0, 2.0)},
+        {"kind": "multiclass", "num_classes": 3, "class_weights": (1.0, 2.0)},
+        {"kind": "multiclass", "num_classes": 2, "class_weights": (1.0, -2.0)},
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"task 'x': (pos_weight|class_weights)="):
+        TaskSpec(**{"name": "x", "kind": "binary"} | options)
+
+
+HIGHER = ("auroc", "auprc", "ndcg@10", "hit_rate@3", "mrr", "r2", "f1", "matthews", "accuracy", "spearman")
+LOWER = ("loss", "logloss", "ece", "mse", "mae", "rmse")
+OTHERS = (("val/loss", False), ("val/average", True), ("val/x/base_rate", None), ("val/experts_per_sample", None))
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [*((f"val/x/{name}", True) for name in HIGHER), *((f"val/x/{name}", False) for name in LOWER), *OTHERS],
+)
+def test_direction_of_every_metric(name: str, better: bool | None) -> None:
+    assert higher_is_better(name) is better
+
+
+def test_only_the_base_rate_has_no_direction() -> None:
+    everything = {name.replace("@K", "@5") for names in METRICS.values() for name in names}
+    assert {name for name in everything if higher_is_better(name) is None} == {"base_rate"}
