@@ -179,9 +179,8 @@ def _run(cfg: DictConfig) -> float | None:
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
-    record = results.collect(
-        cfg.label, cfg.seed, checkpoint or "last weights", test, fit_metrics, network, epochs, best, monitor
-    )
+    main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
+    record = results.collect(cfg.label, cfg.seed, label, test, fit_metrics, network, epochs, best, monitor, main)
     if trainer.is_global_zero:
         results.write_json(folder / "results.json", record)
         results.print_results(record, folder)

@@ -85,7 +85,7 @@ class InteractionsDataModule(TensorDataModule):
         self.data_dir = path("data_dir", data_dir, "a folder")
         self.alpha, self.shares = number("alpha", alpha), check_shares(split)
         self.negatives = choice("negatives", negatives, NEGATIVES)
-        self.metrics = self._checked(metrics or {})
+        self.metrics = self._checked({} if metrics is None else metrics)
         self.download, self.base_url = flag("download", download), address("base_url", base_url)
 
     def _checked(self, metrics: Any) -> dict[str, tuple[str, ...]]:

@@ -47,11 +47,13 @@ def collect(
     epochs: int,
     best: float | None,
     monitor: str = "val/loss",
+    main_metrics: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
     ``best`` is the best value of ``monitor``. A metric that is undefined on the test rows, NaN, becomes None. Entry
-    ``fast`` lists the functions that ran in a version tuned to this processor.
+    ``main_metrics`` names the main metric of each task, ``fast`` the functions that ran in a version tuned to this
+    processor.
     """
     seconds = fit.get("seconds_per_epoch")
     return {
@@ -60,6 +62,7 @@ def collect(
         "test": {
             name.removeprefix("test/"): None if math.isnan(value) else float(value) for name, value in test.items()
         },
+        "main_metrics": dict(main_metrics or {}),
         f"best_{monitor.replace('/', '_')}": best,
         "epochs": epochs,
         "seconds_per_epoch": None if seconds is None else float(seconds),
@@ -105,11 +108,8 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     rows = {task: [number(row[column]) if column in row else "" for column in columns] for task, row in shown}
     first = "task"
     if len(columns) > max(MOST_COLUMNS, len(shown)):  # they would not fit beside each other: a row for each metric
-        first, columns, rows = (
-            "metric",
-            list(rows),
-            {name: list(row) for name, *row in zip(columns, *rows.values(), strict=True)},
-        )
+        turned = {name: list(row) for name, *row in zip(columns, *rows.values(), strict=True)}
+        first, columns, rows = "metric", list(rows), turned
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")

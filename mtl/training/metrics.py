@@ -247,6 +247,10 @@ class Evaluation(nn.Module):
                     found[f"{name}/{metric_name}"] = str(metric.needs)
         return {name: needs for name, needs in found.items() if math.isnan(result.get(name, 0.0))}
 
+    def main_metrics(self) -> dict[str, str]:
+        """Return the name of the first metric of each task."""
+        return {name: next(iter(self._of(name))) for name in self.tasks}
+
     def names(self) -> list[str]:
         """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
         by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self._of(task)))

@@ -79,6 +79,7 @@ BAD_FOR = {  # what no option of that annotation accepts
     "str | Sequence[str]": [*NOTHING, *TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Mapping[str, int] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Mapping[str, Mapping[str, Any]] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
+    "Mapping[str, Sequence[str]] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
 }
 
 

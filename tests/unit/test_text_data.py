@@ -137,7 +137,7 @@ def test_without_tasks_an_example_is_served(tmp_path: Path, caplog: pytest.LogCa
         ({"path": "FILE", **SPAM, "kind": "class"}, r"data\.tasks\.t: kind=class must be one of"),
         (
             {"path": "FILE", **SPAM, "metrics": ["mse"]},
-            r"data\.tasks\.t\.metrics: mse does not fit kind=binary: auroc",
+            r"data\.tasks\.t: metrics=\[mse\]: a binary task has auroc",
         ),
         ({"path": "FILE", **SPAM, "label": "sham"}, r"data\.tasks\.t: .*no column 'sham' \(did you mean 'spam'\?\)"),
         ({"path": "FILE", **SPAM, "text": "score"}, r"data\.tasks\.t: column 'score' of .* holds Float64, not texts"),
