@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from mtl import program
 from mtl.analysis.flops import forward_flops
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
+from mtl.program import replace_parts
 from mtl.run import build
 from mtl.run.checkpoint import network_weights, read_checkpoint
 from mtl.run.errors import explain
@@ -57,20 +58,10 @@ def prune(network: nn.Module, task: str) -> nn.Module:
     names = [spec.name for spec in pruned.tasks]
     require(task in names, f"no task {task!r}; the tasks are {', '.join(names)}")
     index = names.index(task)
-    _cut(pruned, index)
+    replace_parts(pruned, "only", index)
     pruned.tasks = [pruned.tasks[index]]
     result: nn.Module = pruned.eval()  # with the parts that are new
     return result
-
-
-def _cut(module: nn.Module, task: int) -> None:
-    """Replace the submodules of ``module`` that have a method ``only``."""
-    children: list[tuple[str, Any]] = list(module.named_children())
-    for name, child in children:
-        if hasattr(child, "only"):
-            setattr(module, name, child.only(task))
-        else:
-            _cut(child, task)
 
 
 def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor]) -> Savings:
@@ -80,7 +71,7 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
 
 
 class _Predictor(nn.Module):
-    """Return only the prediction tensor of a pruned network, since an exported program returns tensors."""
+    """Return only the output of a pruned network for its task: a program returns tensors."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -97,13 +88,7 @@ def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Mo
 
     ``torch.export.load(path).module()`` maps a dict like ``inputs`` to the task's predictions.
     """
-    example = {name: torch.zeros_like(value[:2]) for name, value in inputs.items()}  # not real rows: it is saved, too
-    rows = {name: {0: torch.export.Dim.AUTO} for name in example}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about its own code
-        program = torch.export.export(_Predictor(pruned), (example,), dynamic_shapes=(rows,), strict=True)
-        torch.export.save(program, path)
-        return torch.export.load(path).module()
+    return program.save(program.export(_Predictor(pruned), inputs), path)
 
 
 def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
@@ -143,8 +128,8 @@ def prune_run(
     folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, dict[str, Any]] = {}
     for task, pruned in cuts.items():
-        program = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
-        difference = (program(inputs) - network(inputs, [task]).predictions[task]).abs().max()
+        exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
+        difference = (exported(inputs) - network(inputs, [task]).predictions[task]).abs().max()
         report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
     (folder / "savings.json").write_text(json.dumps(report, indent=2) + "\n")
     return report

@@ -68,6 +68,11 @@ def chunk_rows(x: Tensor) -> int | None:
     return CHUNK_ROWS if applies(x) and not torch.is_grad_enabled() else None
 
 
+def exporting() -> bool:
+    """Say whether torch is exporting a program: Python must not branch on the values of tensors then."""
+    return bool(torch.compiler.is_exporting())
+
+
 def enable(on: bool) -> None:
     """Switch the fast versions on or off, for the whole process, and forget which ones ran."""
     global _enabled

@@ -74,9 +74,10 @@ def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Te
         levels.append(torch.stack(children, -2).flatten(-3, -2))  # in heap order: left, right, left, right, ...
         first = 2 * first + 1
     # The leaves lie on at most two levels. In heap order the leaves of the upper level come first; from left to right,
-    # those of the lower level do. Rolling by the number of upper leaves puts them into the order of the experts.
+    # those of the lower level do, so the experts' order is the lower level, then the upper.
     upper = 2 ** (num_experts - 1).bit_length() - num_experts
-    v = torch.cat(levels, -2)[..., num_experts - 1 :, :].roll(-upper, -2)  # v_ij (equation 2)
+    leaves = torch.cat(levels, -2)[..., num_experts - 1 :, :]
+    v = torch.cat([leaves[..., upper:, :], leaves[..., :upper, :]], -2)  # v_ij (equation 2)
     logits = torch.where(v > 0, leaf + torch.log(v + LOG_EPS), -torch.inf)
     g = logits.flatten(-2).softmax(-1).view_as(v)  # one softmax over all leaves of all trees (equation 3)
     return g.sum(-1), v

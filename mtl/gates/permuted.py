@@ -140,7 +140,8 @@ class PermutedGate(Gate):
 
     def __init__(self, gate: Gate, permutation: Permutation) -> None:
         super().__init__(gate.num_tasks, gate.num_experts, gate.input_dim)
-        self.gate, self.permutation, self.sums_to_one = gate, permutation, gate.sums_to_one
+        self.gate, self.permutation = gate, permutation
+        self.sums_to_one, self.reads_inputs = gate.sums_to_one, gate.reads_inputs
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         routing: Routing = self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)

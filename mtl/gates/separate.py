@@ -22,7 +22,7 @@ class SeparateGates(Gate):
         first = next(iter(gates.values()))
         super().__init__(len(gates), first.num_experts, first.input_dim)
         self.by_task = nn.ModuleDict({task_key(name): gate for name, gate in gates.items()})
-        self.names, self.sums_to_one = list(gates), first.sums_to_one
+        self.names, self.sums_to_one, self.reads_inputs = list(gates), first.sums_to_one, first.reads_inputs
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         wanted = range(self.num_tasks) if tasks is None else tasks

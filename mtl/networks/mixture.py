@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -64,39 +65,62 @@ class MixtureOfExperts(nn.Module):
         inputs: Mapping[str, Tensor] | None = None,
         tasks: Sequence[int] | None = None,
         groups: Tensor | None = None,
+        num_groups: int | None = None,
     ) -> tuple[Tensor, Routing]:
         """Map ``x [B, D]``, or images ``[B, C, H, W]``, to the mixtures ``[B, T, H]`` and their routing.
 
         ``inputs``: the raw inputs, for gates that read one; ``tasks``: indices of the wanted tasks (default all).
         ``groups [B]``: the group of each sample, from 0; the gate then routes each group, by the mean of its samples,
-        and all samples of a group use the same experts. The routing has weights ``[groups, T, E]``.
+        and all samples of a group use the same experts. The routing has weights ``[groups, T, E]``. ``num_groups``: by
+        default the largest group plus 1, for which the program waits for the device.
         """
         seen = (x if self.trunk is None else self.trunk(x)).flatten(1)
         if groups is None:
             routing: Routing = self.gate(seen, inputs, tasks)
             mixed: Tensor = self.dispatch(self.experts, x, routing)
             return mixed, routing
-        routing = self.gate(group_means(seen, groups), None, tasks)
+        count = int(groups.max()) + 1 if num_groups is None else num_groups
+        routing = self.gate(group_means(seen, groups, count), None, tasks)
         per_sample = routing if routing.weights.dim() == 2 else replace(routing, weights=routing.weights[groups])
         return self.dispatch(self.experts, x, per_sample), routing
 
-    @torch.no_grad()
     def only(self, task: int) -> MixtureOfExperts:
         """Return the part that one task uses; its gate must be static. A gate of one task serves all tasks."""
-        if self.gate.input_dim is not None:
+        if not self.is_static:
             raise InputError("a gate that depends on the example cannot be pruned: train with network.static_gate=true")
-        weights = self.gate(None, None, [task if self.gate.num_tasks > 1 else 0]).weights  # [1, E]
-        used = weights[0].nonzero().flatten().tolist()
+        return self._constant([task if self.gate.num_tasks > 1 else 0])
+
+    def constant(self) -> MixtureOfExperts:
+        """Return the layer as a program can be exported of it: dense, and only the used experts of a static gate."""
+        if self.is_static:
+            return self._constant(None)
+        layer = copy.deepcopy(self)
+        layer.dispatch = Dispatch("dense")
+        for part in layer.gate.modules():
+            if isinstance(part, Permutation) and not part.is_hard:
+                part.harden()  # what evaluation uses in any case
+        return layer
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the weights are the same for all examples."""
+        return self.gate.input_dim is None and not self.gate.reads_inputs
+
+    @torch.no_grad()
+    def _constant(self, tasks: Sequence[int] | None) -> MixtureOfExperts:
+        """Return the layer with the present weights of its static gate, and with the experts that ``tasks`` use."""
+        weights = self.gate(None, None, tasks).weights  # [T, E]
+        used = (weights != 0).any(0).nonzero().flatten().tolist()
         gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
-        return MixtureOfExperts(self.input_dim, 1, len(used), gate, experts, execution="dense")
+        return MixtureOfExperts(self.input_dim, len(weights), len(used), gate, experts, execution="dense")
 
 
 def _listed(sizes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def group_means(x: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of the rows of ``x [B, D]`` of each group, ``[groups, D]``; ``groups [B]`` counts from 0."""
-    count = int(groups.max()) + 1
+def group_means(x: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the mean of the rows of ``x [B, D]`` of each group, ``[count, D]``; ``groups [B]`` counts from 0."""
     sums = x.new_zeros(count, x.shape[1]).index_add(0, groups, x)
-    return sums / torch.bincount(groups, minlength=count)[:, None].to(x.dtype)
+    sizes = x.new_zeros(count).index_add(0, groups, x.new_ones(groups.shape))
+    return sums / sizes[:, None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mtl.fast import exporting
+
 
 class Packing:
     """The N real tokens of a padded batch, given their ``mask [B, S]``.
@@ -15,9 +17,9 @@ class Packing:
     def __init__(self, mask: Tensor) -> None:
         self.mask, self.shape = mask, mask.shape
         self.index = mask.flatten().nonzero().flatten()  # [N], into the B * S places
-        self.is_full = len(self.index) == mask.numel()
+        self.is_full = not exporting() and len(self.index) == mask.numel()  # a shortcut
         self.row = self.index // mask.shape[1]
-        self.position = self.index % mask.shape[1]
+        self.position = self.index - self.row * mask.shape[1]  # ONNX has no remainder by a length that varies
         lengths = mask.sum(1)
         self.first = lengths.cumsum(0) - lengths
 

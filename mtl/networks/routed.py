@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
+from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.kinds import Count, Described, ListOf, Share
 from mtl.networks.components import Component, Shape
@@ -60,6 +62,7 @@ class RoutedLayer(nn.Module):
         self.input_rank = 1 if isinstance(input_dim, int) else len(input_dim)
         self.gate = gate(num_experts=len(built))
         self.after, self.output_dim = chain(after, mixed)
+        self.pattern: list[list[bool]] | None = None  # of a layer whose gate is constant; see ``constant``
 
     def forward(self, x: Tensor, wanted: Sequence[int] | None) -> tuple[Tensor, Routing]:
         """Map ``x [B, ...]``, shared by all tasks, or ``[t, B, ...]`` to ``[t, B, ...]`` for the t ``wanted`` tasks."""
@@ -69,7 +72,10 @@ class RoutedLayer(nn.Module):
         if len(weights) == 1 and not shared:
             x, shared = x[0], True
         # used[t][c]: whether component c has to run for task t
-        used = (weights != 0).tolist() if routing.exact_zeros else [[True] * weights.shape[1]] * len(weights)
+        if self.pattern is not None:
+            used = self.pattern if wanted is None else [self.pattern[task] for task in wanted]
+        else:
+            used = (weights != 0).tolist() if routing.exact_zeros else [[True] * weights.shape[1]] * len(weights)
         groups = [range(start, start + self.copies) for start in range(0, len(self.components), self.copies)]
         parts = [
             part
@@ -107,6 +113,17 @@ class RoutedLayer(nn.Module):
                 targets = torch.tensor(rows, device=part.device)
                 part = part.new_zeros(len(used), *part.shape[1:]).index_copy(0, targets, part)
             yield part
+
+    @torch.no_grad()
+    def constant(self) -> RoutedLayer:
+        """Return the layer as a program can be exported of it: with the present weights of its gate."""
+        layer = copy.deepcopy(self)
+        layer.gate = FixedGate.of(self.gate(None).weights)
+        layer.pattern = (layer.gate.weights != 0).tolist()
+        for index, used in enumerate(zip(*layer.pattern, strict=True)):
+            if not any(used):
+                layer.components[index] = nn.Identity()  # without the weights of what no task uses
+        return layer
 
     @torch.no_grad()
     def only(self, task: int) -> PrunedLayer:

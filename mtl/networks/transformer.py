@@ -58,7 +58,8 @@ class TransformerLayer(nn.Module):
             assert self.dense is not None
             y, routing = self.dense(x).squeeze(1), None
         else:
-            mixed, routing = self.mixture(x, {"tokens": ids}, tasks, packing.row if by_sentence else None)
+            groups = (packing.row, packing.shape[0]) if by_sentence else (None, None)
+            mixed, routing = self.mixture(x, {"tokens": ids}, tasks, *groups)
             y = mixed.squeeze(1)  # [N, D]
         return y if self.norm is None else self.norm(x + self.dropout(y.to(x.dtype))), routing
 

@@ -20,10 +20,10 @@ LAYERS = [
     {"fast"},
     {"gates", "experts"},
     {"networks"},
-    {"analysis", "training"},
+    {"analysis", "training", "program"},
     {"run"},
     {"trained"},
-    {"prune", "importance", "analysis.curves"},  # commands
+    {"prune", "importance", "export", "serve", "analysis.curves"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.

@@ -115,7 +115,7 @@ def test_unprunable_networks_are_refused() -> None:
         prune(SharedBottom(ROWS, bottom, experts, Heads), "a")
 
 
-@pytest.mark.parametrize("name", list(NETWORKS))
+@pytest.mark.parametrize("name", ["routed", "topk+", "matrix"])
 def test_exported_program_accepts_any_number_of_rows(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     network, kind = NETWORKS[name]()

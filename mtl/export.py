@@ -1,0 +1,163 @@
+"""Export a trained network as a program for other places: ``python -m mtl.export <run>/checkpoints/best.ckpt``.
+
+Writes ``model.pt2``, which needs torch alone (``torch.export.load``), with ``--onnx`` also ``model.onnx``, and
+``preprocessing.json``: how rows become inputs, and what the outputs are. Both programs map a batch of any size to
+probabilities (binary and multiclass tasks) and to values in the units of the labels (regressions), by task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mtl  # noqa: F401  (must come first: it makes torchvision importable)
+
+# isort: split
+import torch
+from torch import Tensor
+
+from mtl import program
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.predictions import class_names
+from mtl.run import build
+from mtl.run.checkpoint import data_state, read_checkpoint
+from mtl.run.errors import explain
+from mtl.run.restore import restore_data
+from mtl.run.resume import config_to_load
+from mtl.trained import TrainedModel, load
+from mtl.types import Categorical, InputError, Tokens, require
+
+ROWS = 256  # on which programs are compared with the network
+LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
+MEANINGS = {
+    "binary": "probability of the second class, [rows]",
+    "multiclass": "probabilities of the classes, [rows, classes]",
+    "regression": "value, [rows]",
+    "span": "logits of each token to be the first and the last of the answer, [rows, length, 2]",
+}
+
+
+@torch.no_grad()
+def export_run(
+    path: str | Path, folder: Path, onnx: bool = False, trust: Sequence[str] = (), data_dir: str | None = None
+) -> dict[str, Any]:
+    """Export the network of a checkpoint into ``folder``; return the differences by file, and on which rows.
+
+    A difference is the largest between the predictions of the file and of the network. ``rows`` says whether it was
+    measured on rows of the test split (``test``) or, where the data are not there, on random ones (``made-up``).
+    ``dense`` lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
+    """
+    if onnx:
+        program.onnx_runtime()  # a missing package is reported before any work is done
+    model = load(path, trust, data_dir, "cpu")
+    inputs, of_test = rows_to_compare(model, path, trust, data_dir)
+    names = [task.name for task in model.spec.tasks]
+    texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
+    exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "preprocessing.json").write_text(json.dumps(preprocessing(model, path, trust, inputs), indent=2) + "\n")
+    expected = program.Readable(model.network)(inputs)
+    found = program.save(exported, folder / "model.pt2")(inputs)
+    differences = {"model.pt2": difference(model, found, expected)}
+    if onnx:
+        session = program.save_onnx(exported, list(inputs), names, folder / "model.onnx")
+        values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+        found = dict(zip(names, map(torch.from_numpy, values), strict=True))
+        differences["model.onnx"] = difference(model, found, expected)
+    for file, value in differences.items():
+        require(
+            value <= LARGEST,
+            f"{folder / file}: its predictions differ from the network's by up to {value:.1e}, more than {LARGEST:g}",
+        )
+    dense = [
+        name
+        for name, layer in model.network.named_modules()
+        if isinstance(layer, MixtureOfExperts) and not layer.is_static
+    ]
+    return {"differences": differences, "rows": "test" if of_test else "made-up", "dense": dense}
+
+
+def rows_to_compare(
+    model: TrainedModel, path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None
+) -> tuple[dict[str, Tensor], bool]:
+    """Return inputs of the test split and True or, if the data are not there, made-up ones and False.
+
+    Ids are int64; nothing is downloaded.
+    """
+    try:
+        checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust, data_dir)
+        if "download" in cfg.data:
+            cfg.data.download = False
+        data: Any = build.build_data(cfg)
+        restore_data(data, checkpoint, "test")
+        data.setup()
+        rows = next(iter(data.test_dataloader())).inputs
+        inputs = {name: rows[name][:ROWS] for name in model.spec.inputs}
+    except (InputError, OSError, KeyError, StopIteration):
+        return program.made_up(model.spec.inputs, ROWS), False
+    whole = (Categorical, Tokens)
+    return {n: v.long() if isinstance(model.spec.inputs[n], whole) else v for n, v in inputs.items()}, True
+
+
+def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of predictions; those of a regression in standard deviations of its labels."""
+    scales = {task.name: task.std for task in model.spec.tasks}
+    return max(float((found[name] - expected[name]).abs().max()) / scales[name] for name in scales)
+
+
+def preprocessing(
+    model: TrainedModel, path: str | Path, trust: Sequence[str], inputs: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return as plain data how rows become ``inputs``, and what the outputs are.
+
+    ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
+    """
+    shapes = {
+        name: ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
+        for name, spec in model.spec.inputs.items()
+    }
+    return {
+        "inputs": {
+            name: {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
+            for name, shape in shapes.items()
+        },
+        "outputs": {
+            task.name: {"kind": task.kind, "meaning": MEANINGS[task.kind]}
+            | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
+            for task in model.spec.tasks
+        },
+        "data": data_state(read_checkpoint(path, trust)),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, export, and print the differences."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.export", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
+    parser.add_argument("--out", type=Path, help="folder to write to; default <run>/exported")
+    parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
+    parser.add_argument("--data-dir", help="folder of the data; default $MTL_DATA_DIR or data")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    given = parser.parse_args(arguments)
+    folder = given.out or Path(given.checkpoint).absolute().parent.parent / "exported"
+    try:
+        report = export_run(given.checkpoint, folder, given.onnx, given.trust, given.data_dir)
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
+    rows = "rows of the test split" if report["rows"] == "test" else "made-up rows, since the data are not there"
+    for file, value in report["differences"].items():
+        print(f"{folder / file}: differs from the network by at most {value:.1e} on {rows}")
+    if report["dense"]:
+        print(f"dense, since the gate depends on the example: {', '.join(report['dense'])}")
+    print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
+
+
+if __name__ == "__main__":
+    main()

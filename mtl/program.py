@@ -1,0 +1,129 @@
+"""Export a network as a program that needs neither this package nor a configuration, by torch.export and as ONNX."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from mtl import fast
+from mtl.predictions import in_units
+from mtl.types import Categorical, Image, InputError, InputSpec, Numeric
+
+
+class Readable(nn.Module):
+    """Map inputs to the predictions of ``network`` by task, as ``mtl.predictions.in_units`` gives them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = self.network(inputs).predictions
+        tasks: Any = self.network.tasks
+        return {task.name: in_units(task, outputs[task.name]) for task in tasks}
+
+
+def exportable(network: nn.Module) -> nn.Module:
+    """Return a copy of ``network`` in evaluation mode of which a program can be exported, with the same outputs.
+
+    A program cannot choose operations by the values of tensors. So layers whose gate depends on the example compute all
+    experts; where the gate is static, experts that no task uses are left out.
+    """
+    copied = copy.deepcopy(network).eval()
+    replace_parts(copied, "constant")
+    return copied
+
+
+def replace_parts(module: nn.Module, method: str, *args: Any) -> None:
+    """Replace the submodules of ``module`` that have the ``method`` by what it returns."""
+    for name, child in list(module.named_children()):
+        if hasattr(child, method):
+            setattr(module, name, getattr(child, method)(*args))
+        else:
+            replace_parts(child, method, *args)
+
+
+def made_up(inputs: Mapping[str, InputSpec], rows: int) -> dict[str, Tensor]:
+    """Return random inputs of ``rows`` rows; the ids of texts end with padding in the last row."""
+    return {name: _random(spec, rows) for name, spec in inputs.items()}
+
+
+def _random(spec: InputSpec, rows: int) -> Tensor:
+    if isinstance(spec, Categorical):
+        return torch.randint(spec.size, (rows,))
+    if isinstance(spec, Numeric):
+        return torch.randn(rows, spec.width)
+    if isinstance(spec, Image):
+        return torch.randint(256, (rows, spec.channels, spec.height, spec.width), dtype=torch.uint8)
+    ids = torch.randint(spec.vocab, (rows, min(spec.length, 9)))
+    ids = torch.where(ids == spec.pad, (spec.pad + 1) % spec.vocab, ids)
+    ids[-1, 4:] = spec.pad
+    return ids
+
+
+def export(module: nn.Module, inputs: Mapping[str, Tensor], texts: Collection[str] = ()) -> ExportedProgram:
+    """Return a program of ``module``, which maps a dict like ``inputs`` to a tensor or a dict of tensors.
+
+    The number of rows may vary, and so may the length of the inputs named in ``texts``. The values of ``inputs`` do not
+    matter.
+    """
+    example = {name: torch.zeros_like(value[:1]).repeat(2, *[1] * (value.dim() - 1)) for name, value in inputs.items()}
+    # Several lengths or rows of one input are the same number of all: torch finds out
+    sizes = {name: {0: Dim.AUTO, 1: Dim.AUTO} if name in texts else {0: Dim.AUTO} for name in example}
+    with torch.no_grad(), fast.disabled(), quiet():
+        return torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=True)
+
+
+def save(program: ExportedProgram, path: Path) -> nn.Module:
+    """Write ``program`` to ``path``; return it read back. ``torch.export.load(path).module()`` needs torch alone."""
+    with quiet():
+        torch.export.save(program, path)
+        return torch.export.load(path).module()
+
+
+def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collection[str], path: Path) -> Any:
+    """Write ``program`` to ``path`` as ONNX; return a session of onnxruntime. Raises InputError without the packages.
+
+    ``names`` are those of the inputs, ``tasks`` those of the outputs.
+    """
+    onnxruntime = onnx_runtime()
+    with quiet():
+        options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
+        torch.onnx.export(program, f=path, verbose=False, **options)
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def onnx_runtime() -> Any:
+    """Return the module ``onnxruntime``. Raises InputError if a package that ONNX needs is not installed."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"--onnx needs the package {error.name}: pip install -e '.[onnx]'") from None
+    return onnxruntime
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what torch and ONNX say about their own code inside this context."""
+    loggers = [logging.getLogger(name) for name in ("torch._export", "onnx_ir", "onnxscript")]
+    levels = [one.level for one in loggers]
+    try:
+        for one in loggers:
+            one.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)

@@ -1,0 +1,63 @@
+"""Export what a run has trained, by the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import mtl
+from data_modules.tables.example import visits
+from mtl.export import ROWS, main, rows_to_compare
+from tests.integration.helpers import compose_small
+from train import run
+
+TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}}"
+SIZES = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    visits()[:300].write_csv(folder / "rows.csv")
+    words = ("data=table", "gate=topk", f"data.path={folder}/rows.csv", f"data.tasks={TASKS}", *SIZES)
+    run(compose_small(folder / "run", *words, "trainer.max_epochs=1", "~logger"))
+    return folder / "run"
+
+
+def test_program_gives_the_predictions_of_the_model(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, out = trained / "checkpoints" / "best.ckpt", tmp_path / "out"
+    main([str(checkpoint), "--out", str(out)])
+    shown = capsys.readouterr().out
+    assert "on rows of the test split" in shown
+    assert "dense, since the gate depends on the example: mixture" in shown
+    model, rows = mtl.load(checkpoint, device="cpu"), visits()[300:320]
+    found = torch.export.load(out / "model.pt2").module()(model.encode(rows))
+    expected = model.predict(rows)
+    for task, column in {"click": "click_probability", "minutes": "minutes_prediction"}.items():
+        torch.testing.assert_close(found[task].detach(), expected[column].to_torch(), atol=1e-5, rtol=1e-5)
+    described = json.loads((out / "preprocessing.json").read_text())
+    assert described["outputs"]["click"]["classes"] == ["no", "yes"]
+    assert described["inputs"]["city"] == {"shape": ["rows"], "dtype": "int64"}
+    assert described["data"]["encoder"]["categorical"]["device"] == list(model.encoder.categorical["device"].values)
+
+
+def test_without_the_data_rows_are_made_up(trained: Path) -> None:
+    checkpoint, rows = trained / "checkpoints" / "best.ckpt", trained.parent / "rows.csv"
+    model = mtl.load(checkpoint, device="cpu")
+    rows.rename(trained.parent / "away.csv")
+    try:
+        inputs, of_test = rows_to_compare(model, checkpoint)
+    finally:
+        (trained.parent / "away.csv").rename(rows)
+    assert not of_test
+    assert len(model.predict(inputs)) == ROWS
+
+
+def test_bad_checkpoint_gives_one_message() -> None:
+    with pytest.raises(SystemExit, match=r"error: checkpoint nowhere.ckpt: no such file"):
+        main(["nowhere.ckpt"])

@@ -1,0 +1,148 @@
+"""Exported programs give what the networks give, for any number of rows and any length of texts."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtl.experts.conv import StackedConv
+from mtl.experts.dense import StackedDense
+from mtl.gates import CometGate, GumbelMatrixGate, Permutation, TopKGate
+from mtl.networks.bottom import bottom_for
+from mtl.networks.components import DenseLayers
+from mtl.networks.heads import Heads
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.networks.mmoe import MMoE
+from mtl.networks.routed import RoutedNetwork
+from mtl.predictions import in_units
+from mtl.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
+from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+from tests.gate_cases import CASES, IDS
+from tests.transformers import shake, transformer
+
+TASKS = [TaskSpec("a", "regression", mean=5.0, std=3.0), TaskSpec("b", "multiclass", 3), TaskSpec("c.d", "binary")]
+ROWS = DataSpec({"id": Categorical(9), "x": Numeric(3)}, TASKS)
+IMAGES = DataSpec({"image": Image(1, 12, 12, 0.1, 0.3)}, TASKS)
+TEXTS = DataSpec({"tokens": Tokens(40, 12), "segments": Tokens(2, 12)}, TASKS[1:2])
+CONV = partial(StackedConv, convolutions=[{"channels": 2, "kernel": 3, "pool": 2}], units=[4])
+
+
+def mixture(spec: DataSpec, gate: Any, experts: Any, **options: Any) -> MMoE:
+    return MMoE(spec, 5, partial(bottom_for, embedding_dim=4), experts, gate, Heads, **options)
+
+
+def routed() -> RoutedNetwork:
+    layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 4}] * 2
+    gate = partial(GumbelMatrixGate, initial_probability=0.5)
+    return RoutedNetwork(ROWS, partial(bottom_for, embedding_dim=4), layers, gate, Heads)
+
+
+def text(**options: Any) -> nn.Module:
+    config = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformer(spec=TEXTS, config=config, width=8, num_experts=3, start="random", shared_neurons=0, **options)
+
+
+DENSE = partial(StackedDense, units=[6])
+NETWORKS: dict[str, tuple[DataSpec, Callable[[], nn.Module]]] = {
+    "comet+": (ROWS, lambda: mixture(ROWS, CometGate, DENSE, permutation=Permutation)),
+    "static": (ROWS, lambda: mixture(ROWS, TopKGate, DENSE, static_gate=True, permutation=Permutation)),
+    "images": (IMAGES, lambda: mixture(IMAGES, partial(CometGate, k=1), CONV)),
+    "routed": (ROWS, routed),
+    "tokens": (TEXTS, lambda: text(gate=CometGate)),
+    "sentences": (TEXTS, lambda: text(gate=TopKGate, route="sentence")),
+}
+
+
+def build(name: str) -> tuple[DataSpec, nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    spec, make = NETWORKS[name]
+    network = make().float()
+    shake(network)
+    return spec, network.eval(), made_up(spec.inputs, 6)
+
+
+def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Compare with the network, with as many rows as the export saw, with fewer, and with shorter texts."""
+    for rows, length in ((6, None), (1, None), (4, 5)):
+        some = {name: v[:rows, :length] if name in TEXTS.inputs else v[:rows] for name, v in inputs.items()}
+        found, raw = program(some), network(some).predictions
+        for task in network.tasks:
+            torch.testing.assert_close(found[task.name], in_units(task, raw[task.name]), atol=1e-5, rtol=1e-5)
+
+
+PT2 = [name for name in NETWORKS if name not in ("comet+", "sentences")]  # comet+: below
+SLOW = pytest.param("sentences", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*PT2, SLOW])
+@torch.no_grad()
+def test_program_equals_network(name: str, tmp_path: Path) -> None:
+    spec, network, inputs = build(name)
+    texts = [name for name, one in spec.inputs.items() if isinstance(one, Tokens)]
+    program = export(Readable(exportable(network)), inputs, texts)
+    check(save(program, tmp_path / "model.pt2"), network, inputs)
+    if name == "static":  # experts that no task uses are left out
+        assert sum(value.numel() for value in program.state_dict.values()) < sum(
+            p.numel() for p in network.parameters()
+        )
+
+
+GATES = [case for case in CASES if case.name in ("topk", "hash", "dselect_k", "softmax_selector", "task_top1")]
+
+
+class SomeGates(nn.Module):
+    """A mixture with each of several gates, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gates = [case.build(2, 3, 3) for case in GATES]
+        self.mixtures = nn.ModuleList(MixtureOfExperts(3, 2, 3, gate, DENSE) for gate in gates)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        raw = {"id": inputs["id"]}
+        return {str(i): mixture(inputs["x"], raw)[0] for i, mixture in enumerate(self.mixtures)}
+
+
+@torch.no_grad()
+def test_program_of_other_gates(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    network = SomeGates().eval()
+    inputs = made_up({"id": Categorical(IDS), "x": Numeric(3)}, 7)
+    program = save(export(exportable(network), inputs), tmp_path / "gates.pt2")
+    for index, value in program(inputs).items():
+        torch.testing.assert_close(value, network(inputs)[index], msg=lambda m, i=index: f"{GATES[int(i)].name}: {m}")
+
+
+@torch.no_grad()
+def test_onnx_equals_network(tmp_path: Path) -> None:
+    _, network, inputs = build("comet+")
+    names = [task.name for task in network.tasks]
+    program = export(Readable(exportable(network)), inputs)
+    check(save(program, tmp_path / "model.pt2"), network, inputs)
+    session = save_onnx(program, list(inputs), names, tmp_path / "model.onnx")
+
+    def run(some: dict[str, Tensor]) -> dict[str, Tensor]:
+        values = session.run(names, {name: value.numpy() for name, value in some.items()})
+        return dict(zip(names, map(torch.from_numpy, values), strict=True))
+
+    check(run, network, inputs)
+
+
+def test_missing_onnx_gives_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name == "onnxscript":
+            raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"needs the package onnxscript: pip install -e '\.\[onnx\]'"):
+        onnx_runtime()
