@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNormalizedDCG
 
 from mtl.training.losses import summed_loss
 from mtl.training.metrics import Evaluation, higher_is_better
@@ -193,6 +194,18 @@ def test_ranking_by_hand() -> None:
     assert ranked("hit_rate", scores, labels, groups, 1) == 0
     assert ranked("hit_rate", scores, labels, groups, 2) == 1
     assert ranked("mrr", scores, labels, groups) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "theirs"),
+    [("ndcg", 3, RetrievalNormalizedDCG), ("hit_rate", 2, RetrievalHitRate), ("mrr", None, RetrievalMRR)],
+)
+def test_ranking_of_torchmetrics(name: str, k: int | None, theirs: Any) -> None:
+    scores, groups = torch.rand(200), torch.randint(30, (200,))
+    labels = (torch.rand(200) < 0.2).long()
+    metric = theirs(top_k=k, empty_target_action="skip")
+    metric.update(scores, labels, indexes=groups)
+    assert ranked(name, scores.tolist(), labels.tolist(), groups.tolist(), k) == pytest.approx(float(metric.compute()))
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])

@@ -37,6 +37,7 @@ def finished(folder: Path) -> SweepTable:
                 "click/auprc": auprc,
                 "minutes/rmse": rmse,
                 "experts_per_sample": 2.0,
+                "dead_experts": 0.0,
             }
             plain = {"parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
             record = {"label": network, "seed": seed, "test": test, "main_metrics": MAIN, **plain}
@@ -64,14 +65,17 @@ def test_networks_beside_each_other_per_task(tmp_path: Path, capsys: pytest.Capt
     for row in table.rows:
         settings.setdefault(row["setting"].split(" ")[0], []).append(row)
     assert lines(task_table(settings, MAIN)) == [
-        ["click auprc ↑", "network=mmoe", "0.7100 ± 0.01", ""],
-        ["", "network=shared_bottom", "0.6950 ± 0.015", "-0.0150 ± 0.005"],
-        ["", "network=single_task", "0.7950 ± 0.11", "-0.0100"],  # one seed in common
-        ["minutes rmse ↓", "network=mmoe", "1.6000 ± 0.1", ""],
-        ["", "network=shared_bottom", "1.5000", "+0.0000"],
-        ["", "network=single_task", "1.3000 ± 0.1", "-0.1000"],
+        ["click auprc ↑", "mmoe", "0.7100 ± 0.01", ""],
+        ["", "shared_bottom", "0.6950 ± 0.015", "-0.0150 ± 0.005"],
+        ["", "single_task", "0.7950 ± 0.11", "-0.0100"],  # one seed in common
+        ["minutes rmse ↓", "mmoe", "1.6000 ± 0.1", ""],
+        ["", "shared_bottom", "1.5000", "+0.0000"],
+        ["", "single_task", "1.3000 ± 0.1", "-0.1000"],
     ]
-    assert [column.header for column in network_table(settings).columns][2:4] == ["loss", "experts per sample"]
+    assert [column.header for column in task_table(settings, MAIN).columns] == ["task", "network", "test", "minus mmoe"]
+    narrow, wide = ([column.header for column in network_table(settings, width).columns] for width in (80, 220))
+    assert narrow == ["setting", "seeds", "loss", "experts per sample", "parameters", "epochs", "seconds per epoch"]
+    assert wide == [*narrow[:4], "dead experts", *narrow[4:]]
 
     table.on_multirun_end(None)  # type: ignore[arg-type]  # it does not look at it
     shown = capsys.readouterr().out
