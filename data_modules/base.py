@@ -116,6 +116,22 @@ class RowsLoader(DataLoader[Any]):
         """Do nothing: the trainer counts the batches that are done."""
 
 
+class Batches:
+    """Yield the batches of ``loader``, for prediction.
+
+    There Lightning builds each DataLoader anew, with a sampler that notes the rows of a batch; ours know their rows.
+    """
+
+    def __init__(self, loader: RowsLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
 class TensorDataModule(LightningDataModule):
     """Base class of every data set that fits in memory.
 
@@ -195,9 +211,9 @@ class TensorDataModule(LightningDataModule):
             return {}
         encoder = None if self.row_encoder is None else self.row_encoder.state()
         files = self.file_digests or {}
-        return {"spec": spec_state(self._spec), "encoder": encoder, "files": files, "rows": self._rows()}
+        return {"spec": spec_state(self._spec), "encoder": encoder, "files": files, "rows": self.row_counts()}
 
-    def _rows(self) -> dict[str, Any]:
+    def row_counts(self) -> dict[str, Any]:
         """Return the number of rows of each split that is loaded."""
         return {split: len(rows) for split, rows in self.splits.items()}
 
@@ -245,6 +261,10 @@ class TensorDataModule(LightningDataModule):
 
     def test_dataloader(self) -> RowsLoader:
         return self._evaluation("test")
+
+    def predict_dataloader(self) -> Batches:
+        """Return the rows of the test; for other rows see ``mtl.load``."""
+        return Batches(self._evaluation("test"))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the batch to ``device``; skip Lightning's slow search for tensors if the batch is there already."""

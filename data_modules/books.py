@@ -20,7 +20,7 @@ from mtl.types import InputError, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the cache; increase it when the content changes
+FORMAT = 2  # of the cache; increase it when the content changes
 ROWS = 1_149_780  # of the published file
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
 # a quote inside an ISBN is escaped by a backslash, as in the other files of the release
@@ -79,7 +79,13 @@ class BooksDataModule(InteractionsDataModule):
         users, user = unique(records["user"][kept])
         books, item = unique(records["item"][kept])
         logger.info("%d of %d records kept: %d users, %d books", len(kept), total, len(users), len(books))
+        isbns = bytes(records["isbns"].tolist()).decode().split("\n")
+        self._names = [str(n) for n in records["users"][users].tolist()], [isbns[n] for n in books.tolist()]
         return {"user": user, "item": item, "rating": records["rating"][kept]}
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the numbers of the users and the ISBNs of the books, by id."""
+        return self._names
 
 
 def core(user: Tensor, item: Tensor, least: int) -> Tensor:
@@ -96,7 +102,8 @@ def core(user: Tensor, item: Tensor, least: int) -> Tensor:
 def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     """Parse the file to ``user``, ``item`` (ranks of user and ISBN) and ``rating``, each ``[R]``, one row per pair.
 
-    Raises InputError if the share of broken rows exceeds ``max_broken``.
+    ``users`` are the numbers of the users by rank, ``isbns`` the UTF-8 bytes of the ISBNs by rank, a line each. Raises
+    InputError if the share of broken rows exceeds ``max_broken``.
     """
     frame = read_lines(file)
     header = frame["line"][0].rstrip("\r")
@@ -121,7 +128,9 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
             )
         logger.warning("%s: skipped %d broken rows, the first is %s", file, len(broken), first)
 
-    frame = frame.filter(good).with_columns(
+    frame = frame.filter(good)
+    users, isbns = (frame[name].unique().sort() for name in ("user", "isbn"))
+    frame = frame.with_columns(
         item=pl.col("isbn").rank("dense").cast(pl.Int64) - 1, user=pl.col("user").rank("dense").cast(pl.Int64) - 1
     )
     pairs = frame.sort("user", "item", pl.col("rating") > 0, "number").unique(
@@ -134,4 +143,10 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
             len(frame) - len(pairs),
         )
     user, item, rating = (torch.from_numpy(pairs[name].to_numpy(writable=True)) for name in ("user", "item", "rating"))
-    return {"user": user, "item": item, "rating": rating.float().masked_fill(rating == 0, torch.nan)}
+    return {
+        "user": user,
+        "item": item,
+        "rating": rating.float().masked_fill(rating == 0, torch.nan),
+        "users": torch.from_numpy(users.to_numpy(writable=True)),
+        "isbns": torch.frombuffer(bytearray("\n".join(isbns).encode()), dtype=torch.uint8).clone(),
+    }

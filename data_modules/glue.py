@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,14 @@ class GlueDataModule(TextTasksDataModule):
         for name in self.names:
             glue_files.prepare(self.folder, name, self.download, self.base_url)
 
+    def source_files(self) -> dict[str, Path]:
+        """Return the files of the tasks, by their paths in the folder of GLUE."""
+        paths = [f"{SOURCES[name].folder}/{stem}.tsv" for name in self.names for stem in SOURCES[name].rows]
+        return {path: self.folder / path for path in paths}
+
+    def text_columns(self) -> dict[str, Sequence[str]]:
+        return {name: SOURCES[name].texts for name in self.names}
+
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         """Return the tasks and their rows; the splits share rows only if ``published_split``."""
         splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
@@ -112,7 +121,8 @@ class GlueDataModule(TextTasksDataModule):
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
         small = source.rows["train"] <= SMALL
-        return TaskSpec(name, source.kind, classes, weight, METRICS.get(name, ("accuracy",)), small)
+        metrics = METRICS.get(name, ("accuracy",))
+        return TaskSpec(name, source.kind, classes, weight, metrics, small, classes=source.classes)
 
 
 def _limits(max_rows: Any) -> dict[str, int]:

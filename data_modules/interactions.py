@@ -21,6 +21,7 @@ from data_modules.files.reading import read_bytes
 from data_modules.options import address, choice, flag, names, number, path, refused
 from data_modules.sampling import draw_distinct, unique
 from data_modules.splits import SPLITS, check_shares, stratified_split
+from data_modules.tables.pairs import Ids, PairEncoder
 from mtl.types import (
     RANKING,
     Batch,
@@ -37,6 +38,7 @@ from mtl.types import (
 logger = logging.getLogger(__name__)
 
 NEGATIVES = ("uniform", "per_user")
+CLASSES = ("no", "yes")  # has the user seen the item?
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,17 @@ class InteractionsDataModule(TensorDataModule):
         """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32, NaN if missing), each ``[R]``."""
         raise NotImplementedError
 
+    def source_files(self) -> dict[str, Path]:
+        """Return the file of the records, by its folder and name."""
+        return {f"{self.folder.name}/{self.source.name}": self.source} if self.source.is_file() else {}
+
+    def names(self) -> tuple[list[str] | None, list[str] | None]:
+        """Return the names of users and items as the files have them, by id; None: their numbers, from 1."""
+        return None, None
+
+    def encoder_of(self, state: Mapping[str, Any]) -> PairEncoder:
+        return PairEncoder.from_state(state)
+
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         """Return the DataSpec and the splits; each row is in exactly one split."""
         start = time.perf_counter()
@@ -148,11 +161,22 @@ class InteractionsDataModule(TensorDataModule):
         return self.describe(int(users[-1]) + 1, int(items[-1]) + 1), splits
 
     def describe(self, users: int, items: int) -> DataSpec:
-        """Return the DataSpec for ids below ``users`` and ``items``."""
+        """Return the DataSpec for ids below ``users`` and ``items``, or that of a checkpoint if they fit it."""
+        words, names = self.words, self.names()
+        own = {"user": Ids("user", users, names[0]), words.item: Ids(words.input, items, names[1])}
+        if isinstance(self.row_encoder, PairEncoder):
+            for column, ids in self.row_encoder.ids.items():
+                require(
+                    own[column].size <= ids.size and own[column].names == ids.names,
+                    f"{self.source}: it has other {column}s than the {ids.size} that the network was trained on; "
+                    "mtl.load and mtl.predict take pairs of those that it knows",
+                )
+            return self.spec
+        self.row_encoder = PairEncoder(own)
         return DataSpec(
-            {"user": Categorical(users), self.words.input: Categorical(items)},
+            {"user": Categorical(users), words.input: Categorical(items)},
             [
-                TaskSpec(self.words.task, "binary", weight=self.alpha, metrics=self.metrics[self.words.task]),
+                TaskSpec(words.task, "binary", weight=self.alpha, metrics=self.metrics[words.task], classes=CLASSES),
                 TaskSpec("rating", "regression", weight=1.0 - self.alpha, metrics=self.metrics["rating"]),
             ],
         )

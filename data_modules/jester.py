@@ -99,6 +99,10 @@ class JesterDataModule(InteractionsDataModule):
                 found[path.name.removesuffix(suffix)] = path
         return dict(sorted(found.items()))
 
+    def source_files(self) -> dict[str, Path]:
+        """Return the files of ratings, by their names."""
+        return {file.name: file for file in self.files().values()}
+
     def ratings(self) -> Tensor:
         """Return the ratings ``[users, 100]`` (float32, NaN if missing). Raises InputError."""
         files = self.files()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,10 @@ class SquadDataModule(TextTasksDataModule):
     def prepare_data(self) -> None:
         """Fetch what is missing. Safe to kill, and to run in several processes at once."""
         squad_files.prepare(self.folder, self.download, self.base_url)
+
+    def source_files(self) -> dict[str, Path]:
+        """Return the official files, by their names."""
+        return {source.name: self.folder / source.name for source in SOURCES.values()}
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
         start = time.perf_counter()

@@ -214,7 +214,7 @@ class TasksDataModule(TensorDataModule):
         spec, self.tasks = self.load_tasks()
         return spec
 
-    def _rows(self) -> dict[str, Any]:
+    def row_counts(self) -> dict[str, Any]:
         return {split: {task: len(rows) for task, rows in tasks.items()} for split, tasks in self.tasks.items()}
 
     def train_dataloader(self) -> RowsLoader:

@@ -109,24 +109,45 @@ class TextDataModule(TextTasksDataModule):
         if self.example:
             write_example(self.data_dir)
         for name, source in self.sources.items():
-            for split, file in source.paths.items():
+            for split, file in self._files(source).items():
                 regular_size(file, f"data.tasks.{name}.{PATHS[split]}")
+
+    def source_files(self) -> dict[str, Path]:
+        """Return the files that are read, by the options that name them."""
+        return {
+            f"data.tasks.{name}.{PATHS[split]}": file
+            for name, source in self.sources.items()
+            for split, file in self._files(source).items()
+        }
+
+    def _files(self, source: Source) -> dict[str, Path]:
+        """Return the file of each split of a task that has one of its own, and is wanted."""
+        rest = [split for split in self.wanted if split not in source.paths]
+        own = source.paths.items()
+        return {split: file for split, file in own if split in self.wanted or (rest and split == "train")}
+
+    def text_columns(self) -> dict[str, Sequence[str]]:
+        return {name: source.text for name, source in self.sources.items()}
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         """Return the tasks and their rows; each row is in exactly one split."""
         if self.example:
             logger.warning("data.tasks is not given: using the made-up rows of %s", self.data_dir / NAME)
-        specs, splits = [], {split: dict[str, Texts]() for split in SPLITS}
+        known = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
+        specs, splits = [], {split: dict[str, Texts]() for split in self.wanted}
         for name, source in self.sources.items():
-            frames = self._split(name, source, {split: self._read(name, source, split) for split in source.paths})
+            frames = {split: self._read(name, source, split) for split in self._files(source)}
+            frames = self._split(name, source, frames) if "train" in frames else frames
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
-            spec, labels = source.labels.encode(frames, where)
-            small = len(frames["train"]) <= SMALL
-            specs.append(dataclasses.replace(spec, small=small, gate_from=source.gate_from))
-            for split, frame in frames.items():
-                columns = [frame[column].fill_null("").to_list() for column in source.text]
-                second = columns[1] if len(columns) > 1 else None
-                splits[split][name] = Texts(columns[0], second, labels[split])
+            if name not in known:
+                small = len(frames["train"]) <= SMALL
+                spec = source.labels.learnt(frames["train"], where["train"])
+                known[name] = dataclasses.replace(spec, small=small, gate_from=source.gate_from)
+            specs.append(known[name])
+            for split in self.wanted:
+                columns = [frames[split][column].fill_null("").to_list() for column in source.text]
+                labels = source.labels.targets(known[name], frames[split], where[split])
+                splits[split][name] = Texts(columns[0], columns[1] if len(columns) > 1 else None, labels)
         return specs, splits
 
     def _read(self, name: str, source: Source, split: str) -> pl.DataFrame:
@@ -150,7 +171,8 @@ class TextDataModule(TextTasksDataModule):
     def _split(self, name: str, source: Source, frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
         """Divide the rows of ``path`` among the splits that have no file of their own."""
         rest = frames.pop("train")
-        shares = [(split, self.shares[split]) for split in SPLITS if split not in frames]
+        own = source.paths.keys() - {"train"}
+        shares = [(split, self.shares[split]) for split in SPLITS if split not in own]
         order = torch.randperm(len(rest), generator=self.generator(name))
         bounds = torch.tensor([share for _, share in shares], dtype=torch.float64).cumsum(0)
         ends = (bounds[:-1] / bounds[-1] * len(rest)).round().long().tolist()
@@ -160,4 +182,4 @@ class TextDataModule(TextTasksDataModule):
                     f"{source.paths['train']}: of its {len(rest)} rows with labels, data.split leaves none for {split}"
                 )
             frames[split] = rest[part.sort().values.numpy()]
-        return {split: frames[split] for split in SPLITS}
+        return frames

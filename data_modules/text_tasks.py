@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from data_modules.options import CONTROL, path, refused, whole
-from data_modules.splits import SPLITS
 from data_modules.task_batches import TasksDataModule
+from data_modules.text_encoder import TextEncoder
 from data_modules.texts import pretrained, vocabulary
 from data_modules.texts.encoder import Encoder, require_extra
 from data_modules.texts.rows import RaggedRows, Texts
@@ -26,8 +27,9 @@ PADDING_SEGMENT = 0
 class TextTasksDataModule(TasksDataModule):
     """Base class of data sets whose tasks are texts or pairs of texts.
 
-    A subclass implements ``read_tasks() -> ([TaskSpec], {"train", "val", "test"} -> {task -> Texts})``. Inputs:
-    ``tokens [B, S]`` and ``segments [B, S]`` (0 for the first text, 1 for the second), S at most ``max_length``.
+    A subclass implements ``read_tasks() -> ([TaskSpec], {"train", "val", "test"} -> {task -> Texts})``, and
+    ``text_columns() -> {task -> columns}``, the one or two columns of texts. Inputs: ``tokens [B, S]`` and
+    ``segments [B, S]`` (0 for the first text, 1 for the second), S at most ``max_length``.
 
     ``tokenizer`` is a folder or a name on the Hugging Face hub; None trains a WordPiece vocabulary of ``vocabulary``
     tokens on the training texts. Tokens are kept in ``data_dir``/cache and used until a text changes.
@@ -52,31 +54,45 @@ class TextTasksDataModule(TasksDataModule):
         self.encoder: Encoder | None = None  # after ``setup()``
         require_extra("tokenizers", *(["transformers"] if tokenizer else []))
 
+    separator = ","  # of CSV files
+
+    def text_columns(self) -> dict[str, Sequence[str]]:
+        """Return the one or two columns of texts of each task."""
+        raise NotImplementedError
+
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
-        """Return the tasks and, for train, val and test, the texts of each."""
+        """Return the tasks and, at least for the splits in ``wanted``, the texts of each."""
         raise NotImplementedError
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
         start = time.perf_counter()
         specs, texts = self.read_tasks()
-        encoder = self.encoder = self._encoder(list(texts["train"].values()))
+        if self.row_encoder is None:
+            encoder = self._encoder(list(texts["train"].values()))
+            self.row_encoder = TextEncoder(encoder, self.max_length, self.text_columns(), self.separator)
+        encoder = self.encoder = self.row_encoder.tokenizer
         cache = self.data_dir / "cache"
-        tasks: dict[str, dict[str, RaggedRows]] = {split: {} for split in SPLITS}
-        for split in SPLITS:
+        tasks: dict[str, dict[str, RaggedRows]] = {split: {} for split in self.wanted}
+        for split in self.wanted:
             for task, rows in texts[split].items():
-                same = split == "test" and rows is texts["val"][task]
+                same = split == "test" and "val" in tasks and rows is texts["val"][task]
                 tasks[split][task] = tasks["val"][task] if same else encoder.rows(rows, task, self.max_length, cache)
-        for task, train in tasks["train"].items():
-            counts = ", ".join(f"{len(tasks[split][task])} {split}" for split in SPLITS)
-            length = len(train.tokens) / len(train)
+        for task, first in tasks[self.wanted[0]].items():
+            counts = ", ".join(f"{len(tasks[split][task])} {split}" for split in self.wanted)
+            length = len(first.tokens) / len(first)
             logger.info("task %s: %s rows, %.1f tokens on average", task, counts, length)
         logger.info("texts ready in %.1f s", time.perf_counter() - start)
+        if self._spec is not None:  # of a checkpoint
+            return DataSpec(self._spec.inputs, specs), tasks
         counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in tasks["train"].values())
         inputs = {
             "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts, encoder.vocabulary_digest()),
             "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
         }
         return DataSpec(inputs, specs), tasks
+
+    def encoder_of(self, state: Mapping[str, Any]) -> TextEncoder:
+        return TextEncoder.from_state(state)
 
     def _encoder(self, train: list[Texts]) -> Encoder:
         if self.tokenizer is not None:

@@ -62,12 +62,11 @@ def _text(path: Path, separator: str, null_values: Sequence[str]) -> Iterator[tu
     header, lines = b"", 0  # the first line, and the number of lines behind it that are read
     for raw, share in _rows(path):
         if not header:
-            header, feed, raw = raw.removeprefix(BOM).partition(b"\n")
-            require(bool(header.strip()), f"{path} is empty")
-            header += feed
+            header, _, raw = raw.removeprefix(BOM).partition(b"\n")
         if raw:
-            yield parse_text(header + raw, path, separator, null_values, lines), share
+            yield parse_text(header + b"\n" + raw, path, separator, null_values, lines), share
             lines += raw.count(b"\n") + 1
+    require(bool(header.strip()), f"{path} is empty")
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,24 @@ class Encoder:
             "padding, as the tokenizers of BERT and MiniLM do",
         )
         return Encoder(tokenizer, max(tokenizer.get_vocab().values()) + 1, pad_id, source)
+
+    def state(self) -> dict[str, Any]:
+        """Return the tokenizer as plain data."""
+        return {"tokenizer": self.tokenizer.to_str(), "vocab": self.vocab, "pad": self.pad}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Encoder:
+        """Return the Encoder of a ``state``. Raises InputError if it holds no tokenizer."""
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_str(state["tokenizer"])
+        except Exception as error:  # the tokenizer's errors have no common base class
+            raise InputError(f"the tokenizer in the checkpoint cannot be read: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # as in ``of``; it is not among what a tokenizer stores
+        return Encoder(tokenizer, int(state["vocab"]), int(state["pad"]), "that of the checkpoint")
 
     def digest(self) -> str:
         """Return a digest of all that decides which tokens a text has."""

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
@@ -125,6 +126,11 @@ class MultiTaskModule(LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return what ``mtl.predictions.in_units`` says of each task of a batch."""
+        output = self(batch.inputs, list(batch.targets))
+        return {name: in_units(self.tasks[name], value) for name, value in output.predictions.items()}
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")

@@ -12,9 +12,13 @@ import torch
 from polars.testing import assert_frame_equal
 
 import mtl
+from data_modules.tables import blocks
 from data_modules.tables.example import visits
+from mtl import predict
+from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
 from mtl.types import InputError
+from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small, resume_small
 from train import run
 
@@ -143,6 +147,97 @@ def test_experts_of_each_row(trained: Path) -> None:
     assert shown.columns == ["minutes_prediction", "minutes_experts"]
     with pytest.raises(InputError, match=r"no task 'speed'; the tasks are click, minutes, genre"):
         model.predict(rows, tasks=["speed"])
+
+
+class TestCommand:
+    """``python -m mtl.predict``."""
+
+    @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+    def test_file_of_predictions(
+        self, suffix: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        monkeypatch.setattr(blocks, "BYTES", 2000)
+        out = tmp_path / f"out{suffix}"
+        words = [str(best(trained)), str(trained.parent / "rows.csv"), "-o", str(out), "--keep", "user,city"]
+        predict.main([*words, "--experts", "--device", "cpu"])
+        assert f"{out}: predictions for 400 rows" in capsys.readouterr().out
+        separator = "\t" if suffix == ".tsv" else ","
+        found = pl.read_parquet(out) if suffix == ".parquet" else pl.read_csv(out, separator=separator)
+        expected = mtl.load(best(trained), device="cpu").predict(table(), experts=True)
+        kept = table().select(pl.col("user").cast(found["user"].dtype), "city")
+        assert_frame_equal(found, kept.hstack(expected), check_dtypes=False, abs_tol=1e-5)
+        assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+    def test_first_rows_on_the_console(self, trained: Path, capsys: pytest.CaptureFixture) -> None:
+        predict.main([str(best(trained)), str(trained.parent / "rows.csv"), "--tasks", "click", "--keep", ""])
+        printed = capsys.readouterr().out
+        assert "click_probability" in printed
+        assert "add -o FILE" in printed
+        assert "genre" not in printed
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["-o", "{0}/out.txt"], r"-o .*out.txt: accepted formats are .csv, .tsv, .parquet"),
+            (["-o", "{0}/there.csv"], r"there.csv: this file exists; give another name, or --force"),
+            (["-o", "{0}/rows.csv", "--force"], r"this is the file of the rows"),
+            (["-o", "{0}/no/out.csv"], r"there is no folder"),
+            (["-o", "{0}/out.csv", "--tasks", "speed"], r"no task 'speed'; the tasks are click, minutes, genre"),
+            (["-o", "{0}/out.csv", "--keep", "name"], r"--keep: .*rows.csv has no column name; it has user, city"),
+            (["-o", "{0}/out.csv"], r"rows.csv, column 'age', row 301: 'old' is not a number"),
+            (["-o", "{0}/out.csv", "--batch-size", "0"], r"batch_size=0: must be at least 1"),
+        ],
+    )
+    def test_mistakes_are_one_message(
+        self, words: list[str], message: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is left behind, and a file that is there stays as it was."""
+        monkeypatch.setattr(blocks, "BYTES", 2000)
+        rows = table().with_columns(pl.col("age").cast(pl.String))
+        rows = rows.with_columns(age=pl.when(pl.int_range(ROWS) == 300).then(pl.lit("old")).otherwise("age"))
+        rows.write_csv(tmp_path / "rows.csv")
+        (tmp_path / "there.csv").write_text("mine")
+        given = [word.format(tmp_path) for word in words]
+        with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
+            predict.main([str(best(trained)), str(tmp_path / "rows.csv"), *given])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "there.csv"]
+        assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+def test_predictions_of_a_trainer(trained: Path, tmp_path: Path) -> None:
+    """``trainer.predict`` serves the rows of the test."""
+    cfg = resume_small(best(trained), tmp_path, evaluate=True)
+    data, trainer = build.build_data(cfg), build.build_trainer(cfg)
+    data.load_state_dict(read_checkpoint(best(trained))["TableDataModule"], test_only=True)
+    data.setup()
+    model = mtl.load(best(trained), device="cpu")
+    module = build.build_module(cfg, model.network, data.spec)
+    [found] = trainer.predict(module, datamodule=data)
+    expected = model.predict(data.splits["test"].inputs)
+    torch.testing.assert_close(found["click"], torch.tensor(expected["click_probability"].to_list()))
+    assert {name: len(value) for name, value in found.items()} == {"click": 40, "minutes": 40, "genre": 40}
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Tasks read different columns; of a network that routes tokens, the weights of a row are means over its tokens."""
+    write_glue(tmp_path / "data" / "glue", {"rte": 16, "sst2": 16})
+    words = [*TINY, "data.tasks=[rte,sst2]", f"paths.data_dir={tmp_path}/data", "trainer.max_epochs=1", "~logger"]
+    run(compose_small(tmp_path / "run", *words, "gate=task_top1"))
+    shutil.rmtree(tmp_path / "data")
+    model = mtl.load(best(tmp_path / "run"), device="cpu")
+    assert model.columns == ["sentence1", "sentence2", "sentence"]
+    rows = pl.DataFrame({"sentence": ["the cat sees a dog", "", None], "sentence1": ["a", "b", "c"]})
+    found = model.predict(rows, tasks=["sst2"], batch_size=2, experts=True)
+    assert list(found.columns[:2]) == ["sst2_class", "sst2_probability"]
+    assert found.columns[2:] == [f"sst2_experts_layers.{layer}.mixture" for layer in (0, 1)]
+    assert found["sst2_class"].is_in(["0", "1"]).all()
+    with pytest.raises(InputError, match=r"no column 'sentence2' .*, which task 'rte' reads; it has sentence, "):
+        model.predict(rows)
+    used = (
+        model.explain(rows.with_columns(sentence2=pl.lit("d"))).group_by("row", "layer", "task").agg(pl.sum("weight"))
+    )
+    assert len(used) == 3 * 2 * 2
+    assert used["weight"].is_between(0, 1.001).all()
 
 
 class TestOtherFiles:

@@ -89,7 +89,10 @@ def test_records_are_kept_with_ids_in_sorted_order(tmp_path: Path, ready: Make) 
     users, books = (sorted({record[column] for record in records}) for column in (0, 1))
     assert triples(rows) == sorted((users.index(u), books.index(b), r) for u, b, r in records)
     assert data.spec.inputs == {"user": Categorical(20), "book": Categorical(24)}
-    assert data.spec.tasks == [TaskSpec("read", "binary", weight=0.75), TaskSpec("rating", "regression", weight=0.25)]
+    assert data.spec.tasks == [
+        TaskSpec("read", "binary", weight=0.75, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.25),
+    ]
     assert len(next(iter(data.train_dataloader()))) == 64
 
 

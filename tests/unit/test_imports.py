@@ -23,7 +23,7 @@ LAYERS = [
     {"analysis", "training", "program"},
     {"run"},
     {"trained"},
-    {"prune", "importance", "export", "serve", "analysis.curves"},  # commands
+    {"prune", "importance", "predict", "export", "serve", "analysis.curves"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.

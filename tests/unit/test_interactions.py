@@ -90,7 +90,10 @@ def test_rows_depend_on_the_seed_only() -> None:
 def test_spec() -> None:
     data, rows = load(draw_records(0))
     assert data.spec.inputs == {"user": Categorical(88), "song": Categorical(118)}
-    assert data.spec.tasks == [TaskSpec("heard", "binary", weight=0.3), TaskSpec("rating", "regression", weight=0.7)]
+    assert data.spec.tasks == [
+        TaskSpec("heard", "binary", weight=0.3, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.7),
+    ]
     assert {value.dtype for value in rows.inputs.values()} == {torch.int64}
     assert {value.dtype for value in rows.targets.values()} == {torch.float32}
 

@@ -90,7 +90,10 @@ def test_every_pair_is_in_one_split(tmp_path: Path, ready: Make, name: str) -> N
     assert torch.equal(matrix(data), ratings)
     assert [len(rows) for rows in data.splits.values()] == [2100, 450, 450]
     assert data.spec.inputs == {"user": Categorical(30), "joke": Categorical(JOKES)}
-    assert data.spec.tasks == [TaskSpec("rated", "binary", weight=0.75), TaskSpec("rating", "regression", weight=0.25)]
+    assert data.spec.tasks == [
+        TaskSpec("rated", "binary", weight=0.75, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.25),
+    ]
     assert data.splits["val"].targets["rating"].dtype == torch.float32
 
 

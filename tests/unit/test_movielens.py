@@ -95,7 +95,10 @@ def test_ratings_are_kept_unchanged(ready: Make, variant: str) -> None:
 def test_spec_and_types(ready: Make) -> None:
     data = ready(alpha=0.75)
     assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}
-    assert data.spec.tasks == [TaskSpec("watch", "binary", weight=0.75), TaskSpec("rating", "regression", weight=0.25)]
+    assert data.spec.tasks == [
+        TaskSpec("watch", "binary", weight=0.75, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.25),
+    ]
     rows = data.splits["train"]
     assert {value.dtype for value in rows.inputs.values()} == {torch.int64}
     assert {value.dtype for value in rows.targets.values()} == {torch.float32}

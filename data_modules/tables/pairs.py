@@ -1,0 +1,91 @@
+"""Turn rows that name a user and an item into the ids that a recommender network was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.tables.blocks import read_blocks
+from data_modules.tables.columns import as_text, cell, parse
+from data_modules.tables.encoder import check_columns, numbered
+from mtl.types import InputError
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids from 0 to ``size`` - 1 of the cells of a column, for the input ``input``.
+
+    Row i of ``names`` has id i; without names the cells are whole numbers from 1, and 1 has id 0.
+    """
+
+    input: str
+    size: int
+    names: Sequence[str] | None = None
+
+    def of(self, frame: pl.DataFrame, column: str, where: str) -> Tensor:
+        """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
+        if self.names is None:
+            number = parse(frame[column])  # float64, null where it is no number
+            known = (number == number.round()) & number.is_between(1, self.size)
+            ids = number - 1
+            accepted = f"the network knows the whole numbers from 1 to {self.size}"
+        else:
+            text = frame[column] if frame[column].dtype == pl.String else as_text(frame[column])
+            ids = text.replace_strict(self.names, range(self.size), default=None, return_dtype=pl.Int64)
+            known = ids.is_not_null()
+            accepted = f"the network knows {self.size}, such as {self.names[0]!r}"
+        unknown = known.fill_null(False).not_().arg_true()
+        if len(unknown):
+            raise InputError(
+                f"{cell(frame, column, unknown[0], where)} is unknown, like {len(unknown)} of {len(frame)} cells of "
+                f"these rows: {accepted}, and can say nothing about others"
+            )
+        return torch.from_numpy(ids.cast(pl.Int64).to_numpy(writable=True))
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """The ids of users and items, by the columns that name them."""
+
+    ids: Mapping[str, Ids]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read: all tasks read the same."""
+        return list(self.ids)
+
+    def columns_of(self, task: str) -> list[str]:
+        """Return the columns that a task reads."""
+        return self.columns
+
+    def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
+        """Return the ids ``[N]`` by input. Raises InputError for a missing column, and for a user or item not known."""
+        check_columns(frame, self.columns, where)
+        frame = numbered(frame)
+        return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
+
+    def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
+        """Yield the rows of a file in blocks, and the share of the file that is read."""
+        return read_blocks(path, ",", [""])
+
+    def state(self) -> dict[str, Any]:
+        """Return the encoder as plain data."""
+        return {
+            column: {"input": ids.input, "size": ids.size, "names": None if ids.names is None else list(ids.names)}
+            for column, ids in self.ids.items()
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> PairEncoder:
+        """Return the encoder of a ``state``."""
+        ids = {}
+        for column, one in state.items():
+            names = None if one["names"] is None else [str(name) for name in one["names"]]
+            ids[str(column)] = Ids(str(one["input"]), int(one["size"]), names)
+        return PairEncoder(ids)

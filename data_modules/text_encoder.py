@@ -1,0 +1,82 @@
+"""Turn rows with columns of texts into the tokens that a network was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.tables.blocks import read_blocks
+from data_modules.tables.encoder import check_columns
+from data_modules.texts.encoder import Encoder
+from data_modules.texts.rows import RaggedRows, Texts
+from mtl.types import InputError, require
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A tokenizer, the most tokens of a row, and the one or two columns of texts of each task."""
+
+    tokenizer: Encoder
+    max_length: int
+    text: Mapping[str, Sequence[str]]
+    separator: str = ","
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of all tasks."""
+        return list(dict.fromkeys(column for columns in self.text.values() for column in columns))
+
+    def columns_of(self, task: str) -> Sequence[str]:
+        """Return the columns that a task reads."""
+        return self.text[task]
+
+    def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
+        """Return ``tokens`` and ``segments``, ``[N, S]``, of the texts of a task; an empty cell is an empty text.
+
+        Raises InputError for a missing column or one that holds no texts, and without ``task`` if tasks read different
+        columns.
+        """
+        if task is None:
+            different = {tuple(columns) for columns in self.text.values()}
+            require(len(different) == 1, f"tasks {', '.join(self.text)} read different columns: name one of them")
+            task = next(iter(self.text))
+        columns = list(self.text[task])
+        check_columns(frame, columns, where, f"task {task!r}")
+        texts = []
+        for name in columns:
+            kind = frame[name].dtype
+            if kind not in (pl.String, pl.Null):
+                raise InputError(f"{where}, column {name!r} holds {kind}, not texts")
+            texts.append(frame[name].cast(pl.String).fill_null("").to_list())
+        if not len(frame):
+            return {name: torch.zeros(0, 1, dtype=torch.int64) for name in ("tokens", "segments")}
+        rows = Texts(texts[0], texts[1] if len(texts) > 1 else None, torch.zeros(len(frame)))
+        found = self.tokenizer.encode(rows, self.max_length)
+        ragged = RaggedRows(found["tokens"], found["offsets"], found["boundary"], {}, self.tokenizer.pad)
+        return ragged.select(torch.arange(len(frame))).inputs
+
+    def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
+        """Yield the rows of a file in blocks, and the share of the file that is read."""
+        return read_blocks(path, self.separator, [""])
+
+    def state(self) -> dict[str, Any]:
+        """Return the encoder as plain data."""
+        return {
+            "tokenizer": self.tokenizer.state(),
+            "max_length": self.max_length,
+            "text": {task: list(columns) for task, columns in self.text.items()},
+            "separator": self.separator,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> TextEncoder:
+        """Return the encoder of a ``state``."""
+        text = {str(task): [str(column) for column in columns] for task, columns in state["text"].items()}
+        tokenizer = Encoder.from_state(state["tokenizer"])
+        return TextEncoder(tokenizer, int(state["max_length"]), text, str(state["separator"]))

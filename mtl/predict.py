@@ -1,0 +1,188 @@
+"""Predict the rows of a file: ``python -m mtl.predict <run>/checkpoints/best.ckpt rows.csv -o predictions.parquet``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import mtl  # noqa: F401  (must come first: it makes torchvision importable)
+
+# isort: split
+import polars as pl
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mtl.run.errors import explain
+from mtl.trained import TrainedModel, load
+from mtl.types import ROW, InputError, require
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*SEPARATORS, ".parquet")
+FIRST = 10  # rows that are shown if no file is written
+Write = Callable[[pl.DataFrame], None]
+
+
+def predicted(
+    model: TrainedModel,
+    rows: Path,
+    tasks: Sequence[str] | None = None,
+    keep: Sequence[str] | None = None,
+    experts: bool = False,
+    batch_size: int = 4096,
+) -> Iterator[tuple[pl.DataFrame, float]]:
+    """Yield the rows of a file with their predictions in blocks, and the share of the file that is read.
+
+    Memory does not depend on the number of rows. ``keep``: the columns of the file to keep, None: all. For the others
+    see ``TrainedModel.predict``. Raises InputError, which names file, column and row, if the file cannot be read, lacks
+    a column, or has a cell that cannot be read.
+    """
+    if model.encoder is None:
+        raise InputError(
+            "the data of this network have no rows that a table could hold: mtl.load(CHECKPOINT).predict takes tensors"
+        )
+    for block, share in model.encoder.blocks(rows):
+        there = [name for name in block.columns if name != ROW]
+        missing = [name for name in keep or () if name not in there]
+        require(not missing, f"--keep: {rows} has no column {', '.join(missing)}; it has {', '.join(there)}")
+        found = model.predict(block, tasks, experts, batch_size, str(rows))
+        kept = block.select(there if keep is None else list(keep))
+        twice = [name for name in found.columns if name in kept.columns]
+        require(
+            not twice,
+            f"{rows} has a column {', '.join(twice)}, as the predictions do: name the columns to keep with --keep",
+        )
+        yield kept.hstack(found.get_columns()) if kept.width else found, share
+
+
+def predict_file(
+    checkpoint: str | Path,
+    rows: Path,
+    out: Path,
+    force: bool = False,
+    trust: Sequence[str] = (),
+    device: str | None = None,
+    **options: Any,
+) -> int:
+    """Write the predictions for the rows of a file to ``out``; return the number of rows.
+
+    ``out`` (.csv, .tsv or .parquet) is complete or absent. ``options``: those of ``predicted``. Raises InputError, also
+    if ``out`` exists and not ``force``.
+    """
+    check_out(out, rows, force)
+    model, count = load(checkpoint, trust, device=device), 0
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(rows.name, total=1.0)
+        with writing(out) as write:
+            for block, share in predicted(model, rows, **options):
+                write(block)
+                count += len(block)
+                progress.update(bar, completed=share)
+    return count
+
+
+def check_out(out: Path, rows: Path, force: bool) -> None:
+    """Raise InputError unless predictions for the file ``rows`` can be written to ``out``."""
+    require(out.suffix in SUFFIXES, f"-o {out}: accepted formats are {', '.join(SUFFIXES)}")
+    require(out.parent.is_dir(), f"-o {out}: there is no folder {out.parent}")
+    same = out.exists() and rows.exists() and out.samefile(rows)
+    require(not same, f"-o {out}: this is the file of the rows; give another name")
+    require(force or not out.exists(), f"-o {out}: this file exists; give another name, or --force to replace it")
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[Write]:
+    """Provide a function that appends rows to a new file, which gets the name ``out`` when all are written."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    parts = temporary.with_name(temporary.name + ".parts")
+    try:
+        if out.suffix == ".parquet":
+            parts.mkdir()
+            files: list[Path] = []
+
+            def write_part(frame: pl.DataFrame) -> None:
+                files.append(parts / f"{len(files)}.parquet")
+                frame.write_parquet(files[-1])
+
+            yield write_part
+            pl.scan_parquet(files, glob=False).sink_parquet(temporary)
+        else:
+            with temporary.open("wb") as file:
+
+                def write_lines(frame: pl.DataFrame) -> None:
+                    frame.write_csv(file, include_header=file.tell() == 0, separator=SEPARATORS[out.suffix])
+
+                yield write_lines
+        os.replace(temporary, out)
+    except OSError as error:
+        raise InputError(f"-o {out} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def show(table: pl.DataFrame) -> None:
+    """Print a table of predictions."""
+    shown = Table()
+    for name in table.columns:
+        shown.add_column(name, justify="right" if table[name].dtype.is_numeric() else "left")
+    for row in table.iter_rows():
+        shown.add_row(
+            *[f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value) for value in row]
+        )
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, predict, and write or show the predictions."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.predict", description=__doc__)
+    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
+    parser.add_argument(
+        "rows", type=Path, help="a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help=f"file to write ({', '.join(SUFFIXES)}); default: show {FIRST} rows"
+    )
+    parser.add_argument("--tasks", type=listed, metavar="A,B", help="the tasks to predict; default all")
+    parser.add_argument(
+        "--keep", type=listed, metavar="A,B", help="columns of the rows to keep; default all, '' for none"
+    )
+    parser.add_argument("--experts", action="store_true", help="add the experts that each row used, with their weights")
+    parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    given = parser.parse_args(arguments)
+    options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts, "batch_size": given.batch_size}
+    try:
+        if given.out is None:
+            model = load(given.checkpoint, given.trust, device=given.device)
+            block, share = next(predicted(model, given.rows, **options))
+            show(block[:FIRST])
+            if share < 1 or len(block) > FIRST:
+                print("These are the first rows: add -o FILE to write the predictions for all of them.")
+            return
+        count = predict_file(given.checkpoint, given.rows, given.out, given.force, given.trust, given.device, **options)
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
+    print(f"{given.out}: predictions for {count:,} rows")
+
+
+def listed(text: str) -> list[str]:
+    """Return the names in a text that commas separate."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Reading files in blocks, and the encoders of rows: the same inputs from the state as in the training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+from data_modules.books import BooksDataModule
+from data_modules.jester import JesterDataModule
+from data_modules.movielens import MovieLensDataModule
+from data_modules.tables import blocks
+from data_modules.tables.blocks import read_blocks
+from data_modules.tables.reading import read_table
+from data_modules.text import TextDataModule
+from data_modules.texts.example import TASKS
+from mtl.types import InputError, RowEncoder
+
+QUOTED = 'id,text\n1,"a, ""b""\nof two lines"\n2,plain\n3,"\n\n"\n4,NA\n'
+PLAIN = "id,text\n" + "".join(f"{number},{'x' * (number % 37)}\n" for number in range(300))
+
+
+@pytest.mark.parametrize("text", [QUOTED, PLAIN, PLAIN + "\n\n\n", "\ufeff" + PLAIN, PLAIN.replace("\n", "\r\n")])
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_blocks_hold_the_rows_of_the_file(
+    text: str, size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
+    monkeypatch.setattr(blocks, "BYTES", size)
+    found = list(read_blocks(path, ",", ["NA"]))
+    assert_frame_equal(pl.concat([frame for frame, _ in found]), read_table(path, ",", ["NA"]))
+    shares = [share for _, share in found]
+    assert shares == sorted(shares)
+    assert shares[-1] <= 1
+    assert len(found) > 3 or size > 64 or text == QUOTED
+
+
+def test_blocks_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows[1].parquet"
+    pl.DataFrame({"a": [1.0, float("nan"), None, 4.0, 5.0], "b": list("vwxyz")}).write_parquet(path)
+    monkeypatch.setattr(blocks, "ROWS", 2)
+    found = list(read_blocks(path, ",", []))
+    assert [len(frame) for frame, _ in found] == [2, 2, 1]
+    assert_frame_equal(pl.concat([frame for frame, _ in found]), read_table(path, ",", []))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (PLAIN + "9,x,y\n", r"rows.csv, line 302 has 3 cells, but the first line names 2"),
+        (PLAIN + "9,x\x00\n", r"rows.csv, line 302: the byte 0x0"),
+        ("id,text\n", r"rows.csv has a header but no rows"),
+        ("\n\n", r"rows.csv is empty"),
+        ("id,id\n1,2\n", r"columns 1 and 2 are both called 'id'"),
+    ],
+)
+def test_mistakes_in_any_block_name_their_line(
+    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    monkeypatch.setattr(blocks, "BYTES", 100)
+    with pytest.raises(InputError, match=message):
+        list(read_blocks(tmp_path / "rows.csv", ",", []))
+
+
+def restored(data: Any, again: Any) -> RowEncoder:
+    """Return the encoder of ``again``, which gets the state of ``data`` and reads no file."""
+    state = json.loads(json.dumps(data.state_dict()))
+    again.load_state_dict(state)
+    assert again.spec == data.spec
+    assert again.state_dict()["encoder"] == state["encoder"]
+    return again.row_encoder
+
+
+def ratings(kind: type, folder: Path) -> Any:
+    options = {"variant": "1m", "alpha": 0.5} if kind is MovieLensDataModule else {}
+    if kind is BooksDataModule:
+        options = {"min_records": 2}
+    return kind(str(folder), batch_size=8, download=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "known", "ids", "unknown"),
+    [
+        (MovieLensDataModule, ["user", "movie"], (3, "20"), (2, 19), (7000, 1)),
+        (JesterDataModule, ["user", "joke"], ("1", 100), (0, 99), (1, 101)),
+        (BooksDataModule, ["user", "book"], (276725, "000000000X"), (0, 0), (1, "000000000X")),
+    ],
+)
+def test_pairs(
+    kind: type, columns: list[str], known: tuple, ids: tuple, unknown: tuple, tiny_data: Path, tmp_path: Path
+) -> None:
+    data = ratings(kind, tiny_data)
+    data.prepare_data()
+    data.setup()
+    encoder = restored(data, ratings(kind, tmp_path))
+    assert encoder.columns == columns
+    found = encoder.encode(pl.DataFrame({name: [value] for name, value in zip(columns, known, strict=True)}), "a.csv")
+    assert list(found) == list(data.spec.inputs)
+    assert tuple(int(value) for value in found.values()) == ids
+    rows = pl.DataFrame({name: [value] for name, value in zip(columns, unknown, strict=True)})
+    with pytest.raises(InputError, match=r"^a.csv, column '(user|joke)', row 1: .* is unknown, .*: the network knows"):
+        encoder.encode(rows, "a.csv")
+    for wrong in (None, "x", 1.5):
+        with pytest.raises(InputError, match=r"column 'user', row 1: .* is unknown"):
+            encoder.encode(rows.with_columns(user=pl.lit(wrong)), "a.csv")
+    with pytest.raises(
+        InputError, match=r"^a.csv has no column '(movie|joke|book)', which the network reads; it has us"
+    ):
+        encoder.encode(rows.select("user"), "a.csv")
+
+
+def test_other_users_than_those_of_the_training(tiny_data: Path, tmp_path: Path) -> None:
+    data = ratings(MovieLensDataModule, tiny_data)
+    data.prepare_data()
+    data.setup()
+    (tmp_path / "ml-1m").mkdir()
+    pairs = [(user, movie) for user in range(30, 60) for movie in range(1, 60) if (user + movie) % 3 == 0]
+    rows = [f"{user}::{movie}::{1 + movie % 5}::0" for user, movie in pairs]
+    (tmp_path / "ml-1m" / "ratings.dat").write_text("\n".join(rows) + "\n")
+    again = ratings(MovieLensDataModule, tmp_path)
+    again.load_state_dict(data.state_dict())
+    again.prepare_data()
+    assert list(again.changed_files()) == ["ml-1m/ratings.dat"]
+    with pytest.raises(InputError, match=r"has other users than the 40 that the network was trained on"):
+        again.setup()
+
+
+def texts(folder: Path, **options: Any) -> TextDataModule:
+    return TextDataModule(data_dir=str(folder), batch_size=8, vocabulary=120, max_length=24, **options)
+
+
+def test_texts(tmp_path: Path) -> None:
+    data = texts(tmp_path)
+    data.prepare_data()
+    data.setup()
+    other = {name: {**task, "path": "gone.tsv"} for name, task in TASKS.items()}
+    encoder = restored(data, texts(tmp_path / "other", tasks=other))
+    assert encoder.columns == ["review", "other"]
+    assert encoder.columns_of("liked") == ["review"]
+    rows = pl.DataFrame({"review": ["the soup was good.", None], "other": ["[PAD] our novel", "x"]})
+    for task, columns in (("liked", ["review"]), ("same", ["review", "other"])):
+        found = encoder.encode(rows, "a.csv", task)
+        expected = data.row_encoder.encode(rows.select(columns), "a.csv", task)
+        assert all(torch.equal(found[name], expected[name]) for name in ("tokens", "segments"))
+        assert found["tokens"].shape[0] == 2
+    with pytest.raises(InputError, match="read different columns: name one"):
+        encoder.encode(rows, "a.csv")
+    with pytest.raises(InputError, match=r"^a.csv has no column 'other', which task 'same' reads; it has review$"):
+        encoder.encode(rows.select("review"), "a.csv", "same")
+    with pytest.raises(InputError, match=r"^a.csv, column 'review' holds Int\d+, not texts$"):
+        encoder.encode(pl.DataFrame({"review": [1]}), "a.csv", "liked")
+
+
+def test_texts_of_the_test_alone(tmp_path: Path) -> None:
+    """The rows of a new test file, with the tokens and classes of the training; no other file is there."""
+    data = texts(tmp_path)
+    data.prepare_data()
+    data.setup()
+    rows = read_table(tmp_path / "example_reviews.tsv", ",", [""])[:50].drop("\0row")
+    rows.write_csv(tmp_path / "new.csv")
+    new = {"path": str(tmp_path / "gone.tsv"), "test_path": str(tmp_path / "new.csv")}
+    again = texts(tmp_path, tasks={name: {**task, **new} for name, task in TASKS.items()})
+    again.load_state_dict(data.state_dict(), test_only=True)
+    again.prepare_data()
+    assert again.changed_files() == {}
+    again.setup()
+    assert list(again.tasks) == ["test"]
+    assert again.spec == data.spec
+    batch = again.tasks["test"]["same"].select(torch.arange(50))
+    assert torch.equal(batch.inputs["tokens"], data.row_encoder.encode(rows, "new", "same")["tokens"])
+    assert batch.targets["same"].tolist() == [float(cell == "yes") for cell in rows["same"]]
+
+
+@pytest.mark.parametrize("damage", [{"encoder": 5}, {"spec": {}}, {"files": 1}, {"spec": None}])
+def test_damaged_state_is_one_message(damage: dict[str, Any], tiny_data: Path) -> None:
+    data = ratings(JesterDataModule, tiny_data)
+    data.setup()
+    again = ratings(JesterDataModule, tiny_data)
+    with pytest.raises(InputError, match="the checkpoint's description of its data is damaged"):
+        again.load_state_dict(data.state_dict() | damage)
