@@ -105,9 +105,11 @@ def test_pretrained_encoder_is_not_read_again(data: Path, pretrained: Path, tmp_
     assert all(same(value, found[key]) for key, value in expected.items())
 
 
-def test_missing_tokenizer_gives_one_message(data: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_missing_tokenizer(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    """A checkpoint holds the tokenizer of its run; a new run needs its files."""
     options = [*words(data, "[sst2]"), f"network.pretrained={pretrained}", "network.config=null"]
     interrupted(tmp_path / "parts", 0, *options)
     shutil.rmtree(pretrained)
+    go_on(tmp_path / "parts", f"paths.data_dir={data}")
     with pytest.raises(InputError, match=f"data.tokenizer={pretrained} is neither a folder nor"):
-        go_on(tmp_path / "parts", f"paths.data_dir={data}")
+        run(compose_small(tmp_path / "new", *options))
