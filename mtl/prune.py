@@ -31,7 +31,7 @@ from mtl.run.checkpoint import network_weights, read_checkpoint
 from mtl.run.errors import explain
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
-from mtl.types import require
+from mtl.types import TaskSpec, require
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,26 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
 
 
 class _Predictor(nn.Module):
-    """Return only the output of a pruned network for its task: a program returns tensors."""
+    """Return a network's output for one task alone, as a tensor: logits, or a regression in the units of its labels."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, task: TaskSpec) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.task = network, task
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        predictions: dict[str, Tensor] = self.network(inputs).predictions
-        [prediction] = predictions.values()
-        return prediction
+        prediction: Tensor = self.network(inputs, [self.task.name]).predictions[self.task.name]
+        return self.task.in_units(prediction) if self.task.kind == "regression" else prediction
 
 
 def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Module:
     """Export ``pruned`` for any batch size as a program that needs only torch; return the program read back.
 
-    ``torch.export.load(path).module()`` maps a dict like ``inputs`` to the task's predictions.
+    ``torch.export.load(path).module()`` maps a dict like ``inputs`` to the task's predictions: logits, or the values of
+    a regression in the units of its labels.
     """
-    return program.save(program.export(_Predictor(pruned), inputs), path)
+    network: Any = pruned
+    [task] = network.tasks
+    return program.save(program.export(_Predictor(pruned, task), inputs), path)
 
 
 def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
@@ -119,7 +121,8 @@ def prune_run(
     """Prune the network of a checkpoint for each of ``tasks`` (empty: all); return the savings by task.
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
-    between the predictions of the exported program and of the full network, on a batch of test rows.
+    between the predictions of the exported program and of the full network, on a batch of test rows; of a regression,
+    in standard deviations of its labels.
     """
     network, inputs = network_from_checkpoint(path, trust)
     everything: Any = network
@@ -129,7 +132,8 @@ def prune_run(
     report: dict[str, dict[str, Any]] = {}
     for task, pruned in cuts.items():
         exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
-        difference = (exported(inputs) - network(inputs, [task]).predictions[task]).abs().max()
+        spec = everything.tasks[names.index(task)]
+        difference = (exported(inputs) - _Predictor(network, spec)(inputs)).abs().max() / spec.std
         report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
     (folder / "savings.json").write_text(json.dumps(report, indent=2) + "\n")
     return report

@@ -63,24 +63,29 @@ class SweepTable(Callback):
             return
         words = [set(row["setting"].split(" ")) for row in self.rows]
         common = set.intersection(*words)  # show only what distinguishes the jobs
+        names = [[word for word in row["setting"].split(" ") if word not in common] or ["all"] for row in self.rows]
+        keys = {word.partition("=")[0] for name in names for word in name}
+        header = "setting"
+        if len(keys) == 1 and len(words) > 1 and all(len(name) == 1 and "=" in name[0] for name in names):
+            header = keys.pop()  # this option alone distinguishes the jobs: show its values
+            names = [[name[0].partition("=")[2]] for name in names]
         settings: dict[str, list[_Row]] = {}
-        for row in self.rows:
-            name = " ".join(word for word in row["setting"].split(" ") if word not in common) or "all"
-            settings.setdefault(name, []).append(row)
+        for name, row in zip(names, self.rows, strict=True):
+            settings.setdefault(" ".join(name), []).append(row)
         console = Console(width=None if sys.stdout.isatty() else 220)
-        console.print(network_table(settings, console.width))
-        console.print(task_table(settings, dict(list(self.main.items())[:_MOST_TASKS])))
+        console.print(network_table(settings, header, console.width))
+        console.print(task_table(settings, header, dict(list(self.main.items())[:_MOST_TASKS])))
         if len(self.main) > _MOST_TASKS:
             console.print(f"... and {len(self.main) - _MOST_TASKS} more tasks, in summary.csv")
 
 
-def network_table(settings: dict[str, list[_Row]], width: int) -> Table:
+def network_table(settings: dict[str, list[_Row]], header: str, width: int) -> Table:
     """Return a table with a row for each setting, and the columns that concern no single task, as far as they fit."""
     names = dict.fromkeys(name for rows in settings.values() for row in rows for name in row)
     columns = [name for name in names if name not in ("setting", "seed") and not name.startswith(_DETAILS)]
     columns = [name for name in columns if "/" not in name and (width >= _WIDE or name in _NARROW)]
     table = Table(title="mean over seeds ± standard error", title_justify="left")
-    table.add_column("setting", overflow="fold")
+    table.add_column(header, overflow="fold")
     for column in ("seeds", *columns):
         table.add_column(column.removeprefix("test ").replace("_", " "), justify="right", overflow="fold")
     for setting, rows in settings.items():
@@ -89,7 +94,7 @@ def network_table(settings: dict[str, list[_Row]], width: int) -> Table:
     return table
 
 
-def task_table(settings: dict[str, list[_Row]], main: dict[str, str]) -> Table:
+def task_table(settings: dict[str, list[_Row]], header: str, main: dict[str, str]) -> Table:
     """Return a table with a row for each task and setting: its main metric, and the difference to the first setting.
 
     ``main``: the main metric of each task; an arrow says whether higher or lower is better.
@@ -97,21 +102,18 @@ def task_table(settings: dict[str, list[_Row]], main: dict[str, str]) -> Table:
     from mtl.training.metrics import higher_is_better  # imports torch: not before the first job
 
     first = next(iter(settings))
-    keys = {word.partition("=")[0] for setting in settings for word in setting.split(" ")}
-    option = keys.pop() if len(keys) == 1 and len(settings) > 1 else ""  # that alone distinguishes the settings
-    shown = {setting: setting.removeprefix(f"{option}=") for setting in settings}
     table = Table(title="main metric of each task on the test rows", title_justify="left")
     table.add_column("task", overflow="fold")
-    table.add_column(option or "setting", overflow="fold")
+    table.add_column(header, overflow="fold")
     table.add_column("test", justify="right")
-    table.add_column(f"minus {shown[first]}" if len(settings) > 1 else "", justify="right")
+    table.add_column(f"minus {first}" if len(settings) > 1 else "", justify="right")
     for task, metric in main.items():
         column = f"test {task}/{metric}"
         arrow = {True: " ↑", False: " ↓", None: ""}[higher_is_better(metric)]
         for setting, rows in settings.items():
             title = f"{task} {metric}{arrow}" if setting == first else ""
             difference = "" if setting == first else summarise(differences(rows, settings[first], column), sign="+")
-            table.add_row(title, shown[setting], summarise([row.get(column) for row in rows]), difference)
+            table.add_row(title, setting, summarise([row.get(column) for row in rows]), difference)
         table.add_section()
     return table
 

@@ -63,8 +63,8 @@ def test_networks_beside_each_other_per_task(tmp_path: Path, capsys: pytest.Capt
     table = finished(tmp_path)
     settings: dict[str, list[dict[str, Any]]] = {}
     for row in table.rows:
-        settings.setdefault(row["setting"].split(" ")[0], []).append(row)
-    assert lines(task_table(settings, MAIN)) == [
+        settings.setdefault(row["setting"].split(" ")[0].removeprefix("network="), []).append(row)
+    assert lines(task_table(settings, "network", MAIN)) == [
         ["click auprc ↑", "mmoe", "0.7100 ± 0.01", ""],
         ["", "shared_bottom", "0.6950 ± 0.015", "-0.0150 ± 0.005"],
         ["", "single_task", "0.7950 ± 0.11", "-0.0100"],  # one seed in common
@@ -72,15 +72,24 @@ def test_networks_beside_each_other_per_task(tmp_path: Path, capsys: pytest.Capt
         ["", "shared_bottom", "1.5000", "+0.0000"],
         ["", "single_task", "1.3000 ± 0.1", "-0.1000"],
     ]
-    assert [column.header for column in task_table(settings, MAIN).columns] == ["task", "network", "test", "minus mmoe"]
-    narrow, wide = ([column.header for column in network_table(settings, width).columns] for width in (80, 220))
-    assert narrow == ["setting", "seeds", "loss", "experts per sample", "parameters", "epochs", "seconds per epoch"]
+    assert [column.header for column in task_table(settings, "network", MAIN).columns] == [
+        "task",
+        "network",
+        "test",
+        "minus mmoe",
+    ]
+    narrow, wide = (
+        [column.header for column in network_table(settings, "network", width).columns] for width in (80, 220)
+    )
+    assert narrow == ["network", "seeds", "loss", "experts per sample", "parameters", "epochs", "seconds per epoch"]
     assert wide == [*narrow[:4], "dead experts", *narrow[4:]]
 
     table.on_multirun_end(None)  # type: ignore[arg-type]  # it does not look at it
     shown = capsys.readouterr().out
     assert shown.index("mean over seeds") < shown.index("main metric of each task")
     assert "data=table" not in shown  # what all jobs share
+    assert "network=" not in shown  # the title of the column says so
+    assert shown.count("shared_bottom") == 3
     rows = list(csv.DictReader((tmp_path / "summary.csv").read_text().splitlines()))
     assert [row["test minutes/rmse"] for row in rows] == ["1.5", "1.7", "1.5", "", "1.4", "1.2"]
 
@@ -107,7 +116,9 @@ def test_summary_of_values(values: list[float | None], sign: str, text: str) -> 
 
 def test_one_setting_has_no_difference(tmp_path: Path) -> None:
     rows = finished(tmp_path).rows
-    assert lines(task_table({"all": rows[:2]}, {"click": "auprc"})) == [["click auprc ↑", "all", "0.7100 ± 0.01", ""]]
+    assert lines(task_table({"all": rows[:2]}, "setting", {"click": "auprc"})) == [
+        ["click auprc ↑", "all", "0.7100 ± 0.01", ""]
+    ]
 
 
 def test_baselines_differ_in_the_network_alone() -> None:
