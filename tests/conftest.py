@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def pytest_collectstart() -> None:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_tree() -> Iterator[None]:
+    """Fail if the tests leave a file or folder in the repository: they have tmp_path."""
+    before = {path.name for path in ROOT.iterdir()}
+    yield
+    left = sorted(path.name for path in ROOT.iterdir() if path.name not in before and not path.name.startswith("."))
+    assert not left, f"the tests left {', '.join(left)} in {ROOT}"
 
 
 @pytest.fixture(autouse=True)

@@ -295,8 +295,8 @@ def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
 
 def test_compilation_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    fit([0.1, 0.2], [CompileReport()])
+    fit([0.1, 0.2], [CompileReport()], enable_checkpointing=False)
     assert "compiling" not in caplog.text
-    fit([0.1, 0.2], [CompileReport()], config={"compile": True})
+    fit([0.1, 0.2], [CompileReport()], config={"compile": True}, enable_checkpointing=False)
     assert caplog.text.count("compiling the network on its first batch; this can take minutes") == 1
     assert caplog.text.count("s, compilation included") == 1
