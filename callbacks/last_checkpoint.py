@@ -46,6 +46,7 @@ class LastCheckpoint(Checkpoint):
         self._signals = ExitStack()
         self._stopped: Stopped | None = None  # the run is saved and stops as soon as its values are logged
         self._ends = False  # trainer.should_stop was set inside an accumulation window
+        self._max_steps: int | None = None  # the trainer's, while a checkpoint is loaded
         self._saved_at = 0.0
         self._alone = True  # whether this is the only process
 
@@ -55,6 +56,12 @@ class LastCheckpoint(Checkpoint):
                 if PARTIAL.fullmatch(file.name):  # of a run that was killed while it saved
                     file.unlink(missing_ok=True)
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Hide ``trainer.max_steps`` until training starts: with it, a run saved at an epoch's end would not go on."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            loop = trainer.fit_loop.epoch_loop
+            self._max_steps, loop.max_steps = loop.max_steps, -1
+
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
 
@@ -62,6 +69,8 @@ class LastCheckpoint(Checkpoint):
         self._alone = world_size() == 1
         self._saved_at = time.monotonic()
         self._stopped, self._ends = None, False
+        if self._max_steps is not None:
+            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
         self._listen(always=True)
         stop_signals.training_starts(str(self.path))
 

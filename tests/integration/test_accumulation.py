@@ -15,7 +15,7 @@ from pytorch_lightning import Callback
 from mtl.run.checkpoint import read_checkpoint
 from mtl.types import Stopped
 from tests.integration.helpers import compose_small
-from tests.integration.test_resume import go_on, same, state
+from tests.integration.test_resume import go_on, same, slow, state
 from train import run
 
 # Epochs of 10 batches and 4 steps (3 + 3 + 3 + 1 batches); hardening and the end of the schedule come after 1.5 epochs
@@ -111,7 +111,7 @@ class KillAt(Callback):
             raise KilledError
 
 
-@pytest.mark.parametrize(("batch", "step"), [(8, 2), (14, 4), (19, 6)])
+@pytest.mark.parametrize(("batch", "step"), [slow(8, 2), (14, 4), (19, 6)])
 def test_run_saved_every_few_steps_resumes_exactly(batch: int, step: int, whole: Path, tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, *WORDS, "callbacks.last.every_steps=2")
     with open_dict(cfg):
@@ -133,7 +133,7 @@ def validated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5, 9])
+@pytest.mark.parametrize("batch", [slow(1), 2, 5, 9])
 def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated: Path, tmp_path: Path) -> None:
     assert len([row for row in rows(validated) if "val/loss" in row]) == 6
     interrupted(tmp_path, batch, *WITHIN, number=signal.SIGHUP)
@@ -142,7 +142,8 @@ def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated:
 
 
 def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: Path) -> None:
-    run(compose_small(tmp_path, *WORDS, "trainer.max_steps=6"))
+    assert interrupted(tmp_path, 9, *WORDS, "trainer.max_steps=6")["global_step"] == 4  # at the end of an epoch
+    go_on(tmp_path)
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 6
     go_on(tmp_path, "trainer.max_steps=-1")
     assert_equal(tmp_path, whole, ended=True)
@@ -160,7 +161,7 @@ class TimeIsUp(Callback):
             trainer.should_stop = True
 
 
-@pytest.mark.parametrize("batch", [3, 13])
+@pytest.mark.parametrize("batch", [slow(3), 13])
 def test_run_that_time_ends_within_an_epoch_goes_on(batch: int, whole: Path, tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, *WORDS)
     with open_dict(cfg):
@@ -172,25 +173,25 @@ def test_run_that_time_ends_within_an_epoch_goes_on(batch: int, whole: Path, tmp
 
 
 OPTIONS = [
-    ["trainer.overfit_batches=2"],
     ["trainer.overfit_batches=2", "data=synthetic_pairs"],
-    ["trainer.val_check_interval=0.5"],
-    ["trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null"],
-    ["trainer.check_val_every_n_epoch=2"],
-    ["trainer.limit_train_batches=2", "trainer.limit_val_batches=1", "trainer.limit_test_batches=1"],
-    ["trainer.limit_train_batches=0.5"],
+    ["trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null", "trainer.num_sanity_val_steps=1"],
+    [
+        *("trainer.val_check_interval=0.5", "trainer.limit_train_batches=0.9"),
+        *("trainer.gradient_clip_val=1", "trainer.gradient_clip_algorithm=value"),
+    ],
+    [
+        *("trainer.check_val_every_n_epoch=2", "trainer.limit_train_batches=2"),
+        *("trainer.limit_val_batches=1", "trainer.limit_test_batches=1"),
+    ],
     ["trainer.fast_dev_run=true"],
-    ["trainer.max_time=00:00:00:05"],
-    ["trainer.deterministic=true"],
-    ["trainer.profiler=simple"],
-    ["trainer.gradient_clip_val=1"],
-    ["trainer.gradient_clip_val=1", "trainer.gradient_clip_algorithm=value"],
-    ["trainer.num_sanity_val_steps=1"],
-    ["trainer.detect_anomaly=true"],
+    [
+        *("trainer.deterministic=true", "trainer.detect_anomaly=true", "trainer.profiler=simple"),
+        *("trainer.gradient_clip_val=1", "trainer.max_time=00:00:00:05"),
+    ],
 ]
 
 
-@pytest.mark.parametrize("words", OPTIONS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", OPTIONS, ids=" ".join)
 def test_options_of_the_trainer(words: list[str], tmp_path: Path) -> None:
     try:
         value = run(compose_small(tmp_path, *words))
