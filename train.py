@@ -29,6 +29,7 @@ log = logging.getLogger("mtl")
 
 HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
+    ".*callbacks used to create the checkpoint need to be provided.*",  # a resumed run may have another schedule
     ".*Checkpoint directory .* exists and is not empty.*",  # a resumed run writes to its own folder
     ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
     ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice

@@ -1,4 +1,4 @@
-"""Schedule the learning rate: warm it up, then keep it, let it decay, or lower it when the validation stalls."""
+"""Schedule the learning rate: warm-up, then constant, decaying, or lower when the validation stalls; or one cycle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from callbacks.length import Length
 from mtl.kinds import Count, CountOrZero, InnerShare, Share
 from mtl.training.metrics import mode_of
 from mtl.training.module import is_logged
-from mtl.training.schedules import rate_factor
+from mtl.training.schedules import one_cycle_factor, rate_factor
 from mtl.types import check_choice, check_name, check_number, check_whole, require
 
 WHERE = "callbacks.lr_schedule"
@@ -78,6 +78,25 @@ class DecayingRate(ConstantRate):
     def factor_at(self, trainer: Trainer, step: int) -> float:
         length = self._run.in_steps(trainer)
         return rate_factor(step, self.warmup_length(trainer), length, self.shape, self.end_factor)
+
+
+class OneCycleRate(ConstantRate):
+    """Raise the learning rate from ``start_factor`` of its base value, which is the highest, and lower it again.
+
+    It rises in the fraction ``peak`` of the run and falls to ``end_factor`` of the base value at its end, by cosines.
+    The momentum is left alone.
+    """
+
+    def __init__(self, peak: InnerShare = 0.3, start_factor: Share = 0.04, end_factor: Share = 1e-4) -> None:
+        super().__init__()
+        check_number(f"{WHERE}.peak", peak, above=0, at_most=1)
+        check_number(f"{WHERE}.start_factor", start_factor, at_least=0, at_most=1)
+        check_number(f"{WHERE}.end_factor", end_factor, at_least=0, at_most=1)
+        self.peak, self.start_factor, self.end_factor = peak, start_factor, end_factor
+        self._run = Length("lr_schedule=one_cycle, which ends with the run", fraction=1.0)
+
+    def factor_at(self, trainer: Trainer, step: int) -> float:
+        return one_cycle_factor(step, self._run.in_steps(trainer), self.peak, self.start_factor, self.end_factor)
 
 
 class PlateauRate(ConstantRate):

@@ -73,6 +73,11 @@ def config_from_checkpoint(
     own = _Own(saved, given, trust, path)
     for section in OWN:
         merged[section] = own.merged(section, asked.get(section), saved.get(section))
+    if "schedule" in given:  # it replaces the run's, if only by none
+        before, _ = _template(choices, (), compose)
+        without = _built(plain(compose([*kept, "schedule=none"])))
+        callbacks = {name: node for name, node in merged["callbacks"].items() if name not in _built(before) - without}
+        merged["callbacks"] = callbacks | {name: asked["callbacks"][name] for name in _built(asked) - without}
     _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
     merged["data"] = _with_own_places(merged["data"])
     for key in [
@@ -165,7 +170,9 @@ class _Own:
             here, known = f"{section}.{key}", result.get(key)
             if isinstance(value, Mapping) and here not in self.given:
                 target = value.get("_target_")
-                same = isinstance(known, Mapping) and known.get("_target_") == target
+                same = isinstance(known, Mapping) and known.get("_target_") == value.get(
+                    "_target_", known.get("_target_")
+                )
                 if not same:
                     where = f"checkpoint {self.path}: {here}"
                     check_target(section.split(".")[0], target, self.trust, where)
@@ -174,8 +181,14 @@ class _Own:
             elif not isinstance(value, Mapping) and _is_harmless(key, value):
                 result[key] = linked(value, known, self.saved)
         if section == "callbacks" and "choices" in self.saved:  # else the checkpoint is of an earlier version
-            result = {key: value for key, value in result.items() if key in node or f"{section}.{key}" in self.given}
+            asked = {key.split(".")[1] for key in self.given if key.startswith("callbacks.")}
+            result = {key: value for key, value in result.items() if key in node or key in asked}
         return result
+
+
+def _built(config: Mapping[str, Any]) -> set[str]:
+    """Return the names of the callbacks that a run of ``config`` has."""
+    return {name for name, node in config["callbacks"].items() if isinstance(node, Mapping) and "_target_" in node}
 
 
 def _is_harmless(key: str, value: Any) -> bool:

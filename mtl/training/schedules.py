@@ -57,6 +57,18 @@ def rate_factor(step: float, warmup: float, length: float, shape: str, end: floa
     return SHAPES[shape](min(1.0, (step - warmup) / max(1.0, length - warmup)), 1.0, end)
 
 
+def one_cycle_factor(step: float, length: float, peak: float, start: float, end: float) -> float:
+    """Return the factor of the learning rate at optimiser step ``step``, counted from 0 (Smith & Topin 2018).
+
+    It rises from ``start`` to 1 in the fraction ``peak`` of the ``length`` steps, then falls to ``end`` by step
+    ``length``, along half a cosine wave each.
+    """
+    rise = peak * length
+    if step < rise:
+        return cosine(step / rise, start, 1.0)
+    return cosine(min(1.0, (step - rise) / max(1.0, length - rise)), 1.0, end)
+
+
 def check_schedule(shape: str, start: float, end: float) -> None:
     """Raise InputError for an unknown shape, for negative values, and for values that the shape does not allow."""
     check_choice("schedule: shape", shape, list(SHAPES))

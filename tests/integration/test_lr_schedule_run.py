@@ -11,7 +11,7 @@ import torch
 from omegaconf import open_dict
 
 from mtl.run.checkpoint import read_checkpoint
-from mtl.training.schedules import rate_factor
+from mtl.training.schedules import one_cycle_factor, rate_factor
 from mtl.types import Stopped
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import go_on, losses, same, state
@@ -39,6 +39,12 @@ def course(folder: Path) -> dict[int, float]:
     """Return the logged learning rates by step."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
     return {int(row["step"]): float(row["train/lr"]) for row in rows if row.get("train/lr")}
+
+
+def scheduled(folder: Path) -> list[int]:
+    """Return the steps at which the entropy weight was scheduled."""
+    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
+    return [int(row["step"]) for row in rows if row.get("schedule/gate.entropy_weight")]
 
 
 def groups(folder: Path) -> list[dict[str, Any]]:
@@ -85,7 +91,7 @@ def test_stopped_run_resumes_exactly_and_keeps_its_schedule(schedule: list[str],
 SHORT = ["logger=csv", "trainer.log_every_n_steps=1", "trainer.max_epochs=1"]  # of 5 steps, with a rate of 0.01
 
 
-def test_resuming_with_another_length_and_then_another_schedule(tmp_path: Path) -> None:
+def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -> None:
     run(compose_small(tmp_path, *LINEAR, *SHORT))
     last = tmp_path / "checkpoints" / "last.ckpt"
     longer = resume_small(last, tmp_path, "trainer.max_epochs=2")
@@ -96,10 +102,16 @@ def test_resuming_with_another_length_and_then_another_schedule(tmp_path: Path) 
     before, after = (rate_factor(4, 1.25, 5, "linear", 0.1), rate_factor(5, 2.5, 10, "linear", 0.1))
     assert [rates[4], rates[5]] == pytest.approx([0.01 * before, 0.01 * after])
     assert groups(tmp_path)[0]["lr"] < 0.005
-    constant = resume_small(last, tmp_path, "lr_schedule=constant", "trainer.max_epochs=3")
-    assert constant.callbacks.lr_schedule._target_ == "callbacks.lr_schedule.ConstantRate"
-    run(constant)
+    assert scheduled(tmp_path) == list(range(10))
+    plateau = resume_small(last, tmp_path, "lr_schedule=plateau", "schedule=none", "trainer.max_epochs=3")
+    assert plateau.callbacks.lr_schedule._target_ == "callbacks.lr_schedule.PlateauRate"
+    run(plateau)
     assert groups(tmp_path)[0]["lr"] == groups(tmp_path)[0]["initial_lr"] == 0.01
+    assert scheduled(tmp_path) == list(range(10))  # no longer
+    one_cycle = resume_small(last, tmp_path, "lr_schedule=one_cycle", "schedule=entropy_weight", "trainer.max_epochs=4")
+    run(one_cycle)
+    assert course(tmp_path)[15] == pytest.approx(0.01 * one_cycle_factor(15, 20, 0.3, 0.04, 1e-4))
+    assert scheduled(tmp_path) == [*range(10), *range(15, 20)]
 
 
 def test_longer_run_equals_an_uninterrupted_one_if_its_schedule_has_its_own_length(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from callbacks.lr_schedule import ConstantRate, DecayingRate, PlateauRate
+from callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, PlateauRate
 from callbacks.monitored import MonitorCheck
 from mtl.run import schema
-from mtl.training.schedules import rate_factor
+from mtl.training.schedules import one_cycle_factor, rate_factor
 from mtl.types import InputError
 from tests.integration.helpers import compose_small
 
@@ -28,6 +30,25 @@ def test_cosine_by_hand() -> None:
     rates = [rate_factor(step, 2, 6, "cosine", 0.0) for step in range(7)]
     half = math.sqrt(0.5) / 2
     assert rates == pytest.approx([0, 0.5, 1, 0.5 + half, 0.5, 0.5 - half, 0])
+
+
+def test_one_cycle_by_hand() -> None:
+    """Three steps up from a fifth, and six down to a tenth."""
+    up, down = [0.2, 0.4, 0.8], [1, 1 - 0.45 * (1 - math.sqrt(0.75)), 1 - 0.45 / 2, 0.55, 0.55 - 0.45 / 2]
+    rates = [one_cycle_factor(step, 9, 1 / 3, 0.2, 0.1) for step in range(11)]
+    assert rates == pytest.approx([*up, *down, 0.55 - 0.45 * math.sqrt(0.75), 0.1, 0.1])
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    """Torch has the peak and the end a step earlier."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1.0, 100, 0.3, "cos", cycle_momentum=False, div_factor=25, final_div_factor=400
+    )
+    for step in range(100):
+        assert one_cycle_factor(step, 99, 29 / 99, 1 / 25, 1e-4) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step() if step < 99 else None
 
 
 def test_lengths_without_decay_or_warmup() -> None:
@@ -66,12 +87,23 @@ def test_each_group_keeps_its_base_rate() -> None:
         assert rates_at(callback, run) == pytest.approx([0.1 * factor, 0.4 * factor])
 
 
-def test_base_rates_survive_in_the_optimizers_state() -> None:
-    callback, run = DecayingRate(), trainer(10, 0.1, 0.4)
-    rates_at(callback, run)
-    again = trainer(15, 0.1, 0.4)
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (partial(ConstantRate, warmup_steps=18), 15 / 18),
+        (DecayingRate, 0.25),
+        (partial(DecayingRate, "cosine"), 0.5 - math.sqrt(0.125)),
+        (OneCycleRate, one_cycle_factor(15, 20, 0.3, 0.04, 1e-4)),
+        (partial(PlateauRate, warmup_steps=18), 15 / 18),
+    ],
+    ids=["constant", "linear", "cosine", "one_cycle", "plateau"],
+)
+def test_resumed_rates(make: Callable[[], ConstantRate], factor: float) -> None:
+    """The base rates of the groups survive in the optimiser's state."""
+    run, again = trainer(10, 0.1, 0.4), trainer(15, 0.1, 0.4)
+    rates_at(make(), run)
     again.optimizers[0].load_state_dict(run.optimizers[0].state_dict())
-    assert rates_at(DecayingRate(), again) == pytest.approx([0.025, 0.1])
+    assert rates_at(make(), again) == pytest.approx([0.1 * factor, 0.4 * factor])
 
 
 def test_lengths_count_optimiser_steps() -> None:
@@ -127,6 +159,7 @@ def test_unknown_monitor_stops_the_run_before_its_first_step() -> None:
         ("cosine", "warmup_steps=-1", r"callbacks.lr_schedule.warmup_steps=-1: must be a whole number"),
         ("linear", "end_factor=1.5", r"callbacks.lr_schedule.end_factor=1.5: must be a number"),
         ("linear", "shape=bent", r"callbacks.lr_schedule.shape=bent: must be one of linear, cosine"),
+        ("one_cycle", "peak=1", r"callbacks.lr_schedule.peak=1: must be a number"),
         ("plateau", "factor=1", r"callbacks.lr_schedule.factor=1: must be a number"),
         ("plateau", "patience=0", r"callbacks.lr_schedule.patience=0: must be a whole number"),
     ],
