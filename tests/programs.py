@@ -93,9 +93,9 @@ class Forked:
         number = self._children[0].pid
         return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
 
-    def wait_for(self, path: Path) -> None:
-        """Return as soon as the program has written ``path``."""
-        while not path.exists():
+    def wait_for(self, path: Path, after: int = 0) -> None:
+        """Return as soon as the program has written ``path``, later than at ``after`` (``st_mtime_ns``)."""
+        while not path.exists() or path.stat().st_mtime_ns <= after:
             assert all(child.is_alive() for child in self._children), self.outputs[0].read_text(errors="replace")
             assert time.monotonic() < self._began + LIMIT, f"no {path} after {LIMIT} s"
             time.sleep(0.02)

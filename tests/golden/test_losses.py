@@ -51,8 +51,8 @@ CASES = [
 ]
 
 
-def train(words: str, folder: Path, data_dir: Path) -> list[float]:
-    """Return the training losses, task losses and auxiliary ones, of the first ``STEPS`` steps in float64."""
+def train(words: str, folder: Path, data_dir: Path, steps: int = STEPS) -> list[float]:
+    """Return the training losses, task losses and auxiliary ones, of the first ``steps`` steps in float64."""
     cfg = compose_small(folder, *words.split(), f"paths.data_dir={data_dir}")
     torch.manual_seed(0)
     data = build.build_data(cfg)
@@ -62,14 +62,14 @@ def train(words: str, folder: Path, data_dir: Path) -> list[float]:
     module.log = lambda *args, **kwargs: None
     optimizer = module.configure_optimizers()
     losses: list[float] = []
-    while len(losses) < STEPS:
+    while len(losses) < steps:
         for batch in data.train_dataloader():
             loss = module.training_step(double(batch), 0)["loss"]
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
-            if len(losses) == STEPS:
+            if len(losses) == steps:
                 break
     return losses
 
@@ -85,8 +85,9 @@ def double(batch: Batch | list[Batch]) -> Batch | list[Batch]:
 @pytest.mark.parametrize("words", CASES)
 def test_losses_are_unchanged(words: str, fast_path: bool, tmp_path: Path, tiny_data: Path) -> None:
     expected = json.loads(FILE.read_text())[words]
+    steps = STEPS if fast_path else 4  # in the plain functions a step like the others says nothing new
     with nullcontext() if fast_path else fast.disabled():
-        assert train(words, tmp_path, tiny_data) == pytest.approx(expected, rel=1e-9)
+        assert train(words, tmp_path, tiny_data, steps) == pytest.approx(expected[:steps], rel=1e-9)
 
 
 def main() -> None:

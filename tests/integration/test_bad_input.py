@@ -92,8 +92,12 @@ def answered(cases: list[list[str]], folder: Path) -> None:
     assert not problems, f"{len(problems)} of {len(cases)}\n" + "\n".join(problems)
 
 
-def every_case() -> list[list[str]]:
-    cases = [words_of(case) for case in KNOWN]
+def known() -> list[list[str]]:
+    return [words_of(case) for case in KNOWN]
+
+
+def random_ones() -> list[list[str]]:
+    cases = []
     for seed, words in enumerate((["gate=dselect_k"], ["gate=topk", "permutation=sinkhorn"], ["schedule=temperature"])):
         cases += [[*words, *case] for case in generated(composed(words), 80, seed)]
     return cases
@@ -105,12 +109,14 @@ def test_good_input_is_accepted(tmp_path: Path) -> None:
 
 
 def test_sample_of_bad_input_gets_one_message(tmp_path: Path) -> None:
-    cases = every_case()
-    answered(cases[:: len(cases) // 60], tmp_path)
+    """Every twelfth of the cases that once failed, and each kind of wrong value once."""
+    kinds = {words[-1].partition("=")[2]: words for words in random_ones()}
+    assert len(kinds) >= 15
+    answered([*known()[::12], *kinds.values()], tmp_path)
 
 
 @pytest.mark.slow
 def test_all_bad_input_gets_one_message(tmp_path: Path) -> None:
-    cases = every_case()
+    cases = [*known(), *random_ones()]
     assert len(cases) >= 300
     answered(cases, tmp_path)
