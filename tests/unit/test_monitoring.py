@@ -39,6 +39,7 @@ class Scripted(LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.losses, self.config = list(losses), config or {}
+        self.undefined: dict[str, str] = {}
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         return self.layer(batch).sum()
