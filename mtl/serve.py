@@ -1,0 +1,255 @@
+"""Answer requests with a trained network: ``python -m mtl.serve <run>/checkpoints/best.ckpt``.
+
+POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
+each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
+cell. GET /health describes the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mtl  # noqa: F401  (must come first: it makes torchvision importable)
+
+# isort: split
+import polars as pl
+import torch
+
+from mtl.predictions import class_names
+from mtl.run.errors import explain
+from mtl.trained import TrainedModel, load
+from mtl.types import InputError, check_number, check_whole, require
+
+WAITING = 1024  # requests that may wait for the network; more are refused
+WHERE = "the request"  # what messages call the rows
+CELLS = (str, int, float, bool, type(None))
+
+
+class FullError(Exception):
+    """Report that too many requests are waiting."""
+
+
+@dataclass
+class Job:
+    """The rows of one request, and where its answer will be."""
+
+    rows: Sequence[Mapping[str, Any]]
+    answer: Future[list[dict[str, Any]]] = field(default_factory=Future)
+
+
+class Predictor:
+    """Predict the rows of many requests at a time, in one thread: encoding one row takes as long as encoding many.
+
+    Requests are gathered until there are ``max_batch`` rows, or the first of them has waited for ``max_wait`` seconds.
+    Use it as a context manager: when it ends, all requests that wait have been answered.
+    """
+
+    def __init__(
+        self, model: TrainedModel, max_batch: int = 256, max_wait: float = 0.002, waiting: int = WAITING
+    ) -> None:
+        require(bool(model.columns), "this network reads no rows of a table, so there is nothing to serve")
+        spans = [task.name for task in model.spec.tasks if task.kind == "span"]
+        require(not spans, f"task {', '.join(spans)} finds answers in texts: it cannot be served")
+        self.model, self.max_batch, self.max_wait = model, max_batch, max_wait
+        self._jobs: queue.Queue[Job | None] = queue.Queue(waiting)
+        self._thread = threading.Thread(target=self._work, name="predictor")
+
+    def __enter__(self) -> Predictor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
+        """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
+        require(len(rows) <= self.max_batch, f"{len(rows)} rows in a request: at most {self.max_batch} are accepted")
+        check(rows, self.model.columns)
+        job = Job(rows)
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise FullError from None
+        return job.answer
+
+    def _work(self) -> None:
+        held: Job | None = None  # did not fit into the last batch
+        while True:
+            first = held or self._jobs.get()
+            if first is None:
+                return
+            jobs, held, go_on = self._gather(first)
+            # but for those of clients that left
+            self._answer([job for job in jobs if job.answer.set_running_or_notify_cancel()])
+            if not go_on:
+                return
+
+    def _gather(self, first: Job) -> tuple[list[Job], Job | None, bool]:
+        """Return the requests of a batch, the one that did not fit, and whether more will come."""
+        jobs, rows, until = [first], len(first.rows), time.monotonic() + self.max_wait
+        while rows < self.max_batch:
+            try:
+                job = self._jobs.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, None, False
+            if rows + len(job.rows) > self.max_batch:
+                return jobs, job, True
+            jobs.append(job)
+            rows += len(job.rows)
+        return jobs, None, True
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        """Predict the rows of ``jobs`` together, and give each its answer; a job whose rows are bad gets the error."""
+        try:
+            answers = self.model.predict(
+                table([row for job in jobs for row in job.rows], self.model.columns), where=WHERE
+            )
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].answer.set_exception(error)
+            elif jobs:  # the good ones are answered nevertheless
+                self._answer(jobs[: len(jobs) // 2])
+                self._answer(jobs[len(jobs) // 2 :])
+            return
+        found, start = answers.to_dicts(), 0
+        for job in jobs:
+            job.answer.set_result(found[start : start + len(job.rows)])
+            start += len(job.rows)
+
+
+def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows in the ``body`` of a request. Raises InputError."""
+    rows = body.get("rows")
+    good = isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
+    if not good:
+        raise InputError('the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}')
+    return list(rows or ())
+
+
+def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Raise InputError, which names row (from 1) and column, if a cell is missing or is a list or an object."""
+    for number, row in enumerate(rows, 1):
+        for name in columns:
+            require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
+            require(
+                isinstance(row[name], CELLS),
+                f"{WHERE}, column {name!r}, row {number}: {str(row[name])[:60]} is neither text nor number",
+            )
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pl.DataFrame:
+    """Return the ``columns`` of ``rows`` as a table; what a cell means does not depend on its neighbours' types."""
+    return pl.DataFrame([series(name, [row[name] for row in rows]) for name in columns])
+
+
+def series(name: str, values: Sequence[Any]) -> pl.Series:
+    """Return ``values`` as a column: as numbers, or, if their types differ, each as text."""
+    types = {type(value) for value in values} - {type(None)}
+    if len(types) <= 1 or types == {int, float}:
+        try:
+            return pl.Series(name, values, strict=len(types) <= 1)
+        except (OverflowError, TypeError, pl.exceptions.PolarsError):  # a number of more than 128 bits
+            pass
+    return pl.Series(name, [None if value is None else as_text(value) for value in values], dtype=pl.String)
+
+
+def as_text(value: str | float | bool) -> str:
+    """Return a cell as a text file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
+
+
+def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
+    """Return what /health answers."""
+    tasks = [
+        {"name": task.name, "kind": task.kind}
+        | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
+        for task in model.spec.tasks
+    ]
+    versions = {"mtl": version("mtl"), "torch": torch.__version__, "python": platform.python_version()}
+    network = type(model.network).__name__
+    return {"model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns}} | {
+        "tasks": tasks,
+        "versions": versions,
+    }
+
+
+def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
+    """Return the FastAPI application; ``about``: see ``describe``. Raises InputError without fastapi."""
+    fastapi, _ = web_packages()
+
+    @asynccontextmanager
+    async def running(app: Any) -> AsyncIterator[None]:
+        with predictor:
+            yield
+
+    app = fastapi.FastAPI(title="mtl", lifespan=running)
+
+    async def predict(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"predictions": await asyncio.wrap_future(predictor.submit(rows_of(body)))}
+        except InputError as error:
+            raise fastapi.HTTPException(422, str(error)) from None
+        except FullError:
+            raise fastapi.HTTPException(503, "too many requests are waiting; try again later") from None
+
+    async def health() -> dict[str, Any]:
+        return {"ready": True, **about}
+
+    app.post("/predict")(predict)
+    app.get("/health")(health)
+    return app
+
+
+def web_packages() -> tuple[Any, Any]:
+    """Return the modules fastapi and uvicorn. Raises InputError if one is not installed."""
+    try:
+        import fastapi
+        import uvicorn
+    except ImportError as error:
+        raise InputError(f"mtl.serve needs the package {error.name}: pip install -e '.[serve]'") from None
+    return fastapi, uvicorn
+
+
+def main(arguments: Sequence[str] | None = None, serve: Callable[..., None] | None = None) -> None:
+    """Read the command line, load the model, and answer requests until a signal stops the program."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.serve", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
+    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    given = parser.parse_args(arguments)
+    try:
+        check_whole("--max-batch", given.max_batch, 1)
+        check_number("--max-wait-ms", given.max_wait_ms, at_least=0)
+        _, uvicorn = web_packages()
+        model = load(given.checkpoint, given.trust)
+        predictor = Predictor(model, given.max_batch, given.max_wait_ms / 1000)
+        app = application(predictor, describe(model, given.checkpoint))
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
+    (serve or uvicorn.run)(app, host=given.host, port=given.port, access_log=False)
+
+
+if __name__ == "__main__":
+    main()

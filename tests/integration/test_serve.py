@@ -1,0 +1,149 @@
+"""The server's answers are those of ``predict``, whatever arrives together with them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import uvicorn
+
+import mtl
+from data_modules.tables.example import visits
+from mtl.serve import FullError, Predictor, application, describe, main
+from mtl.trained import TrainedModel
+from tests.integration.helpers import compose_small
+from train import run
+
+TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, city: {kind: multiclass}}"
+SIZES = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
+COLUMNS = ("user", "age", "hour", "device")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    visits()[:300].write_csv(folder / "rows.csv")
+    words = ("data=table", "gate=comet", f"data.path={folder}/rows.csv", f"data.tasks={TASKS}", *SIZES)
+    run(compose_small(folder / "run", *words, "data.numeric=[age]", "trainer.max_epochs=1", "~logger"))
+    return folder / "run" / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> TrainedModel:
+    return mtl.load(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def port(checkpoint: Path, model: TrainedModel) -> Iterator[int]:
+    """Return the port of a server that gathers up to 8 rows; at the end it stops as after a signal."""
+    app = application(Predictor(model, max_batch=8, max_wait=0.005), describe(model, checkpoint))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def ask(port: int, body: Any = None, path: str = "/predict") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        text = body if isinstance(body, str) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, text, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def rows(count: int = 60) -> list[dict[str, Any]]:
+    """Return rows with an unknown category and empty cells."""
+    some = visits()[300 : 300 + count].select(COLUMNS).to_dicts()
+    return [{"user": 1060, "age": None, "hour": 3, "device": "watch"}, {**some[1], "device": None}, *some[2:]]
+
+
+def same(found: list[dict[str, Any]], expected: pl.DataFrame) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected.to_dicts(), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_answers_of_many_clients_equal_predict(port: int, model: TrainedModel) -> None:
+    everything = rows()
+    requests = [everything[start : start + 1 + start % 8] for start in range(len(everything))]
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(lambda some: ask(port, {"rows": some}), requests))
+    for some, (status, answer) in zip(requests, answers, strict=True):
+        assert status == 200
+        same(answer["predictions"], model.predict(pl.DataFrame(some, infer_schema_length=None)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"rows": [*rows(3), {"user": 1, "hour": 2, "device": "phone"}]}, r"the request, row 4: no column 'age'"),
+        (
+            {"rows": [*rows(3), {**rows(3)[2], "age": "old"}]},
+            "row 4: 'old' is not a number",
+        ),
+        ({"rows": [{**rows(3)[2], "age": [1]}]}, r"the request, column 'age', row 1: [1] is neither text nor number"),
+        ({"rows": rows(9)}, r"9 rows in a request: at most 8 are accepted"),
+        ({"rows": []}, r"the request needs a list of rows"),
+        ({"row": 1}, r"the request needs a list of rows"),
+    ],
+)
+def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
+    status, answer = ask(port, body)
+    assert status == 422
+    assert message in answer["detail"]
+
+
+def test_what_is_no_json_and_health(port: int, checkpoint: Path) -> None:
+    assert ask(port, "{")[0] == 422
+    status, about = ask(port, path="/health")
+    assert status == 200
+    assert about["ready"] is True
+    assert [task["name"] for task in about["tasks"]] == ["click", "minutes", "city"]
+    assert set(about["model"]["columns"]) == set(COLUMNS)
+    assert about["versions"].keys() == {"mtl", "torch", "python"}
+
+
+def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: TrainedModel) -> None:
+    some = rows(5)[2:]
+    mixed = [{**some[0], "hour": 3, "user": "1060"}, {**some[1], "hour": 3.0, "user": 1060}, {**some[2], "age": "31"}]
+    _, together = ask(port, {"rows": mixed})
+    for row, found in zip(mixed, together["predictions"], strict=True):
+        same([found], model.predict(pl.DataFrame([row])))
+
+
+def test_full_queue_refuses_and_the_end_answers_what_waits(model: TrainedModel) -> None:
+    predictor = Predictor(model, max_batch=2, waiting=3)
+    waiting = [predictor.submit(rows(3)[2:]) for _ in range(3)]  # nobody works yet
+    with pytest.raises(FullError):
+        predictor.submit(rows(3)[2:])
+    waiting[1].cancel()
+    predictor._jobs.maxsize = 4  # room for the end
+    with predictor:
+        pass
+    assert waiting[0].result(0) == waiting[2].result(0)
+    assert waiting[1].cancelled()
+
+
+def test_command_serves_with_its_options(checkpoint: Path) -> None:
+    seen: dict[str, Any] = {}
+    main([str(checkpoint), "--port", "9000"], serve=lambda app, **options: seen.update(options, app=app))
+    assert (seen["host"], seen["port"], seen["app"].title) == ("127.0.0.1", 9000, "mtl")
+    with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be a whole number of at least 1"):
+        main([str(checkpoint), "--max-batch", "0"])
