@@ -101,11 +101,11 @@ class BestCheckpoint(ModelCheckpoint):
         of_validation = self.monitor.startswith("val/") or self.monitor not in trainer.callback_metrics
         if not (validated if of_validation else ends_epoch(trainer)):
             return  # the value is an earlier one
+        if self.monitor in pl_module.undefined:  # the module has said so
+            return
         require_logged(f"callbacks.best.monitor={self.monitor}", self.monitor, list(trainer.callback_metrics))
         value = float(trainer.callback_metrics[self.monitor])
         if not math.isfinite(value):
-            if self.monitor in pl_module.undefined:  # the module has said so
-                return
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
             return
         super().on_train_epoch_end(trainer, pl_module)

@@ -73,9 +73,9 @@ class EarlyStop(EarlyStopping):
         of_validation = self.monitor.startswith("val/") or self.monitor not in names
         if not ends_epoch(trainer) or (of_validation and not validated):
             return  # the value is an earlier one
-        require_logged(f"callbacks.early_stopping.monitor={self.monitor}", self.monitor, list(names))
         if self.monitor in pl_module.undefined:
             return
+        require_logged(f"callbacks.early_stopping.monitor={self.monitor}", self.monitor, list(names))
         before = trainer.should_stop
         super().on_train_epoch_end(trainer, pl_module)
         if trainer.should_stop and not before and self.stopping_reason_message:

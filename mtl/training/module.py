@@ -56,7 +56,7 @@ class MultiTaskModule(LightningModule):
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
-        self.undefined: dict[str, str] = {}  # of the latest evaluation: the metrics that are NaN, and what they need
+        self.undefined: dict[str, str] = {}  # of the latest evaluation: values that are NaN or left out, what they need
         self._named: set[str] = set()  # those that a warning has named
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
@@ -187,9 +187,14 @@ class MultiTaskModule(LightningModule):
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()
         self.evaluation.reset()
-        self.undefined = {f"{stage}/{name}": needs for name, needs in self.evaluation.undefined(results).items()}
-        for name in () if self.trainer.sanity_checking else self.undefined.keys() - self._named:
-            log.warning("%s is undefined, and reported as NaN: it needs %s", name, self.undefined[name])
+        undefined = {f"{stage}/{name}": needs for name, needs in self.evaluation.undefined(results).items()}
+        absent = {
+            f"{stage}/{name}" for name in self.evaluation.names() if name not in results
+        }  # of tasks without labels
+        self.undefined = undefined | dict.fromkeys(absent, "a label")
+        said = undefined.keys() | (absent & {self.config.get("monitor")})
+        for name in () if self.trainer.sanity_checking else sorted(said - self._named):
+            log.warning("%s is undefined on these rows: it needs %s", name, self.undefined[name])
             self._named.add(name)
         self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True)

@@ -100,13 +100,22 @@ def test_an_undefined_monitor_neither_stops_nor_fails_a_run(
     assert record["test"]["click/base_rate"] == 0
     assert record["test"]["price/r2"] is not None
     said = [line.getMessage() for line in caplog.records if "undefined" in line.getMessage()]
-    assert (
-        sum("val/click/auprc is undefined, and reported as NaN: it needs a positive label" in line for line in said)
-        == 1
-    )
+    assert sum("val/click/auprc is undefined on these rows: it needs a positive label" in line for line in said) == 1
     assert len(said) == len({line.split(" ")[0] for line in said}) == 8  # four metrics, each in val and in test
     assert "no finite val/click/auprc was measured: testing the last weights" in caplog.text
     assert " - " in capsys.readouterr().out
+
+
+def test_a_monitored_task_without_labels_in_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = [*table(tmp_path), "monitor=val/click/auprc", "trainer.max_epochs=2", "setting.patience=0"]
+    click = pl.when(pl.col("part") == "val").then(None).otherwise(pl.col("click"))
+    pl.read_csv(tmp_path / "rows.csv").with_columns(click=click).write_csv(tmp_path / "rows.csv")
+    with caplog.at_level(logging.WARNING):
+        run(compose_small(tmp_path / "run", *words))
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["epochs"] == 2
+    assert record["test"]["click/auprc"] is not None
+    assert caplog.text.count("val/click/auprc is undefined on these rows: it needs a label") == 1
 
 
 def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
