@@ -96,7 +96,7 @@ class CelebADataModule(TensorDataModule):
         mean, std = pixel_statistics(content["train_image"])
         spec = DataSpec(
             {"image": Image(3, *reduced(self.scale), mean, std)},
-            [TaskSpec(name, "binary") for name in self.attributes],
+            [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],
         )
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())
         logger.info("CelebA: %s images in %.1f s", counts, time.perf_counter() - start)

@@ -18,6 +18,13 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+NAMES = {  # of the classes
+    "mnist": tuple(map(str, range(CLASSES))),
+    "fashion_mnist": (
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+}
 VALIDATION = 6  # one in this many training images is for validation
 
 
@@ -66,7 +73,8 @@ class MultiMNISTDataModule(TensorDataModule):
             pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
         mean, std = pixel_statistics(splits["train"].inputs["image"])
-        tasks = [TaskSpec(name, "multiclass", CLASSES) for name in ("top_left", "bottom_right")]
+        classes = NAMES[self.source]
+        tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)
         return spec, splits
 

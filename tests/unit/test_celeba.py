@@ -78,7 +78,7 @@ def test_spec(root: Path) -> None:
     pixels = data.splits["train"].inputs["image"].double() / 255
     mean, std = float(pixels.mean()), float(pixels.std(correction=0))
     assert data.spec.inputs["image"] == Image(3, 109, 89, pytest.approx(mean, abs=1e-9), pytest.approx(std, abs=1e-9))
-    assert data.spec.tasks == [TaskSpec(name, "binary") for name in ATTRIBUTES]
+    assert data.spec.tasks == [TaskSpec(name, "binary", classes=("no", "yes")) for name in ATTRIBUTES]
     assert len(next(iter(data.train_dataloader()))) == 4
 
 
