@@ -2,7 +2,7 @@
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
-cell. GET /health describes the model.
+cell, and numbers and true are read as in a text file. GET /health describes the model.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ class Predictor:
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Predict the rows of ``jobs`` together, and give each its answer; a job whose rows are bad gets the error."""
         try:
-            answers = self.model.predict(
-                table([row for job in jobs for row in job.rows], self.model.columns), where=WHERE
-            )
+            frame = table([row for job in jobs for row in job.rows], self.model.columns)
+            answers = self.model.predict(frame, where=WHERE)
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
@@ -155,24 +154,16 @@ def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pl.DataFrame:
-    """Return the ``columns`` of ``rows`` as a table; what a cell means does not depend on its neighbours' types."""
-    return pl.DataFrame([series(name, [row[name] for row in rows]) for name in columns])
-
-
-def series(name: str, values: Sequence[Any]) -> pl.Series:
-    """Return ``values`` as a column: as numbers, or, if their types differ, each as text."""
-    types = {type(value) for value in values} - {type(None)}
-    if len(types) <= 1 or types == {int, float}:
-        try:
-            return pl.Series(name, values, strict=len(types) <= 1)
-        except (OverflowError, TypeError, pl.exceptions.PolarsError):  # a number of more than 128 bits
-            pass
-    return pl.Series(name, [None if value is None else as_text(value) for value in values], dtype=pl.String)
+    """Return the ``columns`` of ``rows`` as text, so that what a cell means does not depend on the others' types."""
+    cells = {name: [None if row[name] is None else as_text(row[name]) for row in rows] for name in columns}
+    return pl.DataFrame(cells, schema=dict.fromkeys(columns, pl.String))
 
 
 def as_text(value: str | float | bool) -> str:
-    """Return a cell as a text file has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
+    """Return a cell as a text file has it: true, 3, 0.5."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:

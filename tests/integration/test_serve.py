@@ -17,7 +17,7 @@ import uvicorn
 
 import mtl
 from data_modules.tables.example import visits
-from mtl.serve import FullError, Predictor, application, describe, main
+from mtl.serve import FullError, Predictor, application, describe, main, table
 from mtl.trained import TrainedModel
 from tests.integration.helpers import compose_small
 from train import run
@@ -126,6 +126,12 @@ def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: Traine
     _, together = ask(port, {"rows": mixed})
     for row, found in zip(mixed, together["predictions"], strict=True):
         same([found], model.predict(pl.DataFrame([row])))
+
+
+def test_cells_are_read_as_in_a_text_file() -> None:
+    cells = [True, 3, 3.0, 0.5, "v1.0", "", None]
+    found = table([{"x": cell, "more": 1} for cell in cells], ["x"])
+    assert found.to_dict(as_series=False) == {"x": ["true", "3", "3", "0.5", "v1.0", "", None]}
 
 
 def test_full_queue_refuses_and_the_end_answers_what_waits(model: TrainedModel) -> None:
