@@ -9,6 +9,7 @@ import atexit
 import itertools
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -42,6 +43,7 @@ HARMLESS_WARNINGS = (
 # Only rank 0 writes files. torchrun, SLURM, or Lightning when it starts the other processes, set the rank.
 RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
 IS_FIRST = RANK == "0"
+LENT: list[str] = []  # words of the command line that come from the checkpoint, see ``data_of_checkpoint``
 
 
 def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
@@ -220,7 +222,9 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     schema.check(cfg)
     given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
     require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
-    words, trust = list(hydra_cfg.overrides.task), list(cfg.trust or [])
+    trust = list(cfg.trust or [])
+    words = [word for word in hydra_cfg.overrides.task if word not in LENT]
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in LENT]  # the processes of this run start with it
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     lock = claim(folder, resumed is not None and resumed.resolve() == folder.resolve()) if IS_FIRST else None
@@ -264,6 +268,26 @@ def choices_of(hydra_cfg: DictConfig) -> dict[str, str | None]:
     return {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
 
 
+def data_of_checkpoint(words: Sequence[str]) -> list[str]:
+    """Return ``["data=NAME"]`` of the checkpoint that ``words`` start from if they set options of its data, else [].
+
+    Hydra composes the configuration before the checkpoint is read, and would not know the options of other data.
+    """
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    path = given.get("evaluate") or given.get("ckpt")
+    if not path or "data" in given or not any(word.startswith("data.") for word in given):
+        return []
+    from mtl.run.checkpoint import read_whole
+    from mtl.types import InputError
+
+    try:
+        choices = read_whole(path.strip("'\""))["config"].get("choices", {})
+    except InputError:  # reported where the checkpoint is used
+        return []
+    name = choices.get("data") if isinstance(choices, dict) else None
+    return [f"data={name}"] if isinstance(name, str) and re.fullmatch(r"\w+", name) else []
+
+
 def report(error: BaseException) -> NoReturn:
     """Print ``error`` as one message and exit; with HYDRA_FULL_ERROR=1 raise it."""
     if os.environ.get("MTL_FULL_ERROR") == "1":
@@ -285,6 +309,8 @@ def cli() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if not RANK.isdecimal():
         sys.exit(f"error: RANK={RANK}: this environment variable must be the number of this process")
+    LENT[:] = data_of_checkpoint(sys.argv[1:])
+    sys.argv += LENT
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # argparse wants it first
     try:
         main()

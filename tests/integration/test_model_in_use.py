@@ -22,7 +22,8 @@ from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small, resume_small
-from train import run
+from tests.programs import attempt
+from train import data_of_checkpoint, run
 
 ROWS = 400
 WORDS = ["setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "~logger"]
@@ -280,6 +281,16 @@ class TestOtherFiles:
         found = evaluated(best(trained), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
         assert found == pytest.approx(expected, rel=1e-5)
         assert "since the training" not in caplog.text
+
+    def test_command_names_no_data(self, trained: Path, tmp_path: Path) -> None:
+        """Hydra learns from the checkpoint which options its data have."""
+        table().write_csv(tmp_path / "new.csv")
+        words = [f"evaluate={best(trained)}", f"data.test_path={tmp_path}/new.csv", f"hydra.run.dir={tmp_path}/run"]
+        done = attempt(words, tmp_path, small=False)
+        assert done.status == 0, done.output
+        assert (tmp_path / "run" / "results.json").is_file()
+        assert data_of_checkpoint([words[0], "seed=1"]) == []
+        assert data_of_checkpoint([f"ckpt={tmp_path}/gone.ckpt", "data.path=a.csv"]) == []
 
     def test_new_test_file_needs_no_training_file(self, trained: Path, tmp_path: Path) -> None:
         table().write_parquet(tmp_path / "new.parquet")
