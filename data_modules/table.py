@@ -168,7 +168,9 @@ class TableDataModule(TensorDataModule):
             targets = {task.name: task.targets(known, frame, where[name]) for task, known in tasks}
             weights = self._weights(frame, spec.tasks, targets, where[name])
             splits[name] = Batch(inputs, targets, weights, self._groups(frame) if name != "train" else None)
-        logger.info("%s: %s", self.paths["train"], ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()))
+        for path in dict.fromkeys(where[name] for name in splits):
+            counts = (f"{len(rows)} {name}" for name, rows in splits.items() if where[name] == path)
+            logger.info("%s: %s", path, ", ".join(counts))
         return spec, splits
 
     def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 import torch
@@ -104,11 +105,14 @@ class Vocabulary:
     def size(self) -> int:
         return len(self.values) + 1
 
+    @cached_property  # a server encodes few rows at a time
+    def _ids(self) -> pl.DataFrame:
+        return pl.DataFrame({"value": self.values, "id": range(1, self.size)}, schema={"value": str, "id": pl.Int64})
+
     def encode(self, column: pl.Series) -> Tensor:
         """Return the ids of the cells, ``[N]`` int64."""
         text = as_text(column).fill_null(MISSING).rename("value")
-        known = pl.DataFrame({"value": self.values, "id": range(1, self.size)}, schema={"value": str, "id": pl.Int64})
-        ids = text.to_frame().join(known, on="value", how="left", maintain_order="left")["id"].fill_null(UNKNOWN)
+        ids = text.to_frame().join(self._ids, on="value", how="left", maintain_order="left")["id"].fill_null(UNKNOWN)
         return torch.from_numpy(ids.to_numpy(writable=True))
 
 
