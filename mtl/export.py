@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import mtl  # noqa: F401  (must come first: it makes torchvision importable)
 
 # isort: split
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from mtl import program
@@ -26,7 +25,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import class_names
 from mtl.run import build
 from mtl.run.checkpoint import data_state, read_checkpoint
-from mtl.run.errors import explain
+from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.trained import TrainedModel, load
@@ -54,13 +53,13 @@ def export_run(
     """
     if onnx:
         program.onnx_runtime()  # a missing package is reported before any work is done
-    model = load(path, trust, data_dir, "cpu")
-    inputs, of_test = rows_to_compare(model, path, trust, data_dir)
+    checkpoint, model = read_checkpoint(path, trust), load(path, trust, data_dir, "cpu")
+    inputs, of_test = rows_to_compare(model, checkpoint, config_to_load(path, trust, data_dir))
     names = [task.name for task in model.spec.tasks]
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "preprocessing.json").write_text(json.dumps(preprocessing(model, path, trust, inputs), indent=2) + "\n")
+    (folder / "preprocessing.json").write_text(json.dumps(preprocessing(model, checkpoint, inputs), indent=2) + "\n")
     expected = program.Readable(model.network)(inputs)
     found = program.save(exported, folder / "model.pt2")(inputs)
     differences = {"model.pt2": difference(model, found, expected)}
@@ -83,14 +82,13 @@ def export_run(
 
 
 def rows_to_compare(
-    model: TrainedModel, path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None
+    model: TrainedModel, checkpoint: Mapping[str, Any], cfg: DictConfig
 ) -> tuple[dict[str, Tensor], bool]:
     """Return inputs of the test split and True or, if the data are not there, made-up ones and False.
 
-    Ids are int64; nothing is downloaded.
+    ``cfg``: the configuration of the ``checkpoint``. Ids are int64; nothing is downloaded.
     """
     try:
-        checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust, data_dir)
         if "download" in cfg.data:
             cfg.data.download = False
         data: Any = build.build_data(cfg)
@@ -110,9 +108,7 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
     return max(float((found[name] - expected[name]).abs().max()) / scales[name] for name in scales)
 
 
-def preprocessing(
-    model: TrainedModel, path: str | Path, trust: Sequence[str], inputs: Mapping[str, Tensor]
-) -> dict[str, Any]:
+def preprocessing(model: TrainedModel, checkpoint: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return as plain data how rows become ``inputs``, and what the outputs are.
 
     ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
@@ -131,7 +127,7 @@ def preprocessing(
             | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
             for task in model.spec.tasks
         },
-        "data": data_state(read_checkpoint(path, trust)),
+        "data": data_state(checkpoint),
     }
 
 
@@ -145,12 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     folder = given.out or Path(given.checkpoint).absolute().parent.parent / "exported"
-    try:
+    with as_one_message():
         report = export_run(given.checkpoint, folder, given.onnx, given.trust, given.data_dir)
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
     rows = "rows of the test split" if report["rows"] == "test" else "made-up rows, since the data are not there"
     for file, value in report["differences"].items():
         print(f"{folder / file}: differs from the network by at most {value:.1e} on {rows}")

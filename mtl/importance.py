@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from mtl.experts.ffn import StackedFFN
 from mtl.networks.packing import real_tokens
 from mtl.networks.transformer import Transformer
 from mtl.prune import network_and_data
-from mtl.run.errors import explain
+from mtl.run.errors import as_one_message
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec, require
 
@@ -110,15 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     file = given.out or Path(given.checkpoint).absolute().parent.parent / "importance.pt"
-    try:
+    with as_one_message():
         scores = importance_of_run(given.checkpoint, given.trust, given.data_dir)
         part = file.with_name(file.name + ".part")
         torch.save({"importance": scores.cpu()}, part)
         os.replace(part, file)
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
     print(f"{file}: importance of {scores.shape[1]:,} neurons in each of {scores.shape[0]} layers")
 
 

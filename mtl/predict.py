@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mtl.run.errors import explain
+from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
 from mtl.types import ROW, InputError, require
 
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts, "batch_size": given.batch_size}
-    try:
+    with as_one_message():
         if given.out is None:
             model = load(given.checkpoint, given.trust, device=given.device)
             block, share = next(predicted(model, given.rows, **options))
@@ -172,10 +172,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print("These are the first rows: add -o FILE to write the predictions for all of them.")
             return
         count = predict_file(given.checkpoint, given.rows, given.out, given.force, given.trust, given.device, **options)
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
     print(f"{given.out}: predictions for {count:,} rows")
 
 

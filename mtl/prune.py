@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from mtl.networks.routed import RoutedLayer
 from mtl.program import replace_parts
 from mtl.run import build
 from mtl.run.checkpoint import network_weights, read_checkpoint
-from mtl.run.errors import explain
+from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.types import TaskSpec, require
@@ -148,12 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
     folder = given.out or Path(given.checkpoint).absolute().parent.parent / "pruned"
-    try:
+    with as_one_message():
         report = prune_run(given.checkpoint, given.task, folder, given.trust)
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
     table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
     for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
         table.add_column(column, justify="left" if column == "task" else "right")

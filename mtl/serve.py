@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import platform
 import queue
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -30,7 +28,7 @@ import polars as pl
 import torch
 
 from mtl.predictions import class_names
-from mtl.run.errors import explain
+from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
 from mtl.types import InputError, check_number, check_whole, require
 
@@ -228,17 +226,13 @@ def main(arguments: Sequence[str] | None = None, serve: Callable[..., None] | No
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
     parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
     given = parser.parse_args(arguments)
-    try:
+    with as_one_message():
         check_whole("--max-batch", given.max_batch, 1)
         check_number("--max-wait-ms", given.max_wait_ms, at_least=0)
         _, uvicorn = web_packages()
         model = load(given.checkpoint, given.trust)
         predictor = Predictor(model, given.max_batch, given.max_wait_ms / 1000)
         app = application(predictor, describe(model, given.checkpoint))
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
     (serve or uvicorn.run)(app, host=given.host, port=given.port, access_log=False)
 
 

@@ -35,6 +35,7 @@ ARTICLES = (
         (RIVER, ("to which river", "the Aare", "Aare.")),
     ),
 )
+QUESTIONS = sum(len(part) - 1 for article in ARTICLES for part in article)
 
 
 def paragraph(name: str, context: str, *questions: tuple[str, ...]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Ids:
     def of(self, frame: pl.DataFrame, column: str, where: str) -> Tensor:
         """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
         if self.names is None:
-            number = parse(frame[column])  # float64, null where it is no number
+            number = parse(frame[column])  # float64; null for a cell that is not a number
             known = (number == number.round()) & number.is_between(1, self.size)
             ids = number - 1
             accepted = f"the network knows the whole numbers from 1 to {self.size}"

@@ -10,24 +10,9 @@ from torch import Tensor, nn
 
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
-from mtl.experts.dense import StackedLinear
+from mtl.experts.dense import StackedLinear, grouped_linear
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.fast import accelerated, matmul
 from mtl.kinds import Count, Dropout
-
-
-@accelerated(matmul.cuda_grouped_feed_forward, on="cuda")
-def grouped_feed_forward(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, counts: Sequence[int]
-) -> Tensor:
-    """Apply to each row of ``x [P, D]`` the feed-forward layer of its expert.
-
-    Rows are sorted by expert, ``counts [E]`` rows each. ``up [E, W, D]``, ``up_bias [E, W]``, ``down [E, D, W]``,
-    ``down_bias [E, D]``. Each expert runs to its end before the next: its hidden units are then still in the cache.
-    """
-    rows = torch.split(x.to(up.dtype), list(counts))
-    groups = zip(rows, up.unbind(), up_bias.unbind(), down.unbind(), down_bias.unbind(), strict=True)
-    return torch.cat([F.linear(F.gelu(F.linear(part, a, b)), c, d) for part, a, b, c, d in groups])
 
 
 class StackedFFN(Experts):
@@ -68,10 +53,10 @@ class StackedFFN(Experts):
         return self._normalised(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
 
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
-        """See ``Experts``."""
+        """See ``Experts``: here the experts' products share one call for all pairs."""
         rows = x.index_select(0, pairs.sample)  # [P, D], sorted by expert
-        up, down = self.up, self.down
-        out = grouped_feed_forward(rows, up.weight, up.bias, down.weight, down.bias, pairs.counts)  # [P, D]
+        hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, pairs.counts))  # [P, W]
+        out = grouped_linear(hidden, self.down.weight, self.down.bias, pairs.counts)  # [P, D]
         out = out if masks is None else masks.of_pairs(out, 0, pairs.sample, pairs.expert)
         if self.own_norm:
             out = self._normalised(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])

@@ -363,11 +363,3 @@ def cuda_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequenc
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends) + bias.index_select(0, group)
     groups = zip(torch.split(x, list(counts)), weight.unbind(), bias.unbind(), strict=True)
     return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])
-
-
-def cuda_grouped_feed_forward(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, counts: Sequence[int]
-) -> Tensor:
-    """The fast version of ``mtl.experts.ffn.grouped_feed_forward`` on a GPU: two kernels in half precision."""
-    hidden = F.gelu(cuda_grouped_linear(x, up, up_bias, counts))
-    return cuda_grouped_linear(hidden, down, down_bias, counts)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -42,6 +44,17 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def as_one_message() -> Iterator[None]:
+    """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(explain(error)[0])
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -75,7 +75,7 @@ def collect(
 
 
 def number(value: float | None) -> str:
-    """Return a value for a table; "-" for one that is undefined."""
+    """Return the text of a table's cell: ``value`` with four decimals, or "-" if it is undefined (None)."""
     return "-" if value is None else f"{value:.4f}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import polars as pl
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
@@ -57,3 +58,12 @@ def resume_small(path: Path, run_dir: Path, *words: str, evaluate: bool = False)
     """Return the configuration of ``python train.py ckpt=<path> <words>``, or ``evaluate=<path>``."""
     start = f"{'evaluate' if evaluate else 'ckpt'}='{path}'"
     return config_from_checkpoint(path, [start, f"paths.run_dir='{run_dir}'", *words], composed, evaluate=evaluate)
+
+
+def train_table(folder: Path, rows: pl.DataFrame, *words: str) -> Path:
+    """Train a small network on ``rows``, written to ``rows.csv`` in ``folder``; return the folder of the run."""
+    rows.write_csv(folder / "rows.csv")
+    sizes = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
+    words = ("data=table", f"data.path={folder}/rows.csv", *sizes, "trainer.max_epochs=1", "~logger", *words)
+    train.run(compose_small(folder / "run", *words))
+    return folder / "run"

@@ -11,20 +11,16 @@ import torch
 import mtl
 from data_modules.tables.example import visits
 from mtl.export import ROWS, main, rows_to_compare
-from tests.integration.helpers import compose_small
-from train import run
+from mtl.run.checkpoint import read_checkpoint
+from mtl.run.resume import config_to_load
+from tests.integration.helpers import train_table
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}}"
-SIZES = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    visits()[:300].write_csv(folder / "rows.csv")
-    words = ("data=table", "gate=topk", f"data.path={folder}/rows.csv", f"data.tasks={TASKS}", *SIZES)
-    run(compose_small(folder / "run", *words, "trainer.max_epochs=1", "~logger"))
-    return folder / "run"
+    return train_table(tmp_path_factory.mktemp("trained"), visits()[:300], "gate=topk", f"data.tasks={TASKS}")
 
 
 def test_program_gives_the_predictions_of_the_model(
@@ -51,7 +47,7 @@ def test_without_the_data_rows_are_made_up(trained: Path) -> None:
     model = mtl.load(checkpoint, device="cpu")
     rows.rename(trained.parent / "away.csv")
     try:
-        inputs, of_test = rows_to_compare(model, checkpoint)
+        inputs, of_test = rows_to_compare(model, read_checkpoint(checkpoint), config_to_load(checkpoint))
     finally:
         (trained.parent / "away.csv").rename(rows)
     assert not of_test

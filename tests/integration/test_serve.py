@@ -19,21 +19,16 @@ import mtl
 from data_modules.tables.example import visits
 from mtl.serve import FullError, Predictor, application, describe, main, table
 from mtl.trained import TrainedModel
-from tests.integration.helpers import compose_small
-from train import run
+from tests.integration.helpers import train_table
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, city: {kind: multiclass}}"
-SIZES = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
 COLUMNS = ("user", "age", "hour", "device")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    visits()[:300].write_csv(folder / "rows.csv")
-    words = ("data=table", "gate=comet", f"data.path={folder}/rows.csv", f"data.tasks={TASKS}", *SIZES)
-    run(compose_small(folder / "run", *words, "data.numeric=[age]", "trainer.max_epochs=1", "~logger"))
-    return folder / "run" / "checkpoints" / "best.ckpt"
+    words = ("gate=comet", f"data.tasks={TASKS}", "data.numeric=[age]")
+    return train_table(tmp_path_factory.mktemp("trained"), visits()[:300], *words) / "checkpoints" / "best.ckpt"
 
 
 @pytest.fixture(scope="module")

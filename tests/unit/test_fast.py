@@ -107,18 +107,6 @@ def of_grouped_linear(rows: int, dtype: torch.dtype) -> Iterator[Build]:
     yield partial(build, [0, 0])
 
 
-def of_grouped_feed_forward(rows: int, dtype: torch.dtype) -> Iterator[Build]:
-    def build(counts: list[int]) -> Call:
-        x, experts = random(sum(counts), 16, dtype=dtype), len(counts)
-        up, up_bias = random(experts, 24, 16, dtype=dtype), random(experts, 24, dtype=dtype)
-        down, down_bias = random(experts, 16, 24, dtype=dtype), random(experts, 16, dtype=dtype)
-        leaves = [x, up, up_bias, down, down_bias]
-        return Call(str(counts), (*leaves, counts), leaves)
-
-    yield partial(build, [rows])
-    yield partial(build, [rows // 2, 0, rows])
-
-
 def dense_layers(experts: int, width: int, units: list[int], dtype: torch.dtype) -> StackedDense:
     layer = StackedDense(experts, width, units).to(dtype)
     with torch.no_grad():
@@ -232,7 +220,6 @@ CASES: dict[str, Callable[[int, torch.dtype], Iterator[Build]]] = {
     "dselect_weights": of_dselect_weights,
     "sinkhorn": of_sinkhorn,
     "grouped_linear": of_grouped_linear,
-    "grouped_feed_forward": of_grouped_feed_forward,
     "StackedDense.outputs": of_dense_outputs,
     "StackedDense.mixture": of_dense_mixture,
     "StackedDense.pairs_mixture": of_dense_pairs,

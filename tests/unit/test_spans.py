@@ -27,8 +27,8 @@ from mtl.training.module import MultiTaskModule
 from mtl.training.spans import best_spans
 from mtl.types import MISSING_CLASS, Batch, DataSpec, InputError, Numeric, TaskSpec
 from tests.squad_files import (
-    ARTICLES,
     LONG,
+    QUESTIONS,
     evaluated,
     module,
     perfect,
@@ -40,7 +40,6 @@ from tests.transformers import SPEC, tokens, transformer
 
 SPAN = TaskSpec("squad", "span")
 LOWEST = torch.finfo(torch.float64).min
-QUESTIONS = sum(len(part) - 1 for article in ARTICLES for part in article)
 
 
 @pytest.fixture(scope="module")

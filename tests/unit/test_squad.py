@@ -15,11 +15,12 @@ import torch
 
 from data_modules.files import squad as squad_files
 from data_modules.files.squad import SOURCES
-from mtl.types import MISSING_CLASS, InputError, TaskSpec
+from mtl.types import MISSING_CLASS, InputError
 from tests.file_server import serving
 from tests.squad_files import (
     ARTICLES,
     LONG,
+    QUESTIONS,
     RIVER,
     evaluated,
     module,
@@ -29,10 +30,6 @@ from tests.squad_files import (
     windows_of_split,
     write_squad,
 )
-
-SPAN = TaskSpec("squad", "span")
-LOWEST = torch.finfo(torch.float64).min
-QUESTIONS = sum(len(part) - 1 for article in ARTICLES for part in article)
 
 
 @pytest.fixture(scope="module")
