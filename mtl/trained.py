@@ -141,13 +141,14 @@ class TrainedModel:
 
     def _weights(self, batch: Mapping[str, Tensor], output: NetworkOutput) -> Iterator[tuple[tuple[str, str], Tensor]]:
         """Yield (task, layer) and the weights ``[B, E]`` of each task of a batch in each layer that routes."""
+        network: Any = self.network
         size, predicted = len(next(iter(batch.values()))), list(output.predictions)
         known = [task.name for task in self.spec.tasks]
         for layer, routing in output.routings.items():
             weights = routing.weights.float().cpu()
             weights = weights.expand(size, -1, -1) if weights.dim() == 2 else weights  # [B, T, E]
             if len(weights) != size:  # [tokens, T, E]
-                row = real_tokens(batch["tokens"], self.network.pad).row.cpu()  # type: ignore[arg-type]
+                row = real_tokens(batch["tokens"], network.pad).row.cpu()
                 sums = weights.new_zeros(size, *weights.shape[1:]).index_add(0, row, weights)
                 weights = sums / row.bincount(minlength=size)[:, None, None]
             tasks = known if routing.tasks is None else [known[index] for index in routing.tasks]

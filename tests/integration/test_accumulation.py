@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -203,7 +203,7 @@ def test_options_of_the_trainer(words: list[str], tmp_path: Path) -> None:
 
 def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
     class Seen(Callback):
-        rows: list[torch.Tensor] = []  # noqa: RUF012
+        rows: ClassVar[list[torch.Tensor]] = []
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             Seen.rows.append(next(iter(batch.inputs.values())).clone())

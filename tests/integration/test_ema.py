@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ EMA = "callbacks.ema.decay=0.7"
 class Watch(Callback):
     """Keep the trained parameters after each optimiser step."""
 
-    seen: dict[int, dict[str, Tensor]] = {}  # noqa: RUF012
+    seen: ClassVar[dict[int, dict[str, Tensor]]] = {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         Watch.seen[trainer.global_step] = {name: p.detach().clone() for name, p in pl_module.named_parameters()}
