@@ -122,6 +122,7 @@ def _run(cfg: DictConfig) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
+    from mtl.records import CONFIG, RESULTS, write_json
     from mtl.run import build, errors, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
@@ -156,7 +157,7 @@ def _run(cfg: DictConfig) -> float | None:
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / "config.yaml")
+        OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / CONFIG)
 
     best: float | None = None
     monitor = "val/loss"
@@ -185,7 +186,7 @@ def _run(cfg: DictConfig) -> float | None:
     main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
     record = results.collect(cfg.label, cfg.seed, label, test, fit_metrics, network, epochs, best, monitor, main)
     if trainer.is_global_zero:
-        results.write_json(folder / "results.json", record)
+        write_json(folder / RESULTS, record)
         results.print_results(record, folder)
     return best if best is not None else record["test"]["loss"]
 
@@ -209,7 +210,8 @@ def main(cfg: DictConfig) -> float | None:
 
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
-    from mtl.run import schema
+    from mtl.records import COMMAND, CONFIG, write_json
+    from mtl.run import errors, schema
     from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
@@ -219,16 +221,19 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     make_lasting()
     if not IS_FIRST:
         logging.disable(logging.WARNING)
-    schema.check(cfg)
-    given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
-    require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
-    trust = list(cfg.trust or [])
     words = [word for word in hydra_cfg.overrides.task if word not in LENT]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in LENT]  # the processes of this run start with it
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
-    lock = claim(folder, resumed is not None and resumed.resolve() == folder.resolve()) if IS_FIRST else None
+    goes_on = resumed is not None and resumed.resolve() == folder.resolve()
+    lock = claim(folder, goes_on) if IS_FIRST else None
     try:
+        if IS_FIRST and not goes_on:
+            write_json(folder / COMMAND, {"overrides": words, "choices": choices_of(hydra_cfg), "seed": cfg.seed})
+        schema.check(cfg)
+        given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
+        require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
+        trust = list(cfg.trust or [])
         if cfg.ckpt:
             whole = str(whole_checkpoint(cfg.ckpt, trust))
             words = [word for word in words if not word.startswith("ckpt=")]
@@ -241,6 +246,12 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
                 read_whole(cfg.start_from)  # a damaged file is reported before data are fetched
             cfg = with_choices(cfg, hydra_cfg)
         return run(cfg)
+    except Exception as error:
+        is_job = hydra_cfg.mode == RunMode.MULTIRUN  # of which Hydra shows no error before all jobs have ended
+        if IS_FIRST and (is_job or (folder / CONFIG).exists()):
+            message = errors.explain(error)[0].removeprefix("error: ")
+            log.error("%s", message, extra={"file_only": not is_job})  # report() shows that of a single run
+        raise
     finally:
         if lock is not None:
             give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there

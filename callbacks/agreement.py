@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.distributed import gather, world_size
-from mtl.run.checkpoint import flatten
+from mtl.records import flatten
 from mtl.types import InputError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from mtl.run.checkpoint import flatten
+from mtl.records import flatten
 
 SECTIONS = ("setting.", "experts.", "gate.", "optimizer.", "permutation.")
 CHOICES = ("seed", "label", *SECTIONS, "data._target_", "network._target_")

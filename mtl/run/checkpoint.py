@@ -215,11 +215,3 @@ def _damage(path: Path, error: Exception) -> str:
     others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
     hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
     return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dicts by their dotted names."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    parts = [flatten(child, f"{prefix}.{name}" if prefix else str(name)) for name, child in node.items()]
-    return {key: value for part in parts for key, value in part.items()}

@@ -11,9 +11,14 @@ from typing import Any, TextIO
 
 
 class ConsoleHandler(logging.Handler):
-    """Print records to the current ``sys.stdout``, which a live progress bar replaces to print lines above itself."""
+    """Print records to the current ``sys.stdout``, which a live progress bar replaces to print lines above itself.
+
+    A record with the attribute ``file_only`` is for the other handlers.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "file_only", False):
+            return
         stream: TextIO = sys.stdout
         stream.write(self.format(record) + "\n")
         stream.flush()

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mtl.records import COMMAND, CONFIG, LOCK
 from mtl.types import InputError, require
-
-LOCK = ".lock"
-CONFIG = "config.yaml"  # written by a run before it trains
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:
@@ -36,8 +34,9 @@ def claim(folder: Path, resumed: bool) -> FileLock:
 
 
 def give_up(folder: Path, lock: FileLock, delete_empty: bool) -> None:
-    """Release the lock of a run folder; with ``delete_empty`` delete the folder if nothing else is in it."""
-    if delete_empty and {path.name for path in folder.iterdir()} <= {LOCK}:
+    """Release the lock of a run folder; with ``delete_empty`` delete the folder if no run has begun in it."""
+    if delete_empty and {path.name for path in folder.iterdir()} <= {LOCK, COMMAND}:
+        (folder / COMMAND).unlink(missing_ok=True)
         (folder / LOCK).unlink(missing_ok=True)
         folder.rmdir()
     lock.release()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -18,6 +16,8 @@ from rich.table import Table
 from torch import nn
 
 from mtl import fast
+from mtl.records import RESULTS
+from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 20  # that the table of a run shows
 MOST_COLUMNS = 6  # metrics that stand beside each other; they fit into 80 columns
@@ -52,10 +52,11 @@ def collect(
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
     ``best`` is the best value of ``monitor``. A metric that is undefined on the test rows, NaN, becomes None. Entry
-    ``main_metrics`` names the main metric of each task, ``fast`` the functions that ran in a version tuned to this
-    processor.
+    ``main_metrics`` names the main metric of each task, ``higher_is_better`` the direction of each metric where it is
+    known, ``fast`` the functions that ran in a version tuned to this processor.
     """
     seconds = fit.get("seconds_per_epoch")
+    metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
     return {
         "label": label,
         "seed": seed,
@@ -63,6 +64,7 @@ def collect(
             name.removeprefix("test/"): None if math.isnan(value) else float(value) for name, value in test.items()
         },
         "main_metrics": dict(main_metrics or {}),
+        "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
         f"best_{monitor.replace('/', '_')}": best,
         "epochs": epochs,
         "seconds_per_epoch": None if seconds is None else float(seconds),
@@ -77,16 +79,6 @@ def collect(
 def number(value: float | None) -> str:
     """Return the text of a table's cell: ``value`` with four decimals, or "-" if it is undefined (None)."""
     return "-" if value is None else f"{value:.4f}"
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` to a temporary file and rename it, so that a reader never sees a partial file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(content, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
@@ -123,4 +115,4 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
         console.print(f"test {name.replace('_', ' ')}: [bold]{number(value)}[/bold]")
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
     console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
-    console.print(f"[dim]{run_dir / 'results.json'}[/dim]", soft_wrap=True, highlight=False)
+    console.print(f"[dim]{run_dir / RESULTS}[/dim]", soft_wrap=True, highlight=False)

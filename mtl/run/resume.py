@@ -19,7 +19,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.run.checkpoint import data_state, flatten, read_checkpoint
+from mtl.records import flatten
+from mtl.run.checkpoint import data_state, read_checkpoint
 from mtl.run.trust import OWN, check_target, is_trusted
 from mtl.types import InputError, require
 

@@ -6,7 +6,6 @@ import csv
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from omegaconf import open_dict
 
 from data_modules.base import TensorDataModule
-from mtl.run.sweep import SweepTable
+from mtl.report.__main__ import main
 from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec
 from tests.integration.helpers import compose_small
 from train import run
@@ -62,13 +61,10 @@ def test_average_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     assert "best_val_loss" not in record
     assert "val/average" in caplog.text  # after each epoch
 
-    hydra = SimpleNamespace(mode="MULTIRUN", runtime=SimpleNamespace(output_dir=str(folder)))
-    table, job = SweepTable(), SimpleNamespace(hydra_cfg=SimpleNamespace(hydra=hydra), overrides=["gate=comet"])
-    table.on_job_end(None, job)  # type: ignore[arg-type]  # it reads nothing else of Hydra
-    table.on_multirun_end(None)  # type: ignore[arg-type]  # the same
+    main([str(folder.parent)])
     [row] = csv.DictReader((folder.parent / "summary.csv").read_text().splitlines())
     assert float(row["test average"]) == test["average"]
-    assert "small" in capsys.readouterr().out
+    assert "average↑" in capsys.readouterr().out
 
 
 def test_average_that_the_data_do_not_have(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from mtl.report.runs import read_runs
 from mtl.run.checkpoint import read_checkpoint
 from mtl.training.schedules import SHAPES
 from mtl.types import InputError
@@ -189,11 +190,60 @@ def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
     words = ["gate=comet,topk", "-m", "seed=1,2", *FEW, "trainer.max_epochs=1"]
     done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
     assert done.status == 0, done.output
-    assert "mean over seeds" in done.output
+    assert "mean ± standard error over seeds" in " ".join(done.output.split())
     [summary] = tmp_path.glob("multirun/*/*/summary.csv")
     rows = list(csv.DictReader(summary.read_text().splitlines()))
     assert [row["seed"] for row in rows] == ["1", "2", "1", "2"]
     assert all(float(row["test loss"]) > 0 for row in rows)
+
+
+def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        "gate=topk",
+        "gate.k=99,1",
+        "seed=1",
+        *FEW,
+        "trainer.max_epochs=1",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+    ]
+    done = program(tmp_path / "printed", *words)
+    assert done.status == 1
+    table = read_runs([tmp_path / "sweep"]).table
+    assert table["setting"].to_list() == ["99", "1"]
+    assert table["state"].to_list() == ["failed", "finished"]
+    assert table["seed"].to_list() == [1, 1]
+    assert table["reason"][0].startswith("gate.k=99: cannot select 99 of")
+    assert (tmp_path / "sweep" / "summary.csv").read_text() == table.write_csv()
+    failed, finished = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert not (failed / "results.json").exists()
+    assert json.loads((finished / "command.json").read_text())["choices"]["gate"] == "topk"
+
+
+def test_a_failed_run_says_why_in_its_log(tmp_path: Path) -> None:
+    """The console shows the message once."""
+    words = [*FEW, "optimizer.lr=1e30", "trainer.max_epochs=9", f"hydra.run.dir={tmp_path}/run"]
+    done = program(tmp_path / "printed", *words)
+    [message] = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    row = read_runs([tmp_path / "run"]).table.row(0, named=True)
+    assert (row["state"], row["reason"]) == ("failed", message.removeprefix("error: "))
+
+
+@pytest.mark.slow
+def test_jobs_beside_each_other_give_one_table(tmp_path: Path) -> None:
+    """The processes that joblib starts import everything anew, and know the sweep by its folder only."""
+    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "gate=comet,topk", "seed=1,2", *FEW]
+    done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep", "trainer.max_epochs=1")
+    assert done.status == 0, done.output
+    rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").read_text().splitlines()))
+    assert [(row["setting"], row["seed"]) for row in rows] == [
+        ("comet", "1"),
+        ("comet", "2"),
+        ("topk", "1"),
+        ("topk", "2"),
+    ]
+    assert {row["state"] for row in rows} == {"finished"}
+    assert "difference to comet, over runs of the same seed" in " ".join(done.output.split())
 
 
 def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:

@@ -15,15 +15,16 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"types", "kinds", "compat", "memory"},
+    {"types", "kinds", "compat", "memory", "records"},
     {"functional", "dropout", "distributed", "predictions"},
     {"fast"},
     {"gates", "experts"},
     {"networks"},
     {"analysis", "training", "program"},
+    {"report"},
     {"run"},
     {"trained"},
-    {"prune", "importance", "predict", "export", "serve", "analysis.curves"},  # commands
+    {"prune", "importance", "predict", "export", "serve"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.

@@ -13,7 +13,7 @@ import torch
 import train
 from mtl.run.console import LastingStream
 from mtl.run.errors import explain, lost_peer
-from mtl.run.folder import claim
+from mtl.run.folder import claim, give_up
 from mtl.types import InputError, Stopped
 from tests.programs import Forked
 
@@ -44,6 +44,17 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains a run already; resume it with ckpt="):
         claim(tmp_path, resumed=False)
     claim(tmp_path, resumed=True).release()
+
+
+def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
+    for begun in (False, True):
+        folder = tmp_path / "run"
+        lock = claim(folder, resumed=False)
+        (folder / "command.json").write_text("{}")
+        if begun:
+            (folder / "config.yaml").write_text("seed: 0")
+        give_up(folder, lock, delete_empty=True)
+        assert folder.exists() == begun
 
 
 def test_temporary_folders_of_killed_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

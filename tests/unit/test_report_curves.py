@@ -11,7 +11,7 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from mtl.analysis import curves
+from mtl.report import curves
 from mtl.types import InputError
 
 
@@ -37,15 +37,16 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_runs_are_grouped_by_what_was_chosen(sweep: Path) -> None:
-    found = curves.read_curves(sweep, "val/loss", 0.9)
+    heading, found = curves.read_curves(sweep, "val/loss", 0.9)
+    assert heading == "data.rho"
     assert [(curve.label, curve.runs, curve.steps) for curve in found] == [
-        ("data.rho=0.0", 2, [0, 10]),  # the steps that both runs have
-        ("data.rho=1.0", 2, [0, 10, 20]),
+        ("0.0", 2, [0, 10]),  # the steps that both runs have
+        ("1.0", 2, [0, 10, 20]),
     ]
 
 
 def test_interval_of_the_mean_by_hand(sweep: Path) -> None:
-    first, second = curves.read_curves(sweep, "val/loss", 0.9)
+    _, (first, second) = curves.read_curves(sweep, "val/loss", 0.9)
     assert first.mean == pytest.approx([6, 3])
     error = math.sqrt(8) / math.sqrt(2)  # of 4 and 8
     quantile = math.tan(math.pi * 0.45)  # Student's t with one degree of freedom is Cauchy's distribution
@@ -61,9 +62,9 @@ def test_files_are_written(sweep: Path, capsys: pytest.CaptureFixture[str]) -> N
     with (sweep / "curves_val_loss.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 5
-    assert (rows[2]["setting"], rows[2]["step"], float(rows[2]["mean"])) == ("data.rho=1.0", "0", 1.0)
+    assert (rows[2]["setting"], rows[2]["step"], float(rows[2]["mean"])) == ("1.0", "0", 1.0)
     assert (sweep / "curves_val_loss.png").stat().st_size > 10_000
-    assert "data.rho=1.0: 2 runs, last 0.3333 [0.3333, 0.3333]" in capsys.readouterr().out
+    assert "data.rho 1.0: 2 runs, last 0.3333 [0.3333, 0.3333]" in capsys.readouterr().out
 
 
 def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +74,33 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
         {0: 1.0},
         "train/loss",
     )
-    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)] == [2, 2]
-    assert "4_x: no metric val/loss" in capsys.readouterr().err
+    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)[1]] == [2, 2]
+    (sweep / "5_x").mkdir()
+    (sweep / "5_x" / "config.yaml").write_text("data: {rho: 1.0}")  # of a run that failed at once
+    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)[1]] == [2, 2]
+    left_out = capsys.readouterr().err
+    assert "4_x: no metric val/loss" in left_out
+    assert "5_x: no metric val/loss" in left_out
+
+
+@pytest.mark.parametrize("count", [2, 6, 16])
+def test_legend_leaves_the_panel_its_size(count: int) -> None:
+    long = "permutation=sinkhorn setting.permutation.epochs=2 setting.expert_units=[128,64] data.rows=[300,100,100]"
+    every = [curves.Curve(f"gate=topk{n} {long}", 3, [0, 10], [1.0, 0.5], [0.9, 0.4], [1.1, 0.6]) for n in range(count)]
+    figure = curves.draw(every, "setting", "val/loss", 0.9)
+    figure.draw_without_rendering()
+    panel, [legend] = figure.axes[0].get_window_extent(), figure.legends
+    box = legend.get_window_extent()
+    assert panel.width / figure.dpi == pytest.approx(6.0)
+    assert panel.height / figure.dpi >= 4.0
+    assert panel.x1 < box.x0  # beside each other
+    assert box.x1 < figure.bbox.x1  # inside the picture
+    assert box.y0 > 0
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(styles) == count
+    for text in legend.get_texts():
+        assert max(map(len, text.get_text().splitlines())) <= 32
+        assert "(3 runs)" in text.get_text()
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plot mean and confidence band of a metric over runs: ``python -m mtl.analysis.curves outputs/multirun/<sweep>``."""
+"""Plot mean and confidence band of a metric over runs: ``python -m mtl.report.curves outputs/multirun/<sweep>``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import COLOURS, LINES
-from mtl.run.checkpoint import flatten
+from mtl.report.runs import find_runs, name_settings
 from mtl.types import InputError, require
 
 Course = dict[int, float]  # training step -> value
+_PANEL = (6.0, 4.0)  # inches, whatever stands in the legend
+_MARGINS = (0.8, 0.15, 0.55, 0.45)  # left, right, bottom and top of the panel, in inches
+_GAP = 0.3  # right of the legend, in inches
+_LINE, _LINES = 32, 3  # characters of a line, and lines, of a label in the legend
+_FAINT = 0.25  # bands of many curves are fainter
 
 
 @dataclass(frozen=True)
@@ -39,29 +43,9 @@ class Curve:
 def read_course(folder: Path, metric: str) -> Course:
     """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none."""
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    known = sorted(events.Tags()["scalars"])
+    known = sorted(events.Reload().Tags()["scalars"]) if Path(events.path).is_dir() else []
     require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
     return {event.step: event.value for event in events.Scalars(metric)}
-
-
-def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each run the options that differ between runs, such as ``gate.pattern=full data.rho=0``.
-
-    Seeds and folders are ignored. Of options that always change together, only the one with the shortest name is shown.
-    """
-    flat = [flatten(dict(config)) for config in configs]
-    columns: dict[tuple[str, ...], str] = {}
-    for name in sorted({name for config in flat for name in config}, key=lambda name: (len(name), name)):
-        values = tuple(str(config.get(name, "-")) for config in flat)
-        own = "seed" in name.split(".")[-1] or name.startswith("paths.") or name == "label"
-        inside = any(config["paths"]["run_dir"] in value for config, value in zip(configs, values, strict=True))
-        if own or inside or len(set(values)) == 1:
-            continue
-        columns.setdefault(values, name)
-    shown = sorted((name, values) for values, name in columns.items())
-    rows = [" ".join(f"{name}={values[run]}" for name, values in shown) for run in range(len(flat))]
-    return [row or "all runs" for row in rows]
 
 
 def average(label: str, courses: Sequence[Course], band: float) -> Curve:
@@ -80,17 +64,16 @@ def average(label: str, courses: Sequence[Course], band: float) -> Curve:
     return Curve(label, len(courses), steps, mean, low, high)
 
 
-def read_curves(folder: Path, metric: str, band: float) -> list[Curve]:
-    """Return a curve for each setting among the runs in ``folder``, in the order of the runs.
+def read_curves(folder: Path, metric: str, band: float) -> tuple[str, list[Curve]]:
+    """Return what the settings are, and a curve for each among the runs in ``folder``, in the order of the runs.
 
     Runs that have not logged the metric (yet) are left out, with a message on stderr.
     """
-    runs = sorted((path.parent for path in folder.glob("**/config.yaml")), key=_natural)
-    require(bool(runs), f"{folder} contains no run; a run is a folder with a config.yaml")
-    configs: list[Any] = [OmegaConf.to_container(OmegaConf.load(run / "config.yaml")) for run in runs]
+    runs = find_runs([folder])
+    heading, names, _ = name_settings(runs)
     groups: dict[str, list[Course]] = {}
     missing: list[InputError] = []
-    for run, label in zip(runs, labels(configs), strict=True):
+    for run, label in zip(runs, names, strict=True):
         try:
             groups.setdefault(label, []).append(read_course(run, metric))
         except InputError as error:
@@ -100,23 +83,42 @@ def read_curves(folder: Path, metric: str, band: float) -> list[Curve]:
     for reason in missing:
         print(f"left out: {str(reason).split(';')[0]}", file=sys.stderr)
     groups = {label: courses for label, courses in groups.items() if courses}
-    return [average(label, courses, band) for label, courses in groups.items()]
+    return heading, [average(label, courses, band) for label, courses in groups.items()]
 
 
-def draw(curves: Sequence[Curve], metric: str, band: float) -> Figure:
-    """Draw curves with their bands in one panel."""
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Figure:
+    """Draw curves with their bands in one panel, and a legend beside it, for which the figure grows."""
+    figure = Figure()
     axes = figure.add_subplot()
     for index, curve in enumerate(curves):
-        colour, style = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
-        axes.plot(
-            curve.steps, curve.mean, style, color=colour, linewidth=1.6, label=f"{curve.label} ({curve.runs} runs)"
+        turn = index // len(COLOURS)  # a colour comes again with another kind of line
+        colour, style = COLOURS[index % len(COLOURS)], LINES[(index + turn) % len(LINES)]
+        axes.plot(curve.steps, curve.mean, style, color=colour, linewidth=1.6, label=legend_text(curve))
+        axes.fill_between(
+            curve.steps, curve.low, curve.high, color=colour, alpha=_FAINT / len(curves) + 0.05, linewidth=0
         )
-        axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}: mean and its {band:.0%} confidence interval")
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    axes.margins(x=0.02)
+    legend = figure.legend(fontsize=8, title=heading, title_fontsize=8, alignment="left", labelspacing=0.7)
+    figure.draw_without_rendering()  # gives the legend its size
+    box = legend.get_window_extent()
+    width, height = box.width / figure.dpi, box.height / figure.dpi  # inches
+    left, right, bottom, top = _MARGINS
+    full = (left + _PANEL[0] + right + width + _GAP, bottom + max(_PANEL[1], height) + top)
+    figure.set_size_inches(*full)
+    figure.subplots_adjust(left / full[0], bottom / full[1], (left + _PANEL[0]) / full[0], 1 - top / full[1])
+    legend.set_loc("upper left")
+    legend.set_bbox_to_anchor(((left + _PANEL[0] + right) / full[0], 1 - top / full[1]))
     return figure
+
+
+def legend_text(curve: Curve) -> str:
+    """Return a curve's label in lines that are short enough for a legend, with the number of its runs."""
+    count = f"({curve.runs} run{'s' if curve.runs > 1 else ''})"
+    lines = textwrap.wrap(curve.label, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ...")
+    room = len(lines[-1]) + 1 + len(count) <= _LINE
+    return "\n".join([*lines[:-1], f"{lines[-1]} {count}"] if room else [*lines, count])
 
 
 def write_csv(path: Path, curves: Sequence[Curve]) -> None:
@@ -131,28 +133,23 @@ def write_csv(path: Path, curves: Sequence[Curve]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, write ``curves_<metric>.csv`` and ``.png`` into the folder."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.analysis.curves", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mtl.report.curves", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of a sweep, or any folder that contains runs")
     parser.add_argument("--metric", default="val/loss")
     parser.add_argument("--band", type=float, default=0.9, help="level of the confidence interval")
     given = parser.parse_args(arguments)
     try:
         require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")
-        curves = read_curves(given.folder, given.metric, given.band)
+        heading, curves = read_curves(given.folder, given.metric, given.band)
     except InputError as error:
         sys.exit(f"error: {error}")
     stem = given.folder / f"curves_{given.metric.replace('/', '_')}"
     write_csv(stem.with_suffix(".csv"), curves)
-    draw(curves, given.metric, given.band).savefig(stem.with_suffix(".png"), dpi=120)
+    draw(curves, heading, given.metric, given.band).savefig(stem.with_suffix(".png"), dpi=120)
     for curve in curves:
         last = f"{curve.mean[-1]:.4f} [{curve.low[-1]:.4f}, {curve.high[-1]:.4f}]" if curve.steps else "no common step"
-        print(f"{curve.label}: {curve.runs} runs, last {last}")
+        print(f"{heading} {curve.label}: {curve.runs} runs, last {last}")
     print(stem.with_suffix(".png"))
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key that puts ``10_x`` after ``9_x``."""
-    return [(int(part.split("_")[0]) if part.split("_")[0].isdigit() else -1, part) for part in path.parts]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""Compare runs: ``python -m mtl.report outputs/multirun/DATE/SWEEP``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtl.types import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, print the table of the runs, and write summary.csv and summary.md."""
+    parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
+    parser.add_argument(
+        "folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a sweep, or any folder that contains runs"
+    )
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="NAME", help="more columns of summary.csv, as experts_per_sample"
+    )
+    given = parser.parse_args(arguments)
+    from mtl.report.summary import show, write  # takes seconds, --help does not
+
+    try:
+        target = Path(os.path.commonpath([folder.absolute() for folder in given.folders]))
+        runs, comparison = write(given.folders, target, given.also)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    show(runs, comparison, target)
+
+
+if __name__ == "__main__":
+    main()

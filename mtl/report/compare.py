@@ -1,0 +1,173 @@
+"""Compare settings: what is shown of each, its mean over seeds, and the difference to the first setting."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from mtl.report.runs import FINISHED, Runs
+from mtl.report.statistics import Difference, Summary, difference, summarise
+from mtl.types import InputError
+
+MOST_TASKS = 16  # of which each is shown; of more tasks, the mean and the extremes
+EXTREMES = 3  # tasks at each end
+AVERAGES = ("test average", "test small_average")
+MEAN = "mean over tasks of "  # before the name of a metric
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column of the table of runs: its name for the reader, and whether higher values are better (None: unknown)."""
+
+    name: str
+    column: str
+    higher: bool | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A quantity of one setting; ``best``: no setting has a better mean, and this one has a value in each run."""
+
+    value: Summary
+    difference: Difference | None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Settings beside each other, in the order of their runs; differences are those to the first one.
+
+    ``runs``: for each setting, how many of its runs have finished, and how many there are. ``cells`` has an entry for
+    each (setting, name of a quantity). ``notes`` say what the quantities leave out.
+    """
+
+    heading: str
+    runs: dict[str, tuple[int, int]]
+    quantities: list[Quantity]
+    cells: dict[tuple[str, str], Cell]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def settings(self) -> list[str]:
+        """The names of the settings."""
+        return list(self.runs)
+
+
+def compare(runs: Runs, also: Sequence[str] = ()) -> Comparison:
+    """Return the comparison of all settings; ``also`` names further columns to show, without "test " or with it.
+
+    Raises InputError for a column that no run has.
+    """
+    table = with_means(runs)
+    shown = [Quantity("loss", "test loss", False)]
+    shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
+    shown += [Quantity(name, name, runs.is_higher_better(name)) for name in table.columns if name.startswith(MEAN)]
+    tasks = [
+        Quantity(f"{task} {metric}", f"test {task}/{metric}", runs.is_higher_better(metric))
+        for task, metric in runs.main.items()
+    ]
+    notes = []
+    if len(tasks) > MOST_TASKS:
+        kept = extremes(table, tasks)
+        notes.append(f"Of {len(tasks)} tasks, those with the best and the worst means are shown; summary.csv has all.")
+    else:
+        kept = tasks
+    shown += [*kept, *(_also(runs, name) for name in also)]
+    shown = [quantity for quantity in shown if quantity.column in table.columns]
+    groups = {str(group["setting"][0]): group for group in table.partition_by("setting", maintain_order=True)}
+    counts = {name: (group["state"].to_list().count(FINISHED), len(group)) for name, group in groups.items()}
+    first = next(iter(groups))
+    cells: dict[tuple[str, str], Cell] = {}
+    for quantity in shown:
+        row = {
+            name: cell(group, groups[first] if name != first else None, quantity.column)
+            for name, group in groups.items()
+        }
+        best = best_of({name: each.value for name, each in row.items()}, quantity.higher)
+        cells |= {(name, quantity.name): Cell(c.value, c.difference, name in best) for name, c in row.items()}
+    if len(tasks) > MOST_TASKS:
+        notes += [wins(groups[first], first, groups[name], name, tasks) for name in list(groups)[1:]]
+    return Comparison(runs.heading, counts, shown, cells, notes)
+
+
+def cell(group: pl.DataFrame, other: pl.DataFrame | None, column: str) -> Cell:
+    """Return the summary of ``column`` over the finished runs of a group, and its difference to another group."""
+    own = _by_seed(group, column)
+    return Cell(summarise(list(own.values())), None if other is None else difference(own, _by_seed(other, column)))
+
+
+def best_of(values: dict[str, Summary], higher: bool | None) -> set[str]:
+    """Return the settings with the best mean; none if that is unknown, or if all means are equal.
+
+    A setting with an undefined value, such as the loss of a run that diverged, is never the best.
+    """
+    means = {name: v.mean for name, v in values.items() if v.mean is not None and not v.undefined}
+    if higher is None or len(values) < 2 or not means:
+        return set()
+    best = max(means.values()) if higher else min(means.values())
+    found = {name for name, mean in means.items() if mean == best}
+    return found if len(found) < len(values) else set()
+
+
+def with_means(runs: Runs) -> pl.DataFrame:
+    """Return the table of runs; if tasks are many, with the mean of their main metrics, for each kind of metric.
+
+    It is null for a run in which a task has no value: a mean over other tasks could not be compared.
+    """
+    table = runs.table
+    if len(runs.main) <= MOST_TASKS:
+        return table
+    for metric in dict.fromkeys(runs.main.values()):
+        names = [f"test {task}/{own}" for task, own in runs.main.items() if own == metric]
+        if len(names) > 1 and set(names) <= set(table.columns):
+            whole = pl.all_horizontal(pl.col(name).is_not_null() for name in names)
+            table = table.with_columns(pl.when(whole).then(pl.mean_horizontal(names)).alias(f"{MEAN}{metric}"))
+    return table
+
+
+def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:
+    """Return the tasks with the best and the worst means over all runs, of the metric that most tasks have."""
+    metrics = [quantity.column.rpartition("/")[2] for quantity in tasks]
+    most = statistics.mode(metrics)
+    means = [
+        (table[quantity.column].mean(), quantity)
+        for quantity, metric in zip(tasks, metrics, strict=True)
+        if metric == most and quantity.column in table.columns
+    ]
+    known = [(mean, quantity) for mean, quantity in means if isinstance(mean, float)]
+    known.sort(key=lambda pair: -pair[0] if pair[1].higher else pair[0])
+    ordered = [quantity for _, quantity in known]
+    return [*ordered[:EXTREMES], *ordered[max(EXTREMES, len(ordered) - EXTREMES) :]]
+
+
+def wins(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str, tasks: Sequence[Quantity]) -> str:
+    """Say on how many tasks the mean of a group is better than that of the first one."""
+    counts = []
+    for quantity in tasks:
+        means = [
+            cell(each, None, quantity.column).value.mean for each in (group, first) if quantity.column in each.columns
+        ]
+        if len(means) == 2 and None not in means and quantity.higher is not None:
+            counts.append((means[0] > means[1]) == quantity.higher and means[0] != means[1])  # type: ignore[operator]
+    return f"{name} is better than {base} on {sum(counts)} of {len(counts)} tasks."
+
+
+def _by_seed(group: pl.DataFrame, column: str) -> dict[int, float | None]:
+    """Return the values of the finished runs by seed; runs that share a seed get numbers of their own below 0."""
+    done = group.filter(pl.col("state") == FINISHED)
+    seeds: list[int | None] = done["seed"].to_list()
+    known = [seed for seed in seeds if seed is not None]
+    keys = known if len(set(known)) == len(seeds) else range(-len(seeds), 0)
+    return dict(zip(keys, done[column].to_list(), strict=True))
+
+
+def _also(runs: Runs, name: str) -> Quantity:
+    table = runs.table
+    for column in (name, f"test {name}"):
+        if column in table.columns and table[column].dtype.is_numeric():
+            return Quantity(name.removeprefix("test "), column, runs.is_higher_better(column))
+    known = [column for column in table.columns if table[column].dtype.is_numeric() and "/" not in column]
+    raise InputError(f"--also {name}: no run has this column; among those of summary.csv are {', '.join(known)}")

@@ -1,0 +1,152 @@
+"""Read the folders of runs into one table, a row for each run, whether it has finished or not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml  # type: ignore[import-untyped]  # it has no types of its own
+
+from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
+from mtl.report.labels import Options, config_options, differing, given_options, labels
+from mtl.types import require
+
+FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
+_PLAIN = ("parameters", "epochs", "seconds_per_epoch")
+_PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
+_LINE = re.compile(
+    r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)"
+)  # see conf/hydra/job_logging/run.yaml
+_TAIL = 8192  # bytes at the end of a log, in which its last message starts
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs beside each other.
+
+    ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
+    "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
+    differs, and numbers: ``test NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. A value that
+    a run does not have, or that is undefined, is null. ``heading`` says what the settings are, ``main`` is the main
+    metric of each task, and ``higher`` tells of metrics whether higher values are better.
+    """
+
+    table: pl.DataFrame
+    heading: str
+    main: dict[str, str]
+    higher: dict[str, bool]
+
+    def is_higher_better(self, column: str) -> bool | None:
+        """Return whether higher values of a column of numbers are better, None if that is not known."""
+        return self.higher.get(re.split("[ /]", column)[-1])
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the run folders at or below ``folders``, in the order of the jobs of a sweep; InputError without any."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        require(folder.is_dir(), f"{folder}: no such folder")
+        below = []
+        for path, names, files in os.walk(folder):
+            if {CONFIG, LOG, COMMAND, RESULTS} & set(files):
+                names.clear()  # a run contains no other run
+                below.append(Path(path))
+        found |= dict.fromkeys(sorted(below, key=_natural))
+    require(bool(found), f"{', '.join(map(str, folders))} contains no run; a run is a folder with a {CONFIG}")
+    return list(found)
+
+
+def read_runs(folders: Sequence[Path]) -> Runs:
+    """Return the runs at or below ``folders``; InputError if there are none."""
+    paths = find_runs(folders)
+    records = [read_json(path / RESULTS) for path in paths]
+    heading, settings, options = name_settings(paths)
+    names = differing(options)
+    rows: list[dict[str, Any]] = []
+    main: dict[str, str] = {}
+    for path, record, setting, chosen in zip(paths, records, settings, options, strict=True):
+        state, reason = (FINISHED, None) if record else last_message(path / LOG)
+        seed = (record or command(path) or config(path)).get("seed")
+        row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
+        row["seed"] = seed if isinstance(seed, int) else None  # a run that fails may be told anything
+        rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(record))
+        main = dict(record.get("main_metrics", {})) | main  # the first run has the last word
+    return Runs(pl.DataFrame(rows, infer_schema_length=None), heading, main, directions(records))
+
+
+def directions(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """Return of each metric in results whether higher values are better, where that is known."""
+    known: dict[str, bool] = {}
+    for record in records:
+        if "higher_is_better" in record:
+            known |= record["higher_is_better"]
+        elif record:  # an earlier version wrote it
+            from mtl.training.metrics import higher_is_better  # takes seconds
+
+            names = {name.rpartition("/")[2] for name in record.get("test", {})} - known.keys()
+            known |= {name: better for name in names if (better := higher_is_better(name)) is not None}
+    return known
+
+
+def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:
+    """Return a heading, the label of each run, and the options by which the runs differ.
+
+    These are the overrides of their command lines. If a run does not know its own, as one that an earlier version
+    wrote, all are told apart by their configurations.
+    """
+    words = [command(path).get("overrides") for path in paths]
+    given = [None if each is None else given_options(each) for each in words]
+    known = [each for each in given if each is not None]
+    options = known if len(known) == len(paths) else config_options([config(path) for path in paths])
+    heading, names = labels(options)
+    return heading, names, options
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of a results.json by the names of their columns."""
+    test = {name: value for name, value in record.get("test", {}).items() if not name.startswith(_PER_EXPERT)}
+    best = {name.replace("_", " ", 1): value for name, value in record.items() if name.startswith("best_")}
+    row = {f"test {name}": value for name, value in test.items()} | best
+    row |= {name: record[name] for name in _PLAIN if name in record}
+    return {name: None if value is None else float(value) for name, value in row.items()}
+
+
+def command(path: Path) -> dict[str, Any]:
+    """Return what the program wrote into a new run folder: overrides, choices and seed; {} in older ones."""
+    return read_json(path / COMMAND)
+
+
+def config(path: Path) -> dict[str, Any]:
+    """Return the resolved configuration of a run, {} if it ended before that was written."""
+    try:
+        content = yaml.load((path / CONFIG).read_text(), yaml.CSafeLoader)  # plain Python takes ten times as long
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def last_message(log: Path) -> tuple[str, str | None]:
+    """Return the state of a run without results, and its last message.
+
+    It has failed if that is an error, and is unfinished otherwise: it goes on, or was stopped or killed.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return UNFINISHED, None
+    last = next((found for found in map(_LINE.match, reversed(lines)) if found), None)
+    if last is None:
+        return UNFINISHED, lines[-1] if lines else None
+    return FAILED if last["level"] == "ERROR" else UNFINISHED, last["message"]
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts ``10_x`` after ``9_x``."""
+    return [(int(part.split("_")[0]) if part.split("_")[0].isdigit() else -1, part) for part in path.parts]

@@ -1,0 +1,86 @@
+"""Means, standard errors and differences of a few numbers, one for each run; an undefined one is None or NaN."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import ttest_ind_from_stats
+
+Value = float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The mean of ``count`` defined values and its standard error; ``undefined`` more had no value.
+
+    ``mean`` is None without any value, and ``error`` with less than two.
+    """
+
+    mean: Value
+    error: Value
+    count: int
+    undefined: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much larger the values of one setting are than those of another.
+
+    ``pairs``: of how many pairs of runs with the same seed it is the mean; 0 if it is the difference of the two means.
+    ``p``: the p-value of Welch's t test, None if that is undefined.
+    """
+
+    mean: float
+    error: Value
+    pairs: int
+    p: Value
+
+
+def defined(values: Iterable[Value]) -> list[float]:
+    """Return the finite values."""
+    return [float(value) for value in values if value is not None and math.isfinite(value)]
+
+
+def summarise(values: Sequence[Value]) -> Summary:
+    """Return the mean of the defined values, and its standard error, the sample deviation over sqrt(count)."""
+    numbers = defined(values)
+    mean = statistics.fmean(numbers) if numbers else None
+    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+    return Summary(mean, error, len(numbers), len(values) - len(numbers))
+
+
+def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "two-sided") -> Value:
+    """Return the p-value of Welch's unpaired t test, which does not assume equal variances, that the means are equal.
+
+    ``alternative``: as in ``scipy.stats.ttest_ind``; "greater" tests whether the mean of ``values`` is the greater one.
+    None if a sample has less than two values, or if neither varies.
+    """
+    first, second = defined(values), defined(others)
+    if min(len(first), len(second)) < 2 or (len(set(first)) == 1 and len(set(second)) == 1):
+        return None
+    # ttest_ind computes the deviations itself, and warns if one of them is 0
+    sizes = [(statistics.fmean(each), statistics.stdev(each), len(each)) for each in (first, second)]
+    return float(ttest_ind_from_stats(*sizes[0], *sizes[1], equal_var=False, alternative=alternative).pvalue)
+
+
+def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Difference | None:
+    """Compare two settings whose runs have the seeds that are the keys; None if one of them has no value.
+
+    If runs share seeds, the difference and its standard error are those of the pairs of one seed, since both runs
+    then start from the same state and see rows in the same order. Else it is the difference of the two means. The
+    p-value is that of Welch's test of all values, which is the common one in publications, and needs no pairs.
+    """
+    mine, theirs = summarise(list(values.values())), summarise(list(others.values()))
+    if mine.mean is None or theirs.mean is None:
+        return None
+    p = welch(list(values.values()), list(others.values()))
+    pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
+    paired = summarise([a - b for a, b in pairs if a is not None and b is not None])
+    if paired.mean is not None:
+        return Difference(paired.mean, paired.error, paired.count, p)
+    errors = mine.error, theirs.error
+    error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
+    return Difference(mine.mean - theirs.mean, error, 0, p)

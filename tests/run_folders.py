@@ -1,0 +1,37 @@
+"""Run folders as the program leaves them, without a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def write_run(
+    folder: Path,
+    words: Sequence[str] | None,
+    test: Mapping[str, float | None] | None,
+    main: Mapping[str, str] | None = None,
+    seed: int = 0,
+    log: str = "",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the files of a run with the overrides ``words`` (None: of a version that did not write them).
+
+    ``test``: the metrics of the test, None for a run that has not finished.
+    """
+    folder.mkdir(parents=True)
+    if words is not None:
+        (folder / "command.json").write_text(json.dumps({"overrides": list(words), "choices": {}, "seed": seed}))
+    own = {"seed": seed, "paths": {"run_dir": str(folder)}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), **own}))
+    (folder / "train.log").write_text(log)
+    if test is not None:
+        record: dict[str, Any] = {"label": "comet", "seed": seed, "test": dict(test), "main_metrics": dict(main or {})}
+        record |= {"higher_is_better": {"loss": False, "auprc": True, "rmse": False, "mse": False}}
+        record |= {"best_val_loss": 0.4, "parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
+        (folder / "results.json").write_text(json.dumps(record))
+    return folder

@@ -1,0 +1,148 @@
+"""Run folders as one table: which folders are runs, what became of them, what tells them apart."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mtl.report.labels import config_options, given_options, labels
+from mtl.report.runs import find_runs, read_runs
+from mtl.types import InputError
+from tests.run_folders import write_run
+
+MAIN = {"click": "auprc"}
+
+
+def test_runs_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
+    for number in (10, 9, 2):
+        write_run(tmp_path / "sweep" / f"{number}_x", ["gate=topk"], {"loss": float(number)}, seed=number)
+    (tmp_path / "sweep" / "9_x" / "checkpoints").mkdir()
+    (tmp_path / "sweep" / "9_x" / "checkpoints" / "config.yaml").touch()  # a run contains no other run
+    runs = read_runs([tmp_path])
+    assert runs.table["seed"].to_list() == [2, 9, 10]
+    assert runs.table["test loss"].to_list() == [2.0, 9.0, 10.0]
+    assert runs.table["best val_loss"].to_list() == [0.4] * 3
+    assert find_runs([tmp_path / "sweep" / "2_x", tmp_path]) == find_runs([tmp_path])  # each run once
+    with pytest.raises(InputError, match=r"none: no such folder"):
+        find_runs([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty contains no run; a run is a folder with a config.yaml"):
+        read_runs([tmp_path / "empty"])
+
+
+LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO callbacks.epoch_report: epoch 0: train/loss 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "reason"),
+    [
+        ("", "unfinished", None),
+        (LOG, "unfinished", "epoch 0: train/loss 0.5"),
+        (LOG + "12:00:03 ERROR mtl: NaN loss\nmore\n", "failed", "NaN loss"),
+        (LOG + "12:00:03 ERROR mtl: NaN loss\n12:00:04 INFO hydra._internal: #2: seed=3\n", "failed", "NaN loss"),
+        (LOG + "12:00:03 ERROR mtl: NaN loss\n" + LOG, "unfinished", "epoch 0: train/loss 0.5"),  # resumed
+        ("something else\n", "unfinished", "something else"),
+        ("x" * 20000 + "\n" + LOG, "unfinished", "epoch 0: train/loss 0.5"),
+    ],
+)
+def test_runs_without_results(tmp_path: Path, log: str, state: str, reason: str | None) -> None:
+    write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0})
+    write_run(tmp_path / "1", ["gate=comet"], None, log=log, seed=4)
+    row = read_runs([tmp_path]).table.row(1, named=True)
+    assert (row["state"], row["reason"], row["setting"], row["seed"]) == (state, reason, "comet", 4)
+    assert row["test loss"] is None
+
+
+def test_damaged_results_are_no_results(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0}, seed=2)
+    (tmp_path / "0" / "results.json").write_text('{"test": {"lo')
+    assert read_runs([tmp_path]).table.row(0, named=True)["state"] == "unfinished"
+
+
+def test_undefined_values_are_null(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", [], {"loss": 1.0, "click/auprc": None, "expert_share/click/0": 0.5}, MAIN)
+    write_run(tmp_path / "1", [], {"loss": 2.0}, MAIN)
+    runs = read_runs([tmp_path])
+    assert runs.table["test click/auprc"].to_list() == [None, None]
+    assert not [name for name in runs.table.columns if "expert_share" in name]
+    assert (runs.main, runs.is_higher_better("test click/auprc"), runs.is_higher_better("test loss")) == (
+        MAIN,
+        True,
+        False,
+    )
+    assert runs.is_higher_better("test idle_tasks") is None
+
+
+def test_directions_of_results_that_lack_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", [], {"loss": 1.0, "watch/auroc": 0.9})
+    record = json.loads((tmp_path / "0" / "results.json").read_text())
+    del record["higher_is_better"]
+    (tmp_path / "0" / "results.json").write_text(json.dumps(record))
+    assert read_runs([tmp_path]).higher == {"auroc": True, "loss": False}
+
+
+def test_overrides_that_say_what_was_trained() -> None:
+    words = ["gate=topk", "+data.new=1", "seed=3", "data.shuffle_seed=1", "paths.output_dir=x", "~logger", "gate=comet"]
+    assert given_options(words) == {"gate": "comet", "data.new": "1", "~logger": ""}
+    assert given_options(["ckpt=x/last.ckpt", "trainer.max_epochs=9"]) is None
+    assert given_options(["evaluate=x/best.ckpt"]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "heading", "names"),
+    [
+        ([{"gate": "topk", "x": "1"}, {"gate": "comet", "x": "1"}], "gate", ["topk", "comet"]),
+        (
+            [{"gate": "a", "k": "1"}, {"gate": "a", "k": "2"}, {"k": "2", "gate": "b"}],
+            "gate, k",
+            ["a, 1", "a, 2", "b, 2"],
+        ),
+        ([{"x": "1"}, {"gate": "b", "x": "1"}], "setting", ["defaults", "gate=b"]),
+        ([{"x": "1"}, {"x": "1"}], "setting", ["all runs", "all runs"]),
+        ([{}], "setting", ["all runs"]),
+    ],
+)
+def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading: str, names: list[str]) -> None:
+    assert labels(options) == (heading, names)
+
+
+def test_configurations_tell_runs_apart_by_choices_first() -> None:
+    def config(gate: str, k: int, rho: float, seed: int) -> dict[str, object]:
+        where = f"out/{gate}{k}{rho}{seed}"
+        own = {
+            "paths": {"run_dir": where},
+            "log": f"{where}/x",
+            "label": gate,
+            "seed": seed,
+            "data": {"order_seed": seed},
+        }
+        return own | {"choices": {"gate": gate}, "gate": {"_target_": f"mtl.{gate}", "k": k}, "setting": {"rho": rho}}
+
+    found = config_options([config("topk", 2, 0.1, 0), config("topk", 2, 0.5, 1), config("comet", 4, 0.5, 2)])
+    assert found == [
+        {"gate": "topk", "setting.rho": "0.1"},
+        {"gate": "topk", "setting.rho": "0.5"},
+        {"gate": "comet", "setting.rho": "0.5"},  # of which gate.k and gate._target_ say no more
+    ]
+
+
+def test_runs_of_earlier_versions(tmp_path: Path) -> None:
+    for number, rho in enumerate([0.0, 1.0]):
+        config = {"data": {"rho": rho}, "label": "x"}
+        write_run(tmp_path / str(number), None, {"loss": 1.0}, seed=number, config=config)
+    runs = read_runs([tmp_path])
+    assert (runs.heading, runs.table["setting"].to_list()) == ("data.rho", ["0.0", "1.0"])
+    assert runs.table["option data.rho"].to_list() == ["0.0", "1.0"]
+
+
+def test_many_runs_are_read_quickly(tmp_path: Path) -> None:
+    for number in range(200):
+        words = [f"gate={'topk' if number % 2 else 'comet'}"]
+        write_run(tmp_path / f"{number}_x", words, {f"task{n}/mse": 1.0 for n in range(16)}, seed=number // 2)
+        (tmp_path / f"{number}_x" / "config.yaml").write_text("a: [\n")  # is not read: it takes long
+    began = time.process_time()
+    assert len(read_runs([tmp_path]).table) == 200
+    assert time.process_time() - began < 4  # 500 of them in 10 s; they take a tenth of that

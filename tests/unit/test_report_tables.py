@@ -1,0 +1,178 @@
+"""The comparison of settings and its tables: values by hand, and what fits into 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from mtl.report.__main__ import main
+from mtl.report.compare import Comparison, compare
+from mtl.report.runs import Runs, read_runs
+from mtl.report.tables import console_tables, explanation, markdown
+from mtl.types import InputError
+from tests.run_folders import write_run
+
+MAIN = {"click": "auprc", "minutes": "rmse"}
+SCORES: dict[str, dict[int, tuple[float, float | None]]] = {  # by network, then seed
+    "mmoe": {1: (0.70, 1.5), 2: (0.72, 1.7)},
+    "shared_bottom": {1: (0.68, 1.5), 2: (0.71, None)},
+    "single_task": {1: (0.69, 1.4), 3: (0.90, 1.2)},
+}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    number = 0
+    for network, seeds in SCORES.items():
+        for seed, (auprc, rmse) in seeds.items():
+            words = [f"network={network}", "data=table", f"seed={seed}"]
+            test = {"loss": 0.5, "click/auprc": auprc, "minutes/rmse": rmse, "experts_per_sample": 2.0}
+            write_run(tmp_path / "sweep" / f"{number}_x", words, test, MAIN, seed)
+            number += 1
+    return tmp_path / "sweep"
+
+
+def many(num_tasks: int, num_settings: int, num_seeds: int = 2) -> Runs:
+    """Return runs with a difference of 1 between the means of settings, of which the last is the best."""
+    main = {f"task_{n:03}": "mse" for n in range(num_tasks)}
+    rows = []
+    for setting in range(num_settings):
+        for seed in range(num_seeds):
+            row = {
+                "run": f"{setting}_{seed}",
+                "state": "finished",
+                "reason": None,
+                "setting": f"gate{setting}",
+                "seed": seed,
+            }
+            values = {f"test {task}/mse": n + 0.5 * seed - setting for n, task in enumerate(main)}
+            rows.append(row | {"test loss": 10.0 * seed} | values)
+    return Runs(pl.DataFrame(rows), "gate", main, {"mse": False, "loss": False})
+
+
+def shown(comparison: Comparison, width: int, mark: str = "*") -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        for table in console_tables(comparison, width, mark):
+            console.print(table)
+    text = captured.get()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    return text
+
+
+def test_cells_of_a_comparison(sweep: Path) -> None:
+    comparison = compare(read_runs([sweep]))
+    assert (comparison.heading, comparison.settings) == ("network", list(SCORES))
+    assert [quantity.name for quantity in comparison.quantities] == ["loss", "click auprc", "minutes rmse"]
+    auprc = [comparison.cells[setting, "click auprc"] for setting in SCORES]
+    assert [cell.value.mean for cell in auprc] == pytest.approx([0.71, 0.695, 0.795])
+    assert [cell.best for cell in auprc] == [False, False, True]  # higher is better
+    assert auprc[0].difference is None
+    assert auprc[1].difference is not None
+    assert auprc[1].difference.mean == pytest.approx(-0.015)
+    rmse = [comparison.cells[setting, "minutes rmse"] for setting in SCORES]
+    assert [(cell.value.count, cell.value.undefined) for cell in rmse] == [(2, 0), (1, 1), (2, 0)]
+    assert [cell.best for cell in rmse] == [False, False, True]
+    assert rmse[2].difference is not None
+    assert (rmse[2].difference.mean, rmse[2].difference.pairs) == (pytest.approx(-0.1), 1)
+    assert not any(comparison.cells[setting, "loss"].best for setting in SCORES)  # all are equal
+
+
+def test_a_setting_with_an_undefined_value_is_not_the_best() -> None:
+    runs = many(1, 2)
+    table = runs.table.with_columns(
+        pl.when(pl.col("run") == "1_0").then(None).otherwise(pl.col("test task_000/mse")).alias("test task_000/mse")
+    )
+    comparison = compare(Runs(table, "gate", runs.main, runs.higher))
+    assert [comparison.cells[setting, "task_000 mse"].best for setting in ("gate0", "gate1")] == [True, False]
+    assert "(1/2)" in shown(comparison, 80)
+    assert any(line.startswith("(m/n)") for line in explanation(comparison, "in bold"))
+
+
+def test_console_at_80_columns(sweep: Path) -> None:
+    text = shown(compare(read_runs([sweep])), 80)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert lines == [
+        "network         seeds              loss↓     click auprc↑   minutes rmse↓",
+        "─" * 73,
+        "mmoe                2    0.5000 ± 0.0000    0.710 ± 0.010     1.60 ± 0.10",
+        "shared_bottom       2    0.5000 ± 0.0000    0.695 ± 0.015      1.50 (1/2)",
+        "                                 +0.0000    -0.015 p=0.50           +0.00",
+        "single_task         2    0.5000 ± 0.0000   0.795 ± 0.105*    1.30 ± 0.10*",
+        "                                 +0.0000    -0.010 p=0.57    -0.10 p=0.17",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("num_settings", [1, 2, 3, 16])
+@pytest.mark.parametrize("num_tasks", [1, 4, 16, 128])
+def test_every_size_fits(num_tasks: int, num_settings: int, width: int) -> None:
+    text = shown(compare(many(num_tasks, num_settings)), width)
+    assert text.count("\n") <= max(40, 12 * num_settings)
+    assert "..." not in text
+    assert "…" not in text
+    for setting in range(num_settings):
+        assert f"gate{setting}" in text
+
+
+def test_tasks_beside_or_below_each_other() -> None:
+    few, more = compare(many(4, 2)), compare(many(16, 2))
+    assert shown(few, 120).startswith("gate ")  # settings as rows
+    assert shown(more, 120).startswith("gate →")  # settings as columns
+    assert "task_015 mse" in shown(more, 80)
+
+
+def test_many_tasks_are_a_mean_and_extremes() -> None:
+    comparison = compare(many(128, 2))
+    names = ["task_000", "task_001", "task_002", "task_125", "task_126", "task_127"]
+    expected = ["loss", "mean over tasks of mse", *(f"{name} mse" for name in names)]
+    assert [quantity.name for quantity in comparison.quantities] == expected
+    cell = comparison.cells["gate1", "mean over tasks of mse"]
+    assert (cell.value.mean, cell.best) == (63.5 + 0.25 - 1, True)
+    assert comparison.notes == [
+        "Of 128 tasks, those with the best and the worst means are shown; summary.csv has all.",
+        "gate1 is better than gate0 on 128 of 128 tasks.",
+    ]
+
+
+def test_a_mean_over_tasks_needs_all_of_them() -> None:
+    runs = many(17, 1)
+    table = runs.table.with_columns(pl.lit(None, pl.Float64).alias("test task_003/mse"))
+    comparison = compare(Runs(table, "gate", runs.main, runs.higher))
+    assert comparison.cells["gate0", "mean over tasks of mse"].value.undefined == 2
+
+
+def test_markdown(sweep: Path) -> None:
+    lines = markdown(compare(read_runs([sweep]))).splitlines()
+    assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
+    assert lines[2] == "| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |"
+    assert lines[4].startswith("| single_task | 2 | 0.5000 ± 0.0000<br>+0.0000 | **0.795 ± 0.105**<br>-0.010 p=0.57 |")
+    assert "Welch's t test" in lines[-1] or "Welch's t test" in lines[-2]
+
+
+def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(
+        sweep / "9_killed", ["network=mmoe", "data=table", "seed=9"], None, log="12:00:01 INFO mtl: epoch 4 of [x]\n"
+    )
+    main([str(sweep), "--also", "experts_per_sample"])
+    printed = capsys.readouterr().out
+    assert "1 of 7 runs have not finished:\n9_killed unfinished: epoch 4 of [x]" in printed
+    assert "experts_per_sample" in printed
+    assert "2 of 3" in printed
+    rows = pl.read_csv(sweep / "summary.csv")
+    assert rows["test minutes/rmse"].to_list() == [1.5, 1.7, 1.5, None, 1.4, 1.2, None]
+    assert rows["option network"].to_list() == [name for name in SCORES for _ in range(2)] + ["mmoe"]
+    assert "9_killed unfinished" in (sweep / "summary.md").read_text()
+
+
+def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .*nowhere: no such folder"):
+        main([str(tmp_path / "nowhere")])
+    with pytest.raises(
+        InputError, match=r"--also nothing: no run has this column; among those of summary.csv are seed"
+    ):
+        compare(read_runs([sweep]), ["nothing"])
+    assert list(tmp_path.rglob("summary.*")) == []
