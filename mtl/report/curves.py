@@ -23,9 +23,9 @@ from mtl.types import InputError, require
 Course = dict[int, float]  # training step -> value
 _PANEL = (6.0, 4.0)  # inches, whatever stands in the legend
 _MARGINS = (0.8, 0.15, 0.55, 0.45)  # left, right, bottom and top of the panel, in inches
-_GAP = 0.3  # right of the legend, in inches
-_LINE, _LINES = 32, 3  # characters of a line, and lines, of a label in the legend
-_FAINT = 0.25  # bands of many curves are fainter
+_GAP = 0.3  # around the legend, in inches
+_LINE, _LINES = 32, 6  # characters of a line, and lines, of a label in the legend
+_FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands: those of many curves are fainter
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,24 @@ def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Fig
     """Draw curves with their bands in one panel, and a legend beside it, for which the figure grows."""
     figure = Figure()
     axes = figure.add_subplot()
+    counts = {curve.runs for curve in curves}
     for index, curve in enumerate(curves):
         turn = index // len(COLOURS)  # a colour comes again with another kind of line
         colour, style = COLOURS[index % len(COLOURS)], LINES[(index + turn) % len(LINES)]
-        axes.plot(curve.steps, curve.mean, style, color=colour, linewidth=1.6, label=legend_text(curve))
-        axes.fill_between(
-            curve.steps, curve.low, curve.high, color=colour, alpha=_FAINT / len(curves) + 0.05, linewidth=0
-        )
+        name = _in_lines(curve.label if len(counts) == 1 else f"{curve.label} {_runs(curve.runs)}")
+        point = "o" if len(curve.steps) == 1 else None  # a line through one point cannot be seen
+        axes.plot(curve.steps, curve.mean, style, color=colour, linewidth=1.6, marker=point, label=name)
+        faint = _FAINT / len(curves) + _FAINTEST
+        axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=faint, linewidth=0)
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}: mean and its {band:.0%} confidence interval")
     axes.grid(alpha=0.25)
-    axes.margins(x=0.02)
-    legend = figure.legend(fontsize=8, title=heading, title_fontsize=8, alignment="left", labelspacing=0.7)
+    title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
+    legend = figure.legend(fontsize=8, title=title, title_fontsize=8, alignment="left", labelspacing=0.7)
     figure.draw_without_rendering()  # gives the legend its size
     box = legend.get_window_extent()
-    width, height = box.width / figure.dpi, box.height / figure.dpi  # inches
+    width, height = box.width / figure.dpi + _GAP, box.height / figure.dpi + _GAP  # inches
     left, right, bottom, top = _MARGINS
-    full = (left + _PANEL[0] + right + width + _GAP, bottom + max(_PANEL[1], height) + top)
+    full = (left + _PANEL[0] + right + width, bottom + max(_PANEL[1], height) + top)
     figure.set_size_inches(*full)
     figure.subplots_adjust(left / full[0], bottom / full[1], (left + _PANEL[0]) / full[0], 1 - top / full[1])
     legend.set_loc("upper left")
@@ -113,12 +115,13 @@ def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Fig
     return figure
 
 
-def legend_text(curve: Curve) -> str:
-    """Return a curve's label in lines that are short enough for a legend, with the number of its runs."""
-    count = f"({curve.runs} run{'s' if curve.runs > 1 else ''})"
-    lines = textwrap.wrap(curve.label, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ...")
-    room = len(lines[-1]) + 1 + len(count) <= _LINE
-    return "\n".join([*lines[:-1], f"{lines[-1]} {count}"] if room else [*lines, count])
+def _runs(count: int) -> str:
+    return f"({count} run{'s' if count > 1 else ''})"
+
+
+def _in_lines(text: str) -> str:
+    """Break ``text`` into lines that are short enough for a legend."""
+    return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))
 
 
 def write_csv(path: Path, curves: Sequence[Curve]) -> None:

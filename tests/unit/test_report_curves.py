@@ -100,7 +100,8 @@ def test_legend_leaves_the_panel_its_size(count: int) -> None:
     assert len(styles) == count
     for text in legend.get_texts():
         assert max(map(len, text.get_text().splitlines())) <= 32
-        assert "(3 runs)" in text.get_text()
+    assert len({text.get_text() for text in legend.get_texts()}) == count
+    assert legend.get_title().get_text() == "setting (3 runs)"
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
