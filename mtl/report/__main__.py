@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,10 @@ from mtl.types import InputError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, print the table of the runs, and write summary.csv and summary.md."""
+    """Read the command line, print the table of the runs, and write summary.csv and summary.md.
+
+    They are written into the folder; if there are several, into the current one.
+    """
     parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
     parser.add_argument(
         "folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a sweep, or any folder that contains runs"
@@ -23,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     from mtl.report.summary import show, write  # takes seconds, --help does not
 
+    target = given.folders[0] if len(given.folders) == 1 else Path()
     try:
-        target = Path(os.path.commonpath([folder.absolute() for folder in given.folders]))
         runs, comparison = write(given.folders, target, given.also)
-    except InputError as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
     show(runs, comparison, target)
 

@@ -88,6 +88,7 @@ def compare(runs: Runs, also: Sequence[str] = ()) -> Comparison:
         }
         best = best_of({name: each.value for name, each in row.items()}, quantity.higher)
         cells |= {(name, quantity.name): Cell(c.value, c.difference, name in best) for name, c in row.items()}
+    notes += [line for name in list(groups)[1:] if (line := common_seeds(groups[first], first, groups[name], name))]
     if len(tasks) > MOST_TASKS:
         notes += [wins(groups[first], first, groups[name], name, tasks) for name in list(groups)[1:]]
     return Comparison(runs.heading, counts, shown, cells, notes)
@@ -153,6 +154,15 @@ def wins(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str, tasks: 
         if len(means) == 2 and None not in means and quantity.higher is not None:
             counts.append((means[0] > means[1]) == quantity.higher and means[0] != means[1])  # type: ignore[operator]
     return f"{name} is better than {base} on {sum(counts)} of {len(counts)} tasks."
+
+
+def common_seeds(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str) -> str | None:
+    """Say how many seeds a group has in common with the first one, if its difference leaves out finished runs."""
+    mine, theirs = (_by_seed(each, "seed") for each in (group, first))
+    common = len(mine.keys() & theirs.keys())
+    if common == 0 or len(mine) == len(theirs) == common:
+        return None
+    return f"{name} has {common} seed{'s' if common > 1 else ''} in common with {base}, whose differences are shown."
 
 
 def _by_seed(group: pl.DataFrame, column: str) -> dict[int, float | None]:
