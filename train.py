@@ -99,9 +99,10 @@ OmegaConf.register_new_resolver("run_label", run_label, replace=True)
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
 
-# The user names the tasks of a table. Without this, Hydra would require a + before data.tasks.NAME={...}
-OPEN_TASKS = {"data": {"tasks": OmegaConf.create({}, flags={"struct": False})}}
-ConfigStore.instance().store(name="open_tasks", node=OmegaConf.create(OPEN_TASKS))
+# The user names tasks, and columns of lists. Without this, Hydra would require a + before data.tasks.NAME={...}
+for name, options in {"open_tasks": ("tasks",), "open_table": ("tasks", "lists")}.items():
+    data = {option: OmegaConf.create({}, flags={"struct": False}) for option in options}
+    ConfigStore.instance().store(name=name, node=OmegaConf.create({"data": data}))
 
 
 def run(cfg: DictConfig) -> float | None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+from data_modules.files.several import files_of, is_several
+from mtl.types import Bag, Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
 
-INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Numeric, Image, Tokens)}
+INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
 LEFT_OUT = ("scorer",)  # needs the texts that it compares
 
@@ -75,8 +76,18 @@ def reading_state() -> Iterator[None]:
 
 
 def fingerprints(sources: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return name, size in bytes and SHA-256 digest of each file. Raises InputError if one cannot be read."""
-    return {key: fingerprint(path) for key, path in sources.items()}
+    """Return name, size in bytes and SHA-256 digest of each source. Raises InputError if one cannot be read.
+
+    A folder or a pattern of files has the sum of their sizes, and the digest of their names and digests.
+    """
+    return {key: _several(path) if is_several(path) else fingerprint(path) for key, path in sources.items()}
+
+
+def _several(path: Path) -> dict[str, Any]:
+    parts = [fingerprint(file) for file in files_of(path)]
+    digest = hashlib.sha256("".join(f"{part['name']} {part['sha256']}\n" for part in parts).encode())
+    size = sum(part["size"] for part in parts)
+    return {"name": path.name, "size": size, "sha256": digest.hexdigest(), "files": len(parts)}
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -101,5 +112,7 @@ def changes(
         elif before[key]["sha256"] != now[key]["sha256"]:
             old, new = before[key]["size"], now[key]["size"]
             sizes = f"it has {new:,} bytes, had {old:,}" if old != new else f"other content in the same {old:,} bytes"
+            files = [state[key].get("files", 1) for state in (now, before)]
+            sizes = f"{files[0]} files, before {files[1]}; {sizes}" if files[0] != files[1] else sizes
             found[key] = f"{key}={sources[key]} has changed ({sizes})"
     return found

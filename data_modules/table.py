@@ -6,7 +6,7 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import torch
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from data_modules import options
 from data_modules.base import TensorDataModule
-from data_modules.files.reading import regular_size
+from data_modules.files.several import files_of
 from data_modules.options import refused, shown
 from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import as_text, cell, check_kind, numbers
+from data_modules.tables.bad_cells import CHOICES
+from data_modules.tables.columns import as_text, cell, check_kind, named, numbers
 from data_modules.tables.encoder import TableEncoder, listing
 from data_modules.tables.example import NAME, TASKS, write_example
+from data_modules.tables.kinds import Given, separators
 from data_modules.tables.labels import HEAVIEST, Labels
-from data_modules.tables.reading import read_table
-from mtl.types import RANKING, ROW, Batch, DataSpec, InputError, TaskSpec, labelled, metric_family, require
+from data_modules.tables.reading import read_tables
+from mtl.types import RANKING, Batch, DataSpec, InputError, TaskSpec, labelled, metric_family, require
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +33,18 @@ EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
 class TableDataModule(TensorDataModule):
-    """Serve the rows of ``path`` (``.csv``, ``.csv.gz``, ``.tsv``, ``.parquet``).
+    """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
     ``tasks`` maps names to the options of ``Labels``, ``{column, kind, ...}``; kind: binary, multiclass or regression.
-    An empty cell is a missing label. All other columns are inputs, except those in ``ignore``. Whether an input is
-    categorical or numeric is inferred, unless ``categorical`` or ``numeric`` names it. Categories become ids; unknown
-    ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and standard
-    deviation 1. Kinds, categories, means and classes come from the training rows only.
+    An empty cell is a missing label. All other columns are inputs, except those in ``ignore`` and free text. The kind
+    of an input is inferred, see ``kind_of``, unless ``categorical``, ``numeric``, ``dates`` or ``lists`` names it.
+    Categories become ids; unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are
+    scaled to mean 0 and standard deviation 1. Dates become month, day, weekday, hour and age, see ``parts_of``. Of a
+    list the first ``max_length`` elements, None: all, become ids as categories do; ``lists`` maps columns to what
+    separates the elements, such as "|". Kinds, categories, means and classes come from the training rows only.
+
+    A cell of an input that is no number or date where one is expected raises InputError, or with ``on_bad`` "missing"
+    is an empty one, and a warning gives their number. A bad label or weight always raises InputError.
 
     ``weight_column`` holds a weight of each row, at least 0, by which its losses are multiplied; the loss of a split is
     the weighted mean. Metrics take all rows alike. It is no input. ``group_column`` says for ``ndcg@K``, ``hit_rate@K``
@@ -56,6 +63,10 @@ class TableDataModule(TensorDataModule):
         data_dir: str = "data",
         categorical: Sequence[str] = (),
         numeric: Sequence[str] = (),
+        dates: Sequence[str] = (),
+        lists: Mapping[str, str | None] | None = None,
+        max_length: int | None = None,
+        on_bad: Literal["error", "missing"] = "error",
         ignore: Sequence[str] = (),
         split: Sequence[float] = (0.8, 0.1, 0.1),
         split_column: str | None = None,
@@ -93,10 +104,16 @@ class TableDataModule(TensorDataModule):
             f"data.split_column={shown(split_column)} with data.val_path or data.test_path: give one or the other",
         )
         self.split_column, self.weight_column, self.group_column = split_column, weight_column, group_column
-        self.min_count = options.whole("min_count", min_count, 1)
+        self.given = Given(
+            options.names("categorical", categorical, "[city,user]"),
+            options.names("numeric", numeric, "[age]"),
+            options.names("dates", dates, "[signup]"),
+            separators(lists),
+            options.whole("min_count", min_count, 1),
+            None if max_length is None else options.whole("max_length", max_length, 1),
+            options.choice("on_bad", on_bad, CHOICES),
+        )
         self.separator, self.null_values = separator, options.names("null_values", null_values, '["","NA"]')
-        self.categorical = options.names("categorical", categorical, "[city,user]")
-        self.numeric = options.names("numeric", numeric, "[age]")
         self.ignore = options.names("ignore", ignore, "[comment]")
         good = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
         require(
@@ -107,15 +124,15 @@ class TableDataModule(TensorDataModule):
 
     def _check_listed(self) -> None:
         """Raise InputError if a column is given two roles."""
-        listed = [*self.categorical, *self.numeric, *self.ignore]
+        listed = [*self.given.columns, *self.ignore]
         twice = sorted({name for name in listed if listed.count(name) > 1})
         require(
             not twice,
-            f"data.categorical, data.numeric, data.ignore: {', '.join(map(shown, twice))} is named more than once",
+            f"data.{', data.'.join((*Given.NAMING, 'ignore'))}: {', '.join(map(shown, twice))} is named more than once",
         )
         for task in self.labels:
             require(
-                task.column not in (*self.categorical, *self.numeric),
+                task.column not in self.given.columns,
                 f"data.tasks.{task.name}: its column {task.column!r} is also named as an input",
             )
             ranking = [name for name in task.metrics if metric_family(name) in RANKING]
@@ -125,7 +142,7 @@ class TableDataModule(TensorDataModule):
                 "as in data.group_column=user",
             )
         require(
-            self.weight_column is None or self.weight_column not in (*self.categorical, *self.numeric),
+            self.weight_column is None or self.weight_column not in self.given.columns,
             f"data.weight_column={shown(self.weight_column)}: this column is also named as an input",
         )
 
@@ -134,7 +151,7 @@ class TableDataModule(TensorDataModule):
         if self.example is not None:
             write_example(self.example)
         for name, path in self._files().items():
-            regular_size(path, f"data.{OPTION[name]}")
+            files_of(path, f"data.{OPTION[name]}")
 
     def source_files(self) -> dict[str, Path]:
         """Return the files that are read, by the options that name them."""
@@ -168,6 +185,7 @@ class TableDataModule(TensorDataModule):
             targets = {task.name: task.targets(known, frame, where[name]) for task, known in tasks}
             weights = self._weights(frame, spec.tasks, targets, where[name])
             splits[name] = Batch(inputs, targets, weights, self._groups(frame) if name != "train" else None)
+        self.row_encoder.bad.report()
         for path in dict.fromkeys(where[name] for name in splits):
             counts = (f"{len(rows)} {name}" for name, rows in splits.items() if where[name] == path)
             logger.info("%s: %s", path, ", ".join(counts))
@@ -175,35 +193,34 @@ class TableDataModule(TensorDataModule):
 
     def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:
         """Return the encoder that follows from the training rows."""
-        used = {ROW, *self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
+        used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
         return TableEncoder.learnt(
             train,
             where,
-            [name for name in train.columns if name not in used],
-            self.categorical,
-            self.numeric,
-            self.min_count,
+            [name for name in named(train) if name not in used],
+            self.given,
             separator=self.separator,
             null_values=self.null_values,
-            from_text=self.paths["train"].suffix != ".parquet",
+            from_text=files_of(self.paths["train"])[0].suffix != ".parquet",
         )
 
     def _read(self, split: str) -> pl.DataFrame:
         """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
         path = self.paths[split]
-        frame = read_table(path, self.separator, self.null_values, f"data.{OPTION[split]}")
+        frame = read_tables(path, self.separator, self.null_values, f"data.{OPTION[split]}")
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
         for option in ("split_column", "weight_column", "group_column"):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
         if self.row_encoder is None:  # which else knows its columns
-            wanted |= {"data.categorical": self.categorical, "data.numeric": self.numeric, "data.ignore": self.ignore}
+            wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
+            wanted["data.ignore"] = self.ignore
         for option, columns in wanted.items():
             for column in columns:
                 near = difflib.get_close_matches(column, frame.columns, 1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 require(
                     column in frame.columns,
-                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(frame.columns[1:])}",
+                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(named(frame))}",
                 )
         return frame
 
@@ -214,7 +231,7 @@ class TableDataModule(TensorDataModule):
             return frames
         rest = frames.pop("train")
         for name, frame in frames.items() if self.row_encoder is None else ():
-            missing = [column for column in rest.columns if column not in (*frame.columns, *self.ignore)]
+            missing = [column for column in named(rest) if column not in (*frame.columns, *self.ignore)]
             require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listing(missing)}")
         if self.split_column is not None:
             return self._by_column(rest, self.split_column)

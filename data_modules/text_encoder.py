@@ -32,6 +32,11 @@ class TextEncoder:
         """The columns of all tasks."""
         return list(dict.fromkeys(column for columns in self.text.values() for column in columns))
 
+    @property
+    def lists(self) -> dict[str, str]:
+        """No column holds lists."""
+        return {}
+
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that a task reads."""
         return self.text[task]

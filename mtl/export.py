@@ -29,7 +29,7 @@ from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.trained import TrainedModel, load
-from mtl.types import Categorical, InputError, Tokens, require
+from mtl.types import Bag, Categorical, InputError, Tokens, require
 
 ROWS = 256  # on which programs are compared with the network
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
@@ -98,7 +98,7 @@ def rows_to_compare(
         inputs = {name: rows[name][:ROWS] for name in model.spec.inputs}
     except (InputError, OSError, KeyError, StopIteration):
         return program.made_up(model.spec.inputs, ROWS), False
-    whole = (Categorical, Tokens)
+    whole = (Categorical, Bag, Tokens)
     return {n: v.long() if isinstance(model.spec.inputs[n], whole) else v for n, v in inputs.items()}, True
 
 

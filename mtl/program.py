@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from mtl import fast
 from mtl.predictions import in_units
-from mtl.types import Categorical, Image, InputError, InputSpec, Numeric
+from mtl.types import Bag, Categorical, Image, InputError, InputSpec, Numeric
 
 
 class Readable(nn.Module):
@@ -60,6 +60,8 @@ def made_up(inputs: Mapping[str, InputSpec], rows: int) -> dict[str, Tensor]:
 def _random(spec: InputSpec, rows: int) -> Tensor:
     if isinstance(spec, Categorical):
         return torch.randint(spec.size, (rows,))
+    if isinstance(spec, Bag):
+        return torch.randint(spec.size, (rows, spec.length))
     if isinstance(spec, Numeric):
         return torch.randn(rows, spec.width)
     if isinstance(spec, Image):

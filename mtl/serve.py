@@ -2,7 +2,8 @@
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
-cell, and numbers and true are read as in a text file. GET /health describes the model.
+cell, and numbers and true are read as in a text file. A cell of a column of lists is a list, or text with separators if
+the training rows had them. GET /health describes the model.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Predictor:
     def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
         """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
         require(len(rows) <= self.max_batch, f"{len(rows)} rows in a request: at most {self.max_batch} are accepted")
-        check(rows, self.model.columns)
+        check(rows, self.model.columns, self.model.lists)
         job = Job(rows)
         try:
             self._jobs.put_nowait(job)
@@ -116,7 +117,7 @@ class Predictor:
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Predict the rows of ``jobs`` together, and give each its answer; a job whose rows are bad gets the error."""
         try:
-            frame = table([row for job in jobs for row in job.rows], self.model.columns)
+            frame = table([row for job in jobs for row in job.rows], self.model.columns, self.model.lists)
             answers = self.model.predict(frame, where=WHERE)
         except Exception as error:
             if len(jobs) == 1:
@@ -140,21 +141,41 @@ def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(rows or ())
 
 
-def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Raise InputError, which names row (from 1) and column, if a cell is missing or is a list or an object."""
+def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> None:
+    """Raise InputError, which names row (from 1) and column, if a cell is missing or is not what the column takes.
+
+    ``lists``: see ``RowEncoder.lists``.
+    """
     for number, row in enumerate(rows, 1):
         for name in columns:
             require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
-            require(
-                isinstance(row[name], CELLS),
-                f"{WHERE}, column {name!r}, row {number}: {str(row[name])[:60]} is neither text nor number",
-            )
+            cell, here = row[name], f"{WHERE}, column {name!r}, row {number}: {str(row[name])[:60]}"
+            if name in lists:
+                good = isinstance(cell, list) and all(isinstance(element, CELLS) for element in cell)
+                good = good or cell is None or (isinstance(cell, str) and bool(lists[name]))
+                text = f", nor text with {lists[name]!r} between the elements" if lists[name] else ""
+                require(good, f"{here} is not a list of texts or numbers{text}")
+            else:
+                require(isinstance(cell, CELLS), f"{here} is neither text nor number")
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pl.DataFrame:
-    """Return the ``columns`` of ``rows`` as text, so that what a cell means does not depend on the others' types."""
-    cells = {name: [None if row[name] is None else as_text(row[name]) for row in rows] for name in columns}
-    return pl.DataFrame(cells, schema=dict.fromkeys(columns, pl.String))
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> pl.DataFrame:
+    """Return the ``columns`` of ``rows`` as text, so that what a cell means does not depend on the others' types.
+
+    Those of ``lists`` become lists of texts.
+    """
+    cells = {
+        name: [None if row[name] is None else read(row[name], lists.get(name)) for row in rows] for name in columns
+    }
+    return pl.DataFrame(cells, {name: pl.List(pl.String) if name in lists else pl.String for name in columns})
+
+
+def read(cell: Any, separator: str | None) -> str | list[str | None]:
+    """Return a cell as text; as a list of texts if a ``separator`` says that its column holds lists."""
+    if separator is None:
+        return as_text(cell)
+    elements = cell.split(separator) if isinstance(cell, str) else cell
+    return [None if element is None else as_text(element) for element in elements]
 
 
 def as_text(value: str | float | bool) -> str:

@@ -41,6 +41,11 @@ class TrainedModel:
         """The columns that rows need to have; empty without an encoder."""
         return [] if self.encoder is None else list(self.encoder.columns)
 
+    @property
+    def lists(self) -> dict[str, str]:
+        """The columns whose cells are lists, see ``RowEncoder.lists``."""
+        return {} if self.encoder is None else dict(self.encoder.lists)
+
     def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
         if self.encoder is None:

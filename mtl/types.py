@@ -125,6 +125,17 @@ class Categorical:
 
 
 @dataclass(frozen=True)
+class Bag:
+    """The elements of a list per row, ids in ``[0, size)``; tensor ``[B, length]`` of int64 or int32.
+
+    Id 0 is no element: it fills the rows of shorter lists. The order of the elements has no meaning.
+    """
+
+    size: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Numeric:
     """``width`` real numbers per row; tensor ``[B, width]``."""
 
@@ -161,7 +172,7 @@ class Tokens:
     digest: str = ""
 
 
-InputSpec = Categorical | Numeric | Image | Tokens
+InputSpec = Categorical | Bag | Numeric | Image | Tokens
 
 
 class Scorer(Protocol):
@@ -253,6 +264,10 @@ class RowEncoder(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """The columns that the tasks read, in order."""
+
+    @property
+    def lists(self) -> Mapping[str, str]:
+        """The columns whose cells are lists, and what separates the elements where a cell is text; "" if none does."""
 
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that one task reads; tasks that read the same columns have the same inputs."""

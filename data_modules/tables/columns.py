@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from data_modules.files.reading import quote
+from data_modules.tables.bad_cells import BadCells
 from mtl.types import ROW, InputError, require
 
+FILE = "\0file"  # column of a table of several files that says which one a row is from, for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
-NEARLY = 0.9  # a text column with at least this share of numbers is taken for numbers with mistakes
-ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
 
 
 def check_kind(frame: pl.DataFrame, name: str, where: str, hint: str) -> None:
@@ -26,23 +26,24 @@ def check_kind(frame: pl.DataFrame, name: str, where: str, hint: str) -> None:
     require(known, f"{where}, column {name!r}: its type {kind} is neither text nor number; convert it{hint}")
 
 
-def numbers(frame: pl.DataFrame, name: str, where: str) -> pl.Series:
-    """Return a column as float64, NaN for empty cells; raise InputError, which names the first bad cell."""
+def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
+    """Return a column as float64, NaN for empty cells.
+
+    A cell that is no number counts in ``bad`` and becomes NaN; without ``bad`` it raises InputError, which names it.
+    """
     column, parsed = frame[name], parse(frame[name])
-    bad = (column.is_not_null() & (parsed.is_null() | parsed.is_infinite())).arg_true()
-    if len(bad):
-        raise InputError(
-            f"{cell(frame, name, bad[0], where)} is not a number; {len(bad)} of {len(column)} cells of these rows "
-            "are not. Correct or empty them"
-        )
-    return parsed.fill_null(float("nan"))
+    finite = parsed.set(parsed.is_infinite(), None)
+    wrong = (column.is_not_null() & finite.is_null()).arg_true()
+    BadCells.handle(bad, name, len(wrong), len(column), "a number", lambda: cell(frame, name, wrong[0], where))
+    return finite.fill_null(float("nan"))
 
 
 def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
     """Return file, column, row and content of a cell, for messages."""
     value = frame[name][index]
     content = quote(value) if isinstance(value, str) else repr(value)
-    return f"{where}, column {name!r}, row {frame[ROW][index]}: {content}"
+    file = frame[FILE][index] if FILE in frame.columns else where
+    return f"{file}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
 def parse(column: pl.Series) -> pl.Series:
@@ -54,6 +55,11 @@ def parse(column: pl.Series) -> pl.Series:
     return column.cast(pl.Float64, strict=False).fill_nan(None)
 
 
+def named(frame: pl.DataFrame) -> list[str]:
+    """Return the columns of the table itself: without those that only say where a row is from."""
+    return [name for name in frame.columns if name not in (ROW, FILE)]
+
+
 def as_text(column: pl.Series) -> pl.Series:
     """Return each cell as text, independently of the other cells; 3.0 becomes "3"."""
     if column.dtype == pl.String:
@@ -61,30 +67,6 @@ def as_text(column: pl.Series) -> pl.Series:
     if column.dtype.is_float():
         return column.cast(pl.String).str.replace(r"\.0$", "")
     return column.cast(pl.String)
-
-
-def is_categorical(frame: pl.DataFrame, name: str, where: str) -> bool:
-    """Return whether a column of the training rows holds categories (True) or numbers (False).
-
-    Categories are text, booleans, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average.
-    Raises InputError for text that is mostly numbers.
-    """
-    column, kind = frame[name], frame[name].dtype
-    if kind == pl.Boolean or isinstance(kind, pl.Categorical | pl.Enum):
-        return True
-    filled = column.drop_nulls()
-    parsed = parse(filled)
-    share = 1.0 - parsed.null_count() / max(1, len(filled))
-    if share < NEARLY:
-        return True
-    if share < 1.0 and kind == pl.String:
-        bad = (column.is_not_null() & parse(column).is_null()).arg_true()
-        raise InputError(
-            f"{cell(frame, name, bad[0], where)} is not a number, but most of the column is. Correct it, or set "
-            f"data.categorical=[{name}] or data.ignore=[{name}]"
-        )
-    parsed = parsed.drop_nulls()
-    return bool((parsed == parsed.round()).all()) and parsed.n_unique() * ROWS_PER_VALUE <= len(parsed)
 
 
 @dataclass(frozen=True)
@@ -146,9 +128,11 @@ class Scaling:
         return [scaled, empty.float()] if self.gaps else [scaled]
 
 
-def scaling_of(train: pl.DataFrame, name: str, where: str) -> Scaling:
-    """Return the scaling of a column of the training rows; raise InputError, which names a cell that is too large."""
-    values = numbers(train, name, where)
+def scaling_of(train: pl.DataFrame, name: str, where: str, values: pl.Series) -> Scaling:
+    """Return the scaling of a column of the training rows, whose numbers are ``values``.
+
+    Raises InputError, which names a cell that is too large.
+    """
     scaling = Scaling.of(values)
     if scaling is None:
         largest = values.fill_nan(0.0).abs().arg_max() or 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import torch
 from torch import Tensor
 
 from data_modules.options import shown
+from data_modules.tables.bad_cells import ERROR, MISSING, BadCells
 from data_modules.tables.blocks import read_blocks
-from data_modules.tables.columns import Scaling, Vocabulary, check_kind, is_categorical, numbers, scaled, scaling_of
+from data_modules.tables.columns import Scaling, Vocabulary, named, numbers, scaled, scaling_of
+from data_modules.tables.dates import AGE, dates, part_names, parts_of
+from data_modules.tables.kinds import Given, Kind, check_input, describe_text, kind_of
+from data_modules.tables.lists import Elements
 from mtl.types import ROW, Categorical, InputSpec, Numeric, require
 
 logger = logging.getLogger(__name__)
@@ -26,95 +31,173 @@ LISTED = 20  # columns that a message lists
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """The vocabulary of each categorical column and the scaling of each numeric one, from the training rows.
+    """What the training rows teach about each column.
+
+    ``categorical``: the vocabulary of each categorical column, ``numeric``: the scaling of each numeric one; the parts
+    of dates are such columns too, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
+    the vocabulary of each column of lists. ``on_bad``: "missing" if cells that are no number or date are missing
+    values, which ``bad`` counts; "error" if they raise InputError.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from one, so
     cells of ``null_values`` are empty in any rows.
     """
 
-    categorical: Mapping[str, Vocabulary]
-    numeric: Mapping[str, Scaling]
+    categorical: MutableMapping[str, Vocabulary]
+    numeric: MutableMapping[str, Scaling]
+    dates: MutableMapping[str, datetime] = field(default_factory=dict)
+    elements: MutableMapping[str, Elements] = field(default_factory=dict)
+    on_bad: str = ERROR
     separator: str = ","
     null_values: Sequence[str] = ()
     from_text: bool = True
+    bad: BadCells = field(default_factory=BadCells, compare=False, repr=False)
 
     @staticmethod
-    def learnt(
-        train: pl.DataFrame,
-        where: str,
-        columns: Sequence[str],
-        categorical: Collection[str] = (),
-        numeric: Collection[str] = (),
-        min_count: int = 1,
-        **reading: Any,
-    ) -> TableEncoder:
-        """Return the encoder of ``columns`` of the rows ``train``; those that are constant there are left out.
+    def learnt(train: pl.DataFrame, where: str, columns: Sequence[str], given: Given, **reading: Any) -> TableEncoder:
+        """Return the encoder of ``columns`` of the rows ``train``, each of the kind that ``kind_of`` finds.
 
-        A column is categorical or numeric if named there, or else as ``is_categorical`` finds. Raises InputError.
+        Columns that are constant there, and those of free text, are left out. ``reading``: separator, null_values and
+        from_text. Raises InputError.
         """
-        vocabularies, scalings, summary = dict[str, Vocabulary](), dict[str, Scaling](), list[str]()
-        for name in columns:
-            check_kind(train, name, where, ignoring(name))
-            if train[name].n_unique() < 2:
-                summary.append(f"{name} left out: constant in the training rows")
-            elif name in categorical or (name not in numeric and is_categorical(train, name, where)):
-                require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
-                vocabularies[name] = Vocabulary.of(train[name], min_count)
-                summary.append(f"{name}: {vocabularies[name].size - 1} categories")
-            else:
-                scaling = scalings[name] = scaling_of(train, name, where)
-                summary.append(f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}")
+        found = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
+        summary = [found._learn(train, name, where, given) for name in columns]
         require(bool(summary), f"{where}: no column is left as input")
-        require(bool(vocabularies or scalings), f"{where}: every input column is constant in the training rows")
+        good = bool(found.categorical or found.numeric or found.elements)
+        require(good, f"{where}: every input column is constant in the training rows, or free text")
         logger.info("inputs: %s", "; ".join(summary))
-        return TableEncoder(vocabularies, scalings, **reading)
+        return found
+
+    def _learn(self, train: pl.DataFrame, name: str, where: str, given: Given) -> str:
+        """Learn one column of the training rows; return what it is, for the console."""
+        check_input(train, name, where, ignoring(name))
+        if train[name].n_unique() < 2:
+            return f"{name} left out: constant in the training rows"
+        kind, bad = kind_of(train, name, where, given), BadCells() if given.on_bad == MISSING else None
+        check_input(train, name, where, ignoring(name), kind)
+        if kind == "numeric":
+            scaling = self._learn_number(train, name, where, bad)
+            return f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}"
+        if kind == "free text":
+            looks = describe_text(train[name])
+            logger.warning(
+                "%s: column %r looks like free text (%s) and is ignored; data.categorical=[%s] uses it as ids",
+                where, name, looks, name,
+            )  # fmt: skip
+            return f"{name} left out: free text"
+        require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
+        if kind == "categorical":
+            self.categorical[name] = Vocabulary.of(train[name], given.min_count)
+            return f"{name}: {self.categorical[name].size - 1} categories"
+        if kind == "list":
+            separator = given.lists.get(name, "")
+            found = Elements.of(train[name], separator, given.min_count, given.max_length, self._empty)
+            self.elements[name] = found
+            return f"{name}: lists of up to {found.length} of {found.vocabulary.size - 1} elements"
+        return self._learn_dates(train, name, where, given, bad)
+
+    def _learn_number(self, train: pl.DataFrame, name: str, where: str, bad: BadCells | None) -> Scaling:
+        self.numeric[name] = scaling_of(train, name, where, numbers(train, name, where, bad))
+        return self.numeric[name]
+
+    def _learn_dates(self, train: pl.DataFrame, name: str, where: str, given: Given, bad: BadCells | None) -> str:
+        """Learn the parts of a column of dates but for those that are constant, such as the hour of days."""
+        taken = [part for part in part_names(name) if part in train.columns]
+        require(not taken, f"{where}: rename the column {listing(taken)}: the date {name!r} becomes parts of this name")
+        column = dates(train, name, where, bad)
+        newest = column.max()
+        require(isinstance(newest, datetime), f"{where}, column {name!r}: no cell of the training rows is a date")
+        self.dates[name] = newest
+        frame = self._with_parts(train, where, bad)
+        *parts, age = part_names(name)
+        varying = [part for part in parts if frame[part].drop_nulls().n_unique() > 1]
+        self.categorical.update({part: Vocabulary.of(frame[part], given.min_count) for part in varying})
+        self._learn_number(frame, age, where, None)
+        kinds = [part.removeprefix(f"{name} ") for part in varying]
+        return f"{name}: date as {', '.join([*kinds, AGE])} (days before {newest})"
+
+    def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
+        """Return ``frame`` with the parts of its dates as columns."""
+        for name, newest in self.dates.items():
+            frame = frame.with_columns(parts_of(dates(frame, name, where, bad), newest))
+        return frame
+
+    @property
+    def _kinds(self) -> dict[str, Kind]:
+        """The kind of each column that is read."""
+        kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "categorical")
+        kinds |= dict.fromkeys(self.numeric, "numeric")
+        for name in self.dates:
+            kinds = {column: kind for column, kind in kinds.items() if column not in part_names(name)}
+        return kinds | dict.fromkeys(self.dates, "date") | dict.fromkeys(self.elements, "list")
+
+    @property
+    def _empty(self) -> Sequence[str]:
+        """The texts that count as empty in any rows."""
+        return self.null_values if self.from_text else ()
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read: all tasks read the same."""
-        return [*self.categorical, *self.numeric]
+        return list(self._kinds)
 
     def columns_of(self, task: str) -> list[str]:
         """Return the columns that a task reads."""
         return self.columns
 
     @property
+    def lists(self) -> dict[str, str]:
+        """The columns whose cells are lists, and what separates the elements where a cell is text."""
+        return {name: elements.separator for name, elements in self.elements.items()}
+
+    @property
     def inputs(self) -> dict[str, InputSpec]:
         """The description of the inputs."""
         specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
+        specs |= {name: elements.spec for name, elements in self.elements.items()}
         width = sum(1 + scaling.gaps for scaling in self.numeric.values())
         return specs | ({NUMERIC: Numeric(width)} if width else {})
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs of the rows of ``frame``, ``[N]`` and ``[N, width]``.
+        """Return the inputs of the rows of ``frame``: ``[N]``, of lists ``[N, length]``, and numbers ``[N, width]``.
 
         Categories that the training rows do not have get id 0, like those that were too rare. An empty cell is a
-        category of its own, or the mean. Raises InputError for a missing column, and for a cell, with its row, that is
-        no number where numbers are expected.
+        category of its own, the mean, or an empty list. A cell does not depend on other rows. Raises InputError for a
+        missing column and, unless ``on_bad`` is "missing", for a cell, with its row, that is no number or date where
+        one is expected.
         """
         frame = numbered(frame)
         check_columns(frame, self.columns, where)
-        if self.from_text and self.null_values:
-            frame = frame.with_columns(pl.selectors.string().replace(list(self.null_values), None))
-        inputs: dict[str, Tensor] = {}
-        for name, vocabulary in self.categorical.items():
-            check_kind(frame, name, where, ignoring(name))
-            inputs[name] = vocabulary.encode(frame[name])
+        bad = self.bad if self.on_bad == MISSING else None
+        if self._empty:
+            frame = frame.with_columns(pl.selectors.string().replace(list(self._empty), None))
+        for name, kind in self._kinds.items():
+            check_input(frame, name, where, ignoring(name), kind)
+        frame = self._with_parts(frame, where, bad)
+        inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
+        inputs |= {name: elements.encode(frame[name], self._empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
-            check_kind(frame, name, where, ignoring(name))
-            parts += scaled(frame, name, where, scaling, numbers(frame, name, where))
+            parts += scaled(frame, name, where, scaling, numbers(frame, name, where, bad))
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield the rows of a file in blocks, and the share of the file that is read."""
-        return read_blocks(path, self.separator, self.null_values)
+        """Yield the rows of a file in blocks, and the share of the file that is read; then report bad cells."""
+        try:
+            yield from read_blocks(path, self.separator, self.null_values)
+        finally:
+            self.bad.report()
 
     def state(self) -> dict[str, Any]:
         """Return the encoder as plain data."""
         return {
             "categorical": {name: list(known.values) for name, known in self.categorical.items()},
             "numeric": {name: asdict(scaling) for name, scaling in self.numeric.items()},
+            "dates": {name: newest.isoformat() for name, newest in self.dates.items()},
+            "elements": {
+                name: {"values": list(known.vocabulary.values), "length": known.length, "separator": known.separator}
+                for name, known in self.elements.items()
+            },
+            "on_bad": self.on_bad,
             "separator": self.separator,
             "null_values": list(self.null_values),
             "from_text": self.from_text,
@@ -122,17 +205,27 @@ class TableEncoder:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TableEncoder:
-        """Return the encoder of a ``state``."""
+        """Return the encoder of a ``state``; that of an earlier version has neither dates nor lists."""
         return TableEncoder(
-            {str(name): Vocabulary([str(value) for value in values]) for name, values in state["categorical"].items()},
+            {str(name): _vocabulary(values) for name, values in state["categorical"].items()},
             {
                 str(name): Scaling(float(scaling["mean"]), float(scaling["std"]), bool(scaling["gaps"]))
                 for name, scaling in state["numeric"].items()
             },
+            {str(name): datetime.fromisoformat(newest) for name, newest in state.get("dates", {}).items()},
+            {
+                str(name): Elements(_vocabulary(one["values"]), int(one["length"]), str(one["separator"]))
+                for name, one in state.get("elements", {}).items()
+            },
+            str(state.get("on_bad", ERROR)),
             str(state["separator"]),
             [str(value) for value in state["null_values"]],
             bool(state["from_text"]),
         )
+
+
+def _vocabulary(values: Sequence[Any]) -> Vocabulary:
+    return Vocabulary([str(value) for value in values])
 
 
 def ignoring(column: str) -> str:
@@ -147,13 +240,13 @@ def numbered(frame: pl.DataFrame) -> pl.DataFrame:
 
 def check_columns(frame: pl.DataFrame, columns: Sequence[str], where: str, reader: str = "the network") -> None:
     """Raise InputError, which names them and the columns that there are, if ``frame`` lacks some of ``columns``."""
-    there = [name for name in frame.columns if name != ROW]
+    there = named(frame)
     missing = [name for name in columns if name not in there]
     if missing:
         near = difflib.get_close_matches(missing[0], there, 1)
         hint = f" (did you mean {near[0]!r}?)" if near and len(missing) == 1 else ""
-        named = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listing(missing)}"
-        require(False, f"{where} has no {named}{hint}, which {reader} reads; it has {listing(there) or 'none'}")
+        which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listing(missing)}"
+        require(False, f"{where} has no {which}{hint}, which {reader} reads; it has {listing(there) or 'none'}")
 
 
 def listing(columns: Sequence[str]) -> str:

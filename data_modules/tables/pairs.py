@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class Ids:
     size: int
     names: Sequence[str] | None = None
 
+    @cached_property  # a server encodes few rows at a time
+    def _table(self) -> pl.DataFrame:
+        return pl.DataFrame(
+            {"name": self.names or [], "id": range(self.size)}, schema={"name": pl.String, "id": pl.Int64}
+        )
+
     def of(self, frame: pl.DataFrame, column: str, where: str) -> Tensor:
         """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
         if self.names is None:
@@ -37,7 +44,7 @@ class Ids:
             accepted = f"the network knows the whole numbers from 1 to {self.size}"
         else:
             text = frame[column] if frame[column].dtype == pl.String else as_text(frame[column])
-            ids = text.replace_strict(self.names, range(self.size), default=None, return_dtype=pl.Int64)
+            ids = text.rename("name").to_frame().join(self._table, on="name", how="left", maintain_order="left")["id"]
             known = ids.is_not_null()
             accepted = f"the network knows {self.size}, such as {self.names[0]!r}"
         unknown = known.fill_null(False).not_().arg_true()
@@ -59,6 +66,11 @@ class PairEncoder:
     def columns(self) -> list[str]:
         """The columns that are read: all tasks read the same."""
         return list(self.ids)
+
+    @property
+    def lists(self) -> dict[str, str]:
+        """No column holds lists."""
+        return {}
 
     def columns_of(self, task: str) -> list[str]:
         """Return the columns that a task reads."""

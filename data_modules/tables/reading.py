@@ -13,10 +13,12 @@ import numpy as np
 import polars as pl
 
 from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
-from data_modules.options import CONTROL, machine_memory
+from data_modules.files.several import SUFFIXES, files_of, is_several
+from data_modules.options import CONTROL, machine_memory, shown
+from data_modules.tables.columns import FILE
 from mtl.types import ROW, InputError, require
 
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")
+LISTED = 10  # differences, and columns of each, that a message lists
 BLOCK = 1 << 24  # bytes examined at a time
 LINE_FEED, BOM = ord("\n"), codecs.BOM_UTF8
 
@@ -34,6 +36,48 @@ def read_table(path: Path, separator: str, null_values: Sequence[str], option: s
         frame = _read_csv(path, "\t" if path.suffix == ".tsv" else separator, null_values)
     require(len(frame) > 0, f"{path} has a header but no rows")
     return frame.with_row_index(ROW, offset=1)
+
+
+def read_tables(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
+    """Return the rows of a file, or of all files of a folder or a pattern, one after the other; see ``files_of``.
+
+    Of several files, the column ``FILE`` says which one a row is from, and ``ROW`` numbers the rows of each. Raises
+    InputError as ``read_table`` does, and if the files have different columns.
+    """
+    files = files_of(path, option)
+    if not is_several(path):
+        return read_table(path, separator, null_values, option)
+    frames = [read_table(file, separator, null_values, option) for file in files]
+    first = frames[0]
+    differences = [
+        f"{file.name} {difference}"
+        for file, frame in zip(files, frames, strict=True)
+        for difference in differs(frame, first)
+    ]
+    require(
+        not differences,
+        f"{option}={path}: its files differ: compared with {files[0].name}, {'; '.join(differences[:LISTED])}"
+        f"{', ...' if len(differences) > LISTED else ''}",
+    )
+    names = pl.Enum(list(map(str, files)))
+    named = [
+        frame.select(first.columns).with_columns(pl.lit(str(file), dtype=names).alias(FILE))
+        for file, frame in zip(files, frames, strict=True)
+    ]
+    return pl.concat(named, how="vertical_relaxed", rechunk=True)
+
+
+def differs(frame: pl.DataFrame, first: pl.DataFrame) -> Iterator[str]:
+    """Yield what is different about the columns of ``frame``; numbers of different types fit together."""
+    lacks, more = ([name for name in a.columns if name not in b.columns] for a, b in ((first, frame), (frame, first)))
+    if lacks:
+        yield f"lacks {', '.join(map(shown, lacks[:LISTED]))}"
+    if more:
+        yield f"also has {', '.join(map(shown, more[:LISTED]))}"
+    for name, kind in frame.select(name for name in first.columns if name not in lacks).schema.items():
+        before = first[name].dtype
+        if kind != before and pl.Null not in (kind, before) and not (kind.is_numeric() and before.is_numeric()):
+            yield f"has {kind} in column {shown(name)}, not {before}"
 
 
 def check_file(path: Path, option: str) -> None:

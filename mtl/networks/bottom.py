@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mtl.functional import at_least_float32
 from mtl.kinds import Count
-from mtl.types import Categorical, Image, InputSpec, Numeric, Tokens, require
+from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens, require
 
 EMBEDDING_RANGE = 0.05
 
@@ -48,21 +48,24 @@ class ImageBottom(nn.Module):
 
 
 class TabularBottom(nn.Module):
-    """Concatenate an embedding of each categorical input with the unchanged numeric inputs.
+    """Concatenate an embedding of each categorical input and of each list with the unchanged numeric inputs.
 
-    Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). ``output_dim`` D is known after construction.
+    Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). That of a list is the mean over its elements,
+    zeros for an empty one. ``output_dim`` D is known after construction.
     """
 
     def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> None:
         super().__init__()
         require(embedding_dim >= 1, f"network.bottom.embedding_dim={embedding_dim}: must be at least 1")
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
-        self.categorical: list[str] = []
+        self.categorical: list[str] = []  # and lists, in the order of their embeddings
         self.numeric = [name for name, spec in inputs.items() if isinstance(spec, Numeric)]
         self.output_dim = 0
         for name, spec in inputs.items():
-            if isinstance(spec, Categorical):
-                table = nn.Embedding(spec.size, embedding_dim)
+            if isinstance(spec, Categorical | Bag):
+                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(spec.size, embedding_dim)
+                if isinstance(spec, Bag):
+                    table = nn.EmbeddingBag(spec.size, embedding_dim, mode="mean", padding_idx=0)
                 nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
                 self.embeddings.append(table)
                 self.categorical.append(name)
@@ -71,11 +74,13 @@ class TabularBottom(nn.Module):
                 self.output_dim += spec.width
             else:
                 texts = "; texts need network=transformer" if isinstance(spec, Tokens) else ""
-                message = f"input {name!r} is {type(spec).__name__}: this network takes Categorical and Numeric inputs"
+                message = (
+                    f"input {name!r} is {type(spec).__name__}: this network takes Categorical, Bag and Numeric inputs"
+                )
                 require(False, message + texts)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Map ``inputs[name]: [B]`` or ``[B, width]`` to ``[B, D]``."""
+        """Map ``inputs[name]: [B]``, ``[B, length]`` or ``[B, width]`` to ``[B, D]``."""
         parts = [table(inputs[name]) for name, table in zip(self.categorical, self.embeddings, strict=True)]
         parts += [at_least_float32(inputs[name]) for name in self.numeric]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -203,7 +203,9 @@ def test_a_data_file_says_only_what_the_data_is(data: str, tmp_path: Path) -> No
     file = OmegaConf.load(ROOT / "conf" / "data" / f"{data}.yaml")
     assert set(file) <= {"defaults", "data", "task_batches"}
     for entry in file.defaults:
-        inherited = isinstance(entry, str) and (entry in names("data") or entry == "/open_tasks@_global_")
+        inherited = isinstance(entry, str) and (
+            entry in names("data") or entry in ("/open_tasks@_global_", "/open_table@_global_")
+        )
         assert inherited or list(entry) == ["override /recipe"]
     cfg = compose_small(tmp_path, f"data={data}", "trainer=ddp")
     assert cfg.task_batches == issubclass(get_class(cfg.data._target_), TasksDataModule)

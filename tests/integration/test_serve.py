@@ -125,7 +125,7 @@ def test_mixed_types_of_a_column_are_cells_of_their_own(port: int, model: Traine
 
 def test_cells_are_read_as_in_a_text_file() -> None:
     cells = [True, 3, 3.0, 0.5, "v1.0", "", None]
-    found = table([{"x": cell, "more": 1} for cell in cells], ["x"])
+    found = table([{"x": cell, "more": 1} for cell in cells], ["x"], {})
     assert found.to_dict(as_series=False) == {"x": ["true", "3", "3", "0.5", "v1.0", "", None]}
 
 

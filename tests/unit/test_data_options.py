@@ -80,6 +80,7 @@ BAD_FOR = {  # what no option of that annotation accepts
     "Mapping[str, int] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Mapping[str, Mapping[str, Any]] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
     "Mapping[str, Sequence[str]] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
+    "Mapping[str, str | None] | None": [*TRUE, *NUMBERS, *TEXTS, *LISTS],
 }
 
 

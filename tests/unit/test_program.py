@@ -23,12 +23,12 @@ from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
 from mtl.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
-from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+from mtl.types import Bag, Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
 from tests.gate_cases import CASES, IDS
 from tests.transformers import shake, transformer
 
 TASKS = [TaskSpec("a", "regression", mean=5.0, std=3.0), TaskSpec("b", "multiclass", 3), TaskSpec("c.d", "binary")]
-ROWS = DataSpec({"id": Categorical(9), "x": Numeric(3)}, TASKS)
+ROWS = DataSpec({"id": Categorical(9), "tags": Bag(7, 4), "x": Numeric(3)}, TASKS)
 IMAGES = DataSpec({"image": Image(1, 12, 12, 0.1, 0.3)}, TASKS)
 TEXTS = DataSpec({"tokens": Tokens(40, 12), "segments": Tokens(2, 12)}, TASKS[1:2])
 CONV = partial(StackedConv, convolutions=[{"channels": 2, "kernel": 3, "pool": 2}], units=[4])

@@ -104,12 +104,14 @@ def test_folders_pipes_and_devices_are_refused(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / f"pipe{suffix}")
         (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
         (tmp_path / f"link{suffix}").symlink_to("nowhere")
-        assert f"data.path={tmp_path}/folder{suffix} is a folder" in refusal(tmp_path / f"folder{suffix}")
+        assert f"data.path={tmp_path}/folder{suffix} is a folder without" in refusal(tmp_path / f"folder{suffix}")
         assert "is a pipe or a device" in refusal(tmp_path / f"pipe{suffix}")
         assert "is a pipe or a device" in refusal(tmp_path / f"zero{suffix}")
         assert "no such file" in refusal(tmp_path / f"link{suffix}")
     good = save(tmp_path / "t.csv", GOOD)
-    assert f"data.test_path={tmp_path}/folder.csv is a folder" in refusal(good, test_path=str(tmp_path / "folder.csv"))
+    assert f"data.test_path={tmp_path}/folder.csv is a folder without" in refusal(
+        good, test_path=str(tmp_path / "folder.csv")
+    )
     assert "no such file" in refusal(good / "below.csv")
 
 
@@ -247,11 +249,16 @@ def test_every_damage_of_a_parquet_file_gives_one_message(tmp_path: Path, capfd:
     capfd.readouterr()  # polars may write about a panic
 
 
-UNUSUAL = {  # labels and inputs of every type that a Parquet file can have
+INPUTS_ALONE = {  # types of a Parquet file that inputs can have, but labels cannot
     "list": pl.Series([[1], [2]] * 20),
     "array": pl.Series([[1], [2]] * 20, dtype=pl.Array(pl.Int64, 1)),
-    "struct": pl.Series([{"a": 1}, {"a": 2}] * 20),
     "date": pl.Series([date(2020, 1, 1), date(2020, 1, 2)] * 20),
+}
+UNUSUAL = {  # those that neither can have
+    "struct": pl.Series([{"a": 1}, {"a": 2}] * 20),
+    "vector": pl.Series([[1.5], [2.5]] * 20),
+    "nested": pl.Series([[[1]], [[2]]] * 20),
+    "time": pl.Series([1, 2] * 20).cast(pl.Time),
     "duration": pl.Series([1, 2] * 20).cast(pl.Duration),
     "binary": pl.Series([b"a", b"b"] * 20),
 }
@@ -276,6 +283,16 @@ def test_labels_and_inputs_of_unusual_types_are_refused(tmp_path: Path, name: st
     assert re.search(r"column 'y': its type .*data\.ignore=\[y\]$", message)
     assert "column 'y': its type" in refusal(path, {"z": {"kind": kind}}, split_column="y")
     assert len(module(path, {"z": {"kind": kind}}, ignore=["y"]).splits) == 3
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("name", INPUTS_ALONE)
+def test_labels_of_types_for_inputs_alone_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    frame = pl.DataFrame({"a": pl.Series(range(40)) + 0.5, "y": INPUTS_ALONE[name], "z": [0, 1] * 20})
+    path = save(tmp_path / "t.parquet", parquet(frame))
+    assert re.search(r"t\.parquet, column 'y': its type .* is neither text nor", refusal(path, {"y": {"kind": kind}}))
+    assert "column 'y': its type" in refusal(path, {"z": {"kind": kind}}, split_column="y")
+    assert set(module(path, {"z": {"kind": kind}}).spec.inputs) & {"y", "y day"}
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -388,7 +405,7 @@ def test_other_file_lacks_columns_or_has_other_types(tmp_path: Path) -> None:
     path = save(tmp_path / "t.csv", GOOD)
     other = save(tmp_path / "u.csv", "b,y\n" + "S,0\n" * 9)
     assert "u.csv lacks columns of" in refusal(path, val_path=str(other))
-    frame = pl.DataFrame({"a": [[1]] * 9, "b": ["S"] * 9, "y": [0] * 9})
+    frame = pl.DataFrame({"a": [[1.5]] * 9, "b": ["S"] * 9, "y": [0] * 9})
     other = save(tmp_path / "u.parquet", parquet(frame))
     assert "u.parquet, column 'a': its type List" in refusal(path, test_path=str(other))
 

@@ -1,0 +1,58 @@
+"""Find the files of a table that is one file, a folder of files, or those that a pattern matches."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_modules.files.reading import regular_size
+from mtl.types import require
+
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
+PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern
+
+
+def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """Return the regular files that ``path`` stands for, sorted by name.
+
+    These are the file ``path`` itself; or those in the folder ``path`` whose names end with one of ``suffixes``, but
+    for hidden ones; or those that the pattern ``path`` matches, as in ``visits/*.parquet``. ``option`` is the option
+    that names them in messages. Raises InputError if there are none, or if they have different formats.
+    """
+    here = f"{option}={path}" if option else str(path)
+    if is_folder(path):
+        found = sorted(file for file in path.iterdir() if file.name.endswith(tuple(suffixes)))
+        found = [file for file in found if not file.name.startswith(".")]
+        require(bool(found), f"{here} is a folder without tables ({', '.join(suffixes)}): give a file, or their folder")
+    elif is_pattern(path):
+        found = sorted(Path(file) for file in glob.glob(str(path), recursive=True))
+        require(bool(found), f"{here}: no file matches this pattern")
+    else:
+        found = [path]
+    for file in found:
+        regular_size(file, option)
+    formats = sorted({suffix for file in found for suffix in suffixes if file.name.endswith(suffix)})
+    require(
+        len(formats) < 2, f"{here}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv"
+    )
+    return found
+
+
+def is_several(path: Path) -> bool:
+    """Return whether ``path`` is a folder or a pattern, not a file."""
+    return is_folder(path) or is_pattern(path)
+
+
+def is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def is_pattern(path: Path) -> bool:
+    try:
+        return any(sign in str(path) for sign in PATTERN) and not path.exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,65 @@
+"""Read dates, and split them into parts that a network can use."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import polars as pl
+
+from data_modules.tables.bad_cells import BadCells
+from data_modules.tables.columns import cell
+
+PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
+AGE = "age"
+SECONDS_PER_DAY = 86_400
+ISO = r"^\s*(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*(?:Z|[+-]\d{2}(?::?\d{2})?)?)?\s*$"
+ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"
+
+
+def is_date(column: pl.Series) -> bool:
+    """Return whether the type of a column is that of dates, with or without times."""
+    return column.dtype == pl.Date or isinstance(column.dtype, pl.Datetime)
+
+
+def parse_dates(column: pl.Series) -> pl.Series:
+    """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
+
+    Text is read as ISO 8601. Time zones are left out: what counts is the time on the clock of the place.
+    """
+    name, kind = column.name, column.dtype
+    if isinstance(kind, pl.Datetime):
+        return column.dt.replace_time_zone(None).dt.cast_time_unit("us").dt.truncate("1s")
+    if kind == pl.Date:
+        return column.cast(pl.Datetime("us"))
+    if kind != pl.String:
+        return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
+    day, minutes, seconds = (pl.col(name).str.extract(ISO, group) for group in (1, 2, 3))
+    clock = minutes.fill_null("00:00") + seconds.fill_null(":00")
+    found = column.to_frame().select(
+        day.str.to_date("%Y-%m-%d", strict=False).dt.combine(clock.str.to_time("%H:%M:%S", strict=False)).alias(name)
+    )
+    return found.to_series()
+
+
+def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
+    """Return a column as datetimes, null for empty cells.
+
+    A cell that is no date counts in ``bad`` and becomes null; without ``bad`` it raises InputError, which names it.
+    """
+    column, parsed = frame[name], parse_dates(frame[name])
+    wrong = (column.is_not_null() & parsed.is_null()).arg_true()
+    BadCells.handle(bad, name, len(wrong), len(column), ACCEPTED, lambda: cell(frame, name, wrong[0], where))
+    return parsed
+
+
+def parts_of(column: pl.Series, newest: datetime) -> list[pl.Series]:
+    """Return the parts of a column of datetimes, each called "COLUMN PART", with the age in days before ``newest``."""
+    name = column.name
+    age = (newest - column).dt.total_seconds() / SECONDS_PER_DAY
+    found = (column.dt.month(), column.dt.day(), column.dt.weekday(), column.dt.hour(), age)
+    return [part.alias(part_name) for part, part_name in zip(found, part_names(name), strict=True)]
+
+
+def part_names(column: str) -> list[str]:
+    """Return what the parts of a column of dates are called, the age last."""
+    return [f"{column} {part}" for part in (*PARTS, AGE)]

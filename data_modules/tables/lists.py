@@ -1,0 +1,80 @@
+"""Turn a column of lists into the ids of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.tables.columns import Vocabulary, as_text
+from mtl.types import Bag
+
+PADDING, UNKNOWN = 0, 1  # the first ids
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of the lists of the training rows, with ids from 2; the others have id 1, and id 0 fills the rows.
+
+    Of a longer list the first ``length`` elements are read. ``separator``: what separates the elements where a cell is
+    text, "" if a cell is a list.
+    """
+
+    vocabulary: Vocabulary
+    length: int
+    separator: str
+
+    @staticmethod
+    def of(
+        column: pl.Series, separator: str, min_count: int, max_length: int | None, empty: Sequence[str] = ()
+    ) -> Elements:
+        """Return the elements that at least ``min_count`` rows have, and the length of the longest list.
+
+        ``max_length``: the most elements to read; ``empty``: texts that count as no element.
+        """
+        lists = listed(column, separator, empty)
+        elements = lists.list.unique().explode().drop_nulls()
+        longest = max(1, int(lists.list.len().max() or 0))  # type: ignore[arg-type]  # the lengths are numbers
+        length = longest if max_length is None else min(longest, max_length)
+        return Elements(Vocabulary.of(elements, min_count), length, separator)
+
+    @property
+    def spec(self) -> Bag:
+        return Bag(self.vocabulary.size + 1, self.length)
+
+    def encode(self, column: pl.Series, empty: Sequence[str] = ()) -> Tensor:
+        """Return the ids of the elements of each cell, ``[N, length]`` int64."""
+        lists = listed(column, self.separator, empty).list.head(self.length)
+        elements = lists.drop_nulls().explode(empty_as_null=False)
+        ids = np.full((len(lists), self.length), PADDING, dtype=np.int64)
+        sizes = lists.list.len().fill_null(0).to_numpy()
+        ids[np.arange(self.length) < sizes[:, None]] = self.vocabulary.encode(elements).numpy() + UNKNOWN
+        return torch.from_numpy(ids)
+
+
+def is_list(column: pl.Series) -> bool:
+    """Return whether the cells of a column are lists of texts, whole numbers or booleans."""
+    kind = column.dtype
+    if not isinstance(kind, pl.List | pl.Array):
+        return False
+    inner = kind.inner
+    return inner in (pl.String, pl.Boolean, pl.Null) or bool(inner and inner.is_integer()) or is_category(inner)
+
+
+def is_category(kind: object) -> bool:
+    return isinstance(kind, pl.Categorical | pl.Enum)
+
+
+def listed(column: pl.Series, separator: str, empty: Sequence[str]) -> pl.Series:
+    """Return each cell as a list of texts without empty ones and those of ``empty``; null for an empty cell."""
+    if isinstance(column.dtype, pl.Array):
+        column = column.arr.to_list()
+    if not isinstance(column.dtype, pl.List):
+        text = as_text(column)
+        column = text.str.split(separator) if separator else text.reshape((len(text), 1)).arr.to_list()
+    element = pl.element().cast(pl.String).str.strip_chars()
+    return column.list.eval(element.filter(element.is_not_null() & ~element.is_in(["", *empty])))

@@ -1,0 +1,117 @@
+"""A run on a table with dates, lists, free text and a bad number: trained, resumed, tested, served and exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+import mtl
+from data_modules.tables.example import visits
+from mtl.export import main as export
+from mtl.predict import main as predict
+from mtl.run.checkpoint import network_weights, read_checkpoint
+from mtl.serve import Predictor
+from mtl.trained import TrainedModel
+from mtl.types import Bag
+from tests.integration.helpers import resume_small, train_table
+from train import run
+
+ROWS = 300
+WORDS = [
+    "data.tasks={click: {column: clicked, kind: binary}, minutes: {kind: regression}}",
+    'data.lists={tags: "|"}',
+    "data.on_bad=missing",
+    "gate=topk",
+    "trainer.max_epochs=2",
+]
+
+
+def table() -> pl.DataFrame:
+    number = pl.int_range(ROWS)
+    stamp = pl.datetime(2026, 1, 1) + pl.duration(hours=number * 29)
+    tags = pl.Series(["|".join(["new", "sale", "red", "blue"][i % 3 : i % 5]) for i in range(ROWS)])
+    return visits()[:ROWS].with_columns(
+        signup=pl.when(number == 7).then(pl.lit("soon")).otherwise(stamp.dt.to_string("%Y-%m-%d %H:%M")),
+        tags=tags,
+        comment=pl.format("visit number {} was very nice", number),
+        age=pl.when(number == 4).then(pl.lit("old")).otherwise(pl.col("age").cast(pl.String)),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_table(tmp_path_factory.mktemp("trained"), table(), *WORDS)
+
+
+@pytest.fixture(scope="module")
+def model(trained: Path) -> TrainedModel:
+    return mtl.load(trained / "checkpoints" / "best.ckpt", device="cpu")
+
+
+def test_inputs(model: TrainedModel) -> None:
+    kinds = {name: type(spec).__name__ for name, spec in model.spec.inputs.items()}
+    assert kinds == dict.fromkeys(
+        ("city", "hour", "device", "signup month", "signup day", "signup weekday", "signup hour"), "Categorical"
+    ) | {"tags": "Bag", "numeric columns": "Numeric"}
+    assert model.spec.inputs["tags"] == Bag(6, 4)
+    assert set(model.columns) == {"user", "city", "age", "hour", "device", "signup", "tags"}
+
+
+def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: TrainedModel, tmp_path: Path) -> None:
+    text = table()
+    typed = text.with_columns(
+        pl.col("signup").str.to_datetime("%Y-%m-%d %H:%M", strict=False), pl.col("tags").str.split("|")
+    )
+    expected = model.predict(text)
+    assert expected.equals(model.predict(typed))
+    for suffix in (".csv", ".parquet"):
+        (text if suffix == ".csv" else typed).write_parquet(tmp_path / "rows.parquet")
+        text.write_csv(tmp_path / "rows.csv")
+        out = tmp_path / f"out{suffix}.parquet"
+        predict([str(trained / "checkpoints" / "best.ckpt"), str(tmp_path / f"rows{suffix}"), "-o", str(out)])
+        assert pl.read_parquet(out).select(expected.columns).equals(expected)
+    rows = text[:20].select(model.columns).to_dicts()
+    rows[10:] = [{**row, "tags": row["tags"].split("|")} for row in rows[10:]]
+    with Predictor(model, max_wait=0.0) as predictor:
+        answers = predictor.submit(rows).result(20)
+        for tags in (5, {"a": 1}, [["a"]]):
+            with pytest.raises(
+                mtl.types.InputError, match=r"column 'tags', row 1: .* is not a list of texts or numbers"
+            ):
+                predictor.submit([{**rows[0], "tags": tags}])
+    for answer, row in zip(answers, expected.to_dicts(), strict=False):
+        assert answer == pytest.approx(row, abs=1e-5)
+
+
+def test_program_gives_the_predictions(
+    trained: Path, model: TrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export([str(trained / "checkpoints" / "best.ckpt"), "--out", str(tmp_path)])
+    assert "on rows of the test split" in capsys.readouterr().out
+    found = torch.export.load(tmp_path / "model.pt2").module()(model.encode(table()[:9]))
+    expected = model.predict(table()[:9])["click_probability"].to_torch()
+    torch.testing.assert_close(found["click"].detach(), expected, atol=1e-5, rtol=1e-5)
+    described = json.loads((tmp_path / "preprocessing.json").read_text())
+    assert described["inputs"]["tags"] == {"shape": ["rows", 4], "dtype": "int64"}
+    assert described["data"]["encoder"]["elements"]["tags"]["values"] == ["blue", "new", "red", "sale"]
+
+
+def test_checkpoint_is_tested(trained: Path, tmp_path: Path) -> None:
+    results = json.loads((trained / "results.json").read_text())["test"]
+    run(resume_small(trained / "checkpoints" / "best.ckpt", tmp_path / "test", evaluate=True))
+    assert json.loads((tmp_path / "test" / "results.json").read_text())["test"] == results
+
+
+@pytest.mark.slow
+def test_resumed_run_goes_on_as_if_never_stopped(trained: Path, tmp_path: Path) -> None:
+    shorter = train_table(tmp_path, table(), *WORDS, "trainer.max_epochs=1")
+    run(resume_small(shorter / "checkpoints" / "last.ckpt", shorter, "trainer.max_epochs=2", "changed_data=accept"))
+    weights = [network_weights(read_checkpoint(folder / "checkpoints" / "last.ckpt")) for folder in (trained, shorter)]
+    assert weights[0].keys() == weights[1].keys()
+    tensors = [name for name, weight in weights[0].items() if isinstance(weight, torch.Tensor)]
+    assert len(tensors) > 9
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in tensors)
