@@ -34,9 +34,9 @@ class TableEncoder:
     """What the training rows teach about each column.
 
     ``categorical``: the vocabulary of each categorical column, ``numeric``: the scaling of each numeric one; the parts
-    of dates are such columns too, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
-    the vocabulary of each column of lists. ``on_bad``: "missing" if cells that are no number or date are missing
-    values, which ``bad`` counts; "error" if they raise InputError.
+    of dates are such columns too, see ``part_names``. ``dates``: the newest date of each column of dates.
+    ``elements``: the vocabulary of each column of lists. ``on_bad``: "missing" if cells that are no number or date are
+    missing values, which ``bad`` counts; "error" if they raise InputError.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from one, so
     cells of ``null_values`` are empty in any rows.

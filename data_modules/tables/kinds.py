@@ -84,7 +84,8 @@ def kind_of(frame: pl.DataFrame, name: str, where: str, given: Given) -> Kind:
 
     Categories are text, booleans, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average.
     Text is a date if all cells are, and free text if it is long and its cells are nearly all distinct. Raises
-    InputError for text that is mostly numbers or dates, unless ``given.on_bad`` makes the rest missing values.
+    InputError for text that is mostly numbers or dates, unless ``given.on_bad`` makes the rest missing values, or
+    categories if the numbers are.
     """
     kinds: dict[Kind, Collection[str]] = {
         "categorical": given.categorical,

@@ -234,6 +234,17 @@ def test_bad_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         again(expected).encode(new, "rows")
 
 
+def test_other_cells_among_whole_numbers_that_repeat_are_categories(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Among zip codes, say, a few with letters tell more as categories than as missing values."""
+    frame = pl.DataFrame({"zip": [str(i % 3) for i in range(39)] + ["K1A"]})
+    assert "row 40: 'K1A' is not a number, but most" in refusal(frame, tmp_path / "t.csv")
+    data = module(frame, tmp_path / "t.csv", on_bad="missing")
+    assert data.row_encoder.categorical["zip"].values == ["0", "1", "2", "K1A"]
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("kind", ["regression", "binary"])
 def test_bad_labels_are_errors_whatever_on_bad_says(kind: str, tmp_path: Path) -> None:
     labels = ["1", "0"] * 19 + ["1", "many"]
