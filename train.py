@@ -88,11 +88,11 @@ def temporary_folder() -> str:
     return folder
 
 
-def run_label(network: str, gate: str, *, _root_: DictConfig) -> str:
-    """Return the gate's name; for another network than mmoe its own name, and its gate's if it has one."""
-    if network == "mmoe":
-        return str(gate)
-    return f"{network}_{gate}" if _root_.network and "gate" in _root_.network else str(network)
+def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
+    """Return the names of a run's network, its gate if it has one, and its weighting, without mmoe and fixed."""
+    gated = network == "mmoe" or (_root_.network and "gate" in _root_.network)
+    names = [network if network != "mmoe" else "", gate if gated else "", weighting if weighting != "fixed" else ""]
+    return "_".join(filter(None, names))
 
 
 OmegaConf.register_new_resolver("run_label", run_label, replace=True)

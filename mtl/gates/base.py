@@ -78,6 +78,10 @@ class Gate(nn.Module):
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are of single tasks: all, with a row for each, unless one gate serves all."""
+        return [] if self.shared or self.num_tasks == 1 else list(self.parameters())
+
     def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
         """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
         weight, bias = getattr(self, f"{name}weight", None), at_least_float32(getattr(self, f"{name}bias"))

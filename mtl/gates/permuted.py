@@ -147,6 +147,9 @@ class PermutedGate(Gate):
         routing: Routing = self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
         return routing
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        return [*self.gate.task_parameters(), *([self.permutation.logits] if self.permutation.per_task else [])]
+
 
 def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate:
     """Return ``gate``, inside local search if ``permutation(num_experts=, num_tasks=)`` is given."""

@@ -28,6 +28,9 @@ class SeparateGates(Gate):
         wanted = range(self.num_tasks) if tasks is None else tasks
         return joined([self.by_task[task_key(self.names[task])](x, inputs) for task in wanted])
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        return list(self.parameters())
+
 
 def separate_gates(
     gate: Callable[..., Gate],

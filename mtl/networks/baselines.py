@@ -56,3 +56,7 @@ class SingleTask(nn.Module):
         for index in wanted_tasks(self.tasks, tasks):
             predictions |= self.networks[index](inputs).predictions
         return NetworkOutput(predictions)
+
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are of single tasks: all."""
+        return list(self.parameters())

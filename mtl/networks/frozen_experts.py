@@ -47,6 +47,10 @@ class LogisticUnits(nn.Module):
         """Map ``x [B, len(wanted)]`` to logits of the same shape."""
         return x * self.scale[wanted] + self.bias[wanted]
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are of single tasks: all."""
+        return list(self.parameters())
+
     @torch.no_grad()
     def only(self, task: int) -> LogisticUnits:
         """Return a copy of the unit of one task."""

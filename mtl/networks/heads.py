@@ -55,6 +55,10 @@ class Heads(nn.Module):
                 predictions[task.name] = value if task.kind == "multiclass" else value.squeeze(-1)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are of single tasks: all."""
+        return list(self.parameters())
+
     @torch.no_grad()
     def only(self, task: int) -> Heads:
         """Return the head of one task, with copies of its parameters."""
@@ -86,6 +90,10 @@ class SeparateHeads(nn.Module):
         for column, task in enumerate(wanted):
             predictions |= self.heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
         return predictions
+
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are of single tasks: all."""
+        return list(self.parameters())
 
     def only(self, task: int) -> Heads:
         """Return a copy of the head of one task."""

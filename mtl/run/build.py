@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from mtl.compat import config_path
 from mtl.run.checkpoint import AtomicCheckpointIO
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
+from mtl.training.weighting import Weighting
 from mtl.types import Categorical, DataSpec, InputError, require
 
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
@@ -45,6 +46,7 @@ def check_options(cfg: DictConfig) -> None:
             f"compile=true with network.execution={execution}: compiled code cannot choose experts by the "
             "routing; use network.execution=dense, or compile=false",
         )
+    _check_weighting(cfg)
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
@@ -78,7 +80,36 @@ def build_module(
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     options = {str(key): value for key, value in config.items()}
-    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation)
+    make = _weighting(cfg)
+    weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
+    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting)
+
+
+def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
+    """Return what makes the weighting of a network; None for a checkpoint that is older than this section."""
+    if not cfg.get("weighting"):
+        return None
+    try:
+        make: Callable[..., Weighting] = _instantiate(cfg.weighting)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ImportError):
+            raise InputError(f"weighting: {error.__cause__}; all of it: pip install -e '.[weighting]'") from None
+        if isinstance(error.__cause__, ValueError):
+            raise InputError(f"weighting: {error.__cause__}") from None
+        raise
+    return make
+
+
+def _check_weighting(cfg: DictConfig) -> None:
+    """Raise InputError if a method that compares tasks would see one task in each step."""
+    make = _weighting(cfg)
+    kind = getattr(make, "func", None)
+    alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and cfg.trainer.accumulate_grad_batches == 1
+    require(
+        not (alone and getattr(kind, "needs_shared", False)),
+        "weighting: this method compares the gradients of tasks, and a step of this data has the labels of one task; "
+        "set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
+    )
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:

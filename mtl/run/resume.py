@@ -27,7 +27,7 @@ from mtl.types import InputError, require
 Composer = Callable[[Sequence[str]], DictConfig]
 
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them,
-FIXED_SECTIONS = ("gate", "network", "data", "permutation")
+FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
 # except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
 # The files of the user's tables and texts. A checkpoint that describes its data knows the vocabularies and scales of

@@ -26,6 +26,7 @@ BUILT = {
     "network": ("network", "gate", "experts", "permutation"),
     "data": ("data",),
     "optimizer": ("optimizer",),
+    "weighting": ("weighting",),
 }
 # The sections whose classes and paths are those of the installed conf/ and of the command line; of a checkpoint's
 # values only numbers, switches and names are used (see ``mtl.run.resume``)

@@ -15,6 +15,7 @@ from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
+from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, TaskSpec
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,13 @@ class MultiTaskModule(LightningModule):
 
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
     ``distillation`` adds the comparison with a teacher for the tasks of each batch, shown among the auxiliary losses.
+    ``weighting`` makes one loss of those of the tasks, by default their sum.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
     ``train/aux/<name>``, and ``{val,test}/average`` and ``small_average``, the means of the tasks' main metrics, if
     there are any (see ``mtl.training.metrics.averages``). Logged per step: ``train/step_loss``, the weighted sum on the
-    batch.
+    batch, and ``train/weight/<task>`` of a weighting whose weights change. No loss has these weights in it.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class MultiTaskModule(LightningModule):
         optimizer: Callable[..., torch.optim.Optimizer],
         config: Mapping[str, Any] | None = None,
         distillation: Distillation | None = None,
+        weighting: Weighting | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
         self.distillation = distillation
+        self.weighting = weighting or FixedWeighting(network, len(tasks))
         self._optimizer = optimizer
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
@@ -66,27 +70,33 @@ class MultiTaskModule(LightningModule):
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""
         batches = [batch] if isinstance(batch, Batch) else batch
-        losses, shown, routings = [], [], {}
+        parts, shown, routings = [], [], {}
         for part in batches:
             output = self(part.inputs, list(part.targets))
-            loss, value = self._task_losses(output, part)
-            losses.append(loss + sum(output.losses.values()) / len(batches))
+            terms, value = self._task_losses(output, part)
+            parts.append(terms)
             shown.append(value)
+            terms.others.append(sum(output.losses.values(), value.new_zeros(())) / len(batches))
             for name, term in output.losses.items():
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
             if self.distillation is not None:
                 for name, term in self.distillation.losses(part.inputs, output).items():
-                    losses.append(term)
+                    terms.others.append(term)
                     self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach()
             routings = output.routings
         self.aux_batches += 1
         self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
-        return {"loss": torch.stack(losses).sum(), "routings": routings}
+        return {"loss": self.weighting(parts, self.global_step), "routings": routings}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.weighting.before_step(self.global_step)
+        if self.weighting.in_force is not None and is_logged(self.trainer, self.global_step):
+            self.log_dict({f"train/weight/{n}": w for n, w in zip(self.tasks, self.weighting.in_force, strict=True)})
 
     def logged_names(self) -> list[str]:
         """Return the names that this module logs in training and validation; ``*`` stands for any text."""
         names = [*(f"val/{name}" for name in self.evaluation.names()), "train/step_loss", "train/loss"]
-        return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*"]
+        return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*", "train/weight/*"]
 
     def on_fit_start(self) -> None:
         if self.distillation is not None:  # Lightning moves and converts only what is part of this module
@@ -98,22 +108,24 @@ class MultiTaskModule(LightningModule):
             if hasattr(logger, "resume_at"):
                 logger.resume_at(self.trainer.global_step)
 
-    def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of task losses twice: this process's part, for the gradient, and of all rows."""
+    def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Terms, Tensor]:
+        """Return the weighted losses of the tasks of a batch, and their sum over the rows of all processes."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets, batch.weights)
-        _, weights = self.train_meter.constants(tuple(names), totals)
-        # A task's loss is the mean over the labels of all processes. DDP averages gradients over processes, so each
-        # process's part is multiplied by their number
+        index, weights = self.train_meter.constants(tuple(names), totals)
+        # A task's loss is the mean over the labels of all processes
         everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
         self.train_meter.update(names, totals, counts)
-        return world_size() * (weights * totals / labels).sum(), (weights * everywhere[0] / labels).sum()
+        shares, means = weights * totals / labels, weights * everywhere[0] / labels
+        tasks = [self.train_meter.index_of[name] for name in names]
+        return Terms(tasks, index, shares, means, everywhere[1], []), means.sum()
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.reset()
         self.aux_totals, self.aux_batches = {}, 0
 
     def on_train_epoch_end(self) -> None:
+        self.weighting.end_epoch()
         self.log_dict({f"train/{name}": value for name, value in self.train_meter.compute().items()})
         means = {
             f"train/aux/{name}": all_reduce_sum(value) / world_size() / self.aux_batches
@@ -145,6 +157,7 @@ class MultiTaskModule(LightningModule):
         """
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         asked: dict[nn.Parameter, dict[str, float]] = getattr(self.network, "parameter_options", dict)()
+        asked = asked | {parameter: {"weight_decay": 0.0} for parameter in self.weighting.parameters()}
         defaults = self._optimizer([nn.Parameter(torch.zeros(1))]).defaults
         groups: dict[tuple[tuple[str, float], ...], list[nn.Parameter]] = {}
         for parameter in parameters:

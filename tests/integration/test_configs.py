@@ -35,6 +35,7 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
     "network=frozen_experts": ["data=synthetic_recovery"],
+    "weighting=krum": ["data.tasks_per_group=4"],
     "schedule=temperature": ["gate=softmax_selector"],
     "schedule=matrix_temperature": ["network=routed_mnists", "data=four_mnists", "gate=gumbel_matrix"],
     "network/gate_trunk=conv": ["data=multi_mnist"],
@@ -71,7 +72,7 @@ BRINGS = {  # files that the run of another file trains, as the test makes sure:
 DEFAULTS = [
     *("callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "logger=tensorboard", "network=mmoe"),
     *("optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
-    *("distillation=none", "lr_schedule=constant"),
+    *("distillation=none", "lr_schedule=constant", "weighting=fixed"),
     *("schedule=entropy_weight", "trainer=default"),
 ]
 ELSEWHERE = {"recipe=digits", "recipe=jester"}  # images and rows: a recipe trains with data that are not its own
@@ -83,6 +84,12 @@ TAUGHT = {
 }
 ALL = [word for word in ALL if word not in TAUGHT]  # they need a teacher: test_text_experiments.py trains one
 REPEATED = {*DEFAULTS, *(word for words in BRINGS.values() for word in words)} - ELSEWHERE - {"gate=comet"}
+WHOLE_RUNS = {
+    "weighting=upgrad",
+    "weighting=uncertainty",
+    "weighting=gradnorm",
+}  # test_weighting.py trains with all files
+REPEATED |= {word for word in ALL if word.startswith("weighting")} - WHOLE_RUNS
 WORDS = [pytest.param(word, marks=pytest.mark.slow) if word in REPEATED else word for word in ALL]
 
 

@@ -84,8 +84,16 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-def test_missing_labels_count_over_all_processes(tmp_path: Path, tiny_data: Path) -> None:
-    words = [*BASE, "data=movielens", f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "setting.dropout=0"]
+@pytest.mark.parametrize("weighting", ["fixed", "pcgrad", "gradnorm"])
+def test_missing_labels_count_over_all_processes(weighting: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [
+        f"weighting={weighting}",
+        *BASE,
+        "data=movielens",
+        f"paths.data_dir={tiny_data}",
+        "trainer.max_epochs=2",
+        "setting.dropout=0",
+    ]
     words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
     words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
     one, two = tmp_path / "one", tmp_path / "two"
@@ -118,6 +126,7 @@ def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
             "data=four_mnists",
             "network=routed_mnists",
             "gate=dselect_k",
+            "weighting=uncertainty",
             "network.dropout=0",
             "data.rows=[60,20,20]",
         ],
@@ -129,6 +138,7 @@ def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
             "setting.dropout=0",
             "data.tasks_per_step=2",
             "gate=fixed",
+            "weighting=upgrad",
         ],
     ],
     ids=["routed", "super-batches"],

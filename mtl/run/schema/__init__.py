@@ -29,7 +29,7 @@ SPECIAL: dict[str, Kind] = {  # Hydra's own keys of a section with _target_
     "_args_": ListOf(),
 }
 # Arguments that the program fills in, and that are no options where the section leaves them out
-SUPPLIED = {"params", "spec", "inputs", "num_tasks", "num_experts", "input_dim"}
+SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
 CALLBACK = OneOf((Described(), Null(), Choice((False,))))
 
 

@@ -51,6 +51,7 @@ PLAIN: dict[Any, Kind] = {
     tuple: ListOf(),
     dict: MapOf(),
 }
+EXTRAS = {"torchjd": "weighting"}  # packages that conf/ names, and the extra of this project that brings them
 LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
@@ -90,7 +91,8 @@ def _module(dotted: str, path: str, where: str, parent: Any = None) -> Any:
     except ModuleNotFoundError as error:
         if parent is not None and error.name == dotted:
             return None
-        advice = "install it, or add its folder to PYTHONPATH"
+        extra = EXTRAS.get(str(error.name))
+        advice = f"pip install -e '.[{extra}]'" if extra else "install it, or add its folder to PYTHONPATH"
         raise InputError(f"{where}={path}: there is no module {shown(error.name)}; {advice}") from None
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         reason = (str(error).splitlines() or [""])[0]

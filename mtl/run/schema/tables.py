@@ -132,8 +132,9 @@ OBJECTS: dict[str, Kind] = {
     "gate": SECTION,
     "experts": SECTION,
     "permutation": SECTION,
+    "weighting": SECTION,
 }
-FACTORIES = ("gate", "experts", "permutation", "optimizer")
+FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")
 BUILT = ("data", "trainer", "logger")  # as they are described, and so is each of the callbacks
 
 SETTING: dict[str, Kind] = {

@@ -1,0 +1,78 @@
+"""Define the contract of a weighting, and the plain sum of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mtl.distributed import world_size
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of the loss of one batch, of N tasks.
+
+    ``index [N]``: the tasks, as ``tasks`` lists them. ``losses [N]``: their losses, with the weights of ``TaskSpec``:
+    this process's share. The shares of all processes add up to ``everywhere [N]``, which has no gradient, with
+    ``labels [N]`` labels. ``others``: scalars that are no task's, such as auxiliary losses.
+    """
+
+    tasks: list[int]
+    index: Tensor
+    losses: Tensor
+    everywhere: Tensor
+    labels: Tensor
+    others: list[Tensor]
+
+
+class Weighting(nn.Module):
+    """Base of all weightings, which make one loss of those of T tasks.
+
+    ``network`` is what the tasks train; ``seed`` and the number of the optimiser step determine whatever is drawn, so
+    that all processes draw the same, and a resumed run what the whole one does. Parameters of a weighting are trained
+    with the network, by the same optimiser but without weight decay.
+    """
+
+    needs_shared = False  # whether the method compares gradients of parameters that tasks share
+
+    def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
+        super().__init__()
+        self.num_tasks, self.seed = num_tasks, seed
+        self.in_force: Tensor | None = None  # the latest weights of the tasks [T], of a method that has them
+
+    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+        """Return the loss to differentiate, of one batch or of several that are one step together.
+
+        DDP averages gradients over processes, so each process's share is multiplied by their number. ``step``: the
+        number of the optimiser step, from 0.
+        """
+        raise NotImplementedError
+
+    def before_step(self, step: int) -> None:
+        """Put the gradients of the tasks into ``grad``, if ``forward`` has kept them back; called before clipping."""
+
+    def end_epoch(self) -> None:
+        """Do what a method does once an epoch."""
+
+
+class FixedWeighting(Weighting):
+    """Add the losses: the weights are those of the tasks, and do not change."""
+
+    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+        losses = []
+        for part in parts:
+            first, *rest = part.others
+            losses += [world_size() * part.losses.sum() + first, *rest]
+        return torch.stack(losses).sum()
+
+
+def by_task(parts: Sequence[Terms], num_tasks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return this process's losses, the losses of all processes and the numbers of labels, by task: each ``[T]``."""
+    index = torch.cat([part.index for part in parts])
+    names = ("losses", "everywhere", "labels")
+    values = [torch.cat([getattr(part, name) for part in parts]) for name in names]
+    losses, everywhere, labels = (value.new_zeros(num_tasks).index_add(0, index, value) for value in values)
+    return losses, everywhere, labels

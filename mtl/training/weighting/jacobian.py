@@ -1,0 +1,129 @@
+"""Take the gradient of each task apart, so that a method can combine them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtl.distributed import all_reduce_sum, world_size
+from mtl.training.weighting.base import Terms, Weighting, by_task
+from mtl.training.weighting.shared import shared_parameters
+from mtl.types import InputError, require
+
+
+class JacobianWeighting(Weighting):
+    """Combine the gradients of the tasks at the P parameters that they share; a subclass says how in ``combine``.
+
+    Only shared parameters (bottom, experts, embeddings, a gate that all tasks share) are combined. Those of single
+    tasks (heads, gates) get the gradient of their own task, and the gradients of auxiliary losses are added as usual.
+
+    The Jacobian ``[T, P]`` is kept from the first batch of an optimiser step to its end: it takes T times the memory of
+    the shared parameters, and a step one backward pass for each task. Methods are not linear, so the rows are summed
+    over the batches of a step and over all processes before they are combined: accumulated and distributed steps equal
+    those on the whole batch. (TorchJD's `autogram` would need no Jacobian, only its Gramian; but it hooks the calls of
+    modules, and experts compute from stacked parameters that no call of a module uses row by row.)
+    """
+
+    needs_shared = True
+
+    def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
+        super().__init__(network, num_tasks, seed)
+        title = type(network).__name__
+        require(num_tasks > 1, "weighting: this method compares the gradients of tasks, but there is only one task")
+        shared, own = shared_parameters(network)
+        require(
+            bool(shared),
+            f"weighting: this method combines the gradients of parameters that tasks share, and {title} has none; use "
+            "weighting=fixed, or a method on losses such as weighting=uncertainty",
+        )
+        self._shared, self._own = shared, own  # lists are no submodules: the network owns its parameters
+        self._jacobian: Tensor | None = None  # [T, P], summed over the batches of the step so far
+        self._labels: Tensor | None = None  # [T]
+
+    def combine(self, jacobian: Tensor, labels: list[float], step: int) -> Tensor:
+        """Return one gradient ``[P]`` of the ``jacobian [T, P]``; tasks without ``labels`` have rows of zeros."""
+        raise NotImplementedError
+
+    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+        others = torch.stack([term for part in parts for term in part.others]).sum()
+        tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
+        with torch.autocast(tasks.device.type, enabled=False):  # a backward pass takes the types of the forward pass
+            rows, used = self._rows(parts)
+            own = _gradients(tasks + others, self._own)
+            rest = _gradients(others, self._shared)
+        labels = by_task(parts, self.num_tasks)[2]
+        # DDP waits for a gradient of every parameter that is used
+        rest = [torch.zeros_like(p) if g is None and u else g for p, g, u in zip(self._shared, rest, used, strict=True)]
+        pairs = [pair for pair in zip([*self._shared, *self._own], [*rest, *own], strict=True) if pair[1] is not None]
+        pairs += [(parameter, torch.zeros_like(parameter)) for parameter in self.parameters()]
+        parameters, gradients = zip(*pairs, strict=True)
+        keep = functools.partial(self._keep, rows, labels)
+        apply: Any = _WithGradients.apply
+        loss: Tensor = apply((tasks + others).detach(), gradients, keep, *parameters)
+        return loss
+
+    def _rows(self, parts: Sequence[Terms]) -> tuple[Tensor, list[bool]]:
+        """Return the gradients of the tasks ``[T, P]``, and which of the shared parameters any task uses."""
+        sizes = [parameter.numel() for parameter in self._shared]
+        dtype = functools.reduce(torch.promote_types, (p.dtype for p in self._shared), torch.float32)
+        rows = torch.zeros(self.num_tasks, sum(sizes), dtype=dtype, device=self._shared[0].device)
+        used = [False] * len(sizes)
+        for part in parts:
+            for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
+                gradients = _gradients(loss, self._shared)
+                for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
+                    if gradient is not None:
+                        place += gradient.flatten()
+                        used[index] = True
+        return rows, used
+
+    def _keep(self, rows: Tensor, labels: Tensor, factor: Tensor) -> None:
+        """Add ``factor`` times the ``rows`` of a batch to the Jacobian of the step."""
+        rows *= factor
+        self._jacobian = rows if self._jacobian is None else self._jacobian.add_(rows)
+        self._labels = labels if self._labels is None else self._labels + labels
+
+    @torch.no_grad()
+    def before_step(self, step: int) -> None:
+        assert self._jacobian is not None
+        assert self._labels is not None
+        jacobian = all_reduce_sum(self._jacobian) if world_size() > 1 else self._jacobian
+        if not bool(torch.isfinite(jacobian).all()):  # solvers would fail on it, or hide it
+            raise InputError(
+                f"step {step}: the gradient of a task is NaN or infinite; a smaller learning rate may help"
+            )
+        combined = self.combine(jacobian, self._labels.tolist(), step)
+        self._jacobian = self._labels = None
+        for parameter, piece in zip(
+            self._shared, torch.split(combined, [p.numel() for p in self._shared]), strict=True
+        ):
+            if parameter.grad is not None:
+                parameter.grad += piece.view_as(parameter)
+
+
+class _WithGradients(torch.autograd.Function):
+    """Return ``value``, as if ``gradients`` were its gradients at ``parameters``; ``keep`` gets the gradient of it.
+
+    So the loss is differentiated once, by whoever trains: that counts accumulated batches and reduces over processes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], keep: Any, *parameters: Tensor) -> Tensor:
+        ctx.gradients, ctx.keep = gradients, keep
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        ctx.keep(outer[0])
+        return None, None, None, *(gradient * outer[0] for gradient in ctx.gradients)
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of ``loss`` at ``parameters``; None where it does not depend on one."""
+    if not loss.requires_grad or not parameters:
+        return [None] * len(parameters)
+    return list(torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True))

@@ -1,0 +1,60 @@
+"""Combine losses of tasks by a scalarizer of TorchJD: uncertainty weighting, DWA and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtl.distributed import world_size
+from mtl.training.weighting.base import Terms, Weighting, by_task
+from mtl.training.weighting.drawn import drawn_at
+from mtl.training.weighting.state import attributes, set_attributes
+
+
+class LossWeighting(Weighting):
+    """Make one loss f(L_1, ..., L_T) of those of the tasks by ``scalarizer``, a `torchjd.scalarization.Scalarizer`.
+
+    The scalarizer is a module, or what makes one of ``shape``. The weights in force are the derivatives df/dL_t, taken
+    at the losses of all processes, so that several processes equal one. A task without a label in the batch counts with
+    its latest loss, as a constant, and the parameter of the scalarizer that is its own gets no gradient. Where f is not
+    linear in the losses, accumulated batches are weighted one by one.
+
+    ``latest [T]``: the latest losses; -1 before the first.
+    """
+
+    latest: Tensor
+
+    def __init__(self, network: nn.Module, num_tasks: int, scalarizer: Callable[..., Any], seed: int = 0) -> None:
+        super().__init__(network, num_tasks, seed)
+        self.scalarizer: Any = scalarizer if isinstance(scalarizer, nn.Module) else scalarizer(shape=num_tasks)
+        self.register_buffer("latest", torch.full((num_tasks,), -1.0))
+
+    def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
+        losses, everywhere, labels = by_task(parts, self.num_tasks)
+        present = labels > 0
+        latest = torch.where(present, everywhere, self.latest.to(everywhere.dtype))
+        mean = everywhere.sum() / present.sum().clamp(min=1)
+        values = torch.where(latest < 0, mean, latest).requires_grad_()
+        self.latest.copy_(latest)
+        parameters = list(self.scalarizer.parameters())
+        with drawn_at(self.seed, step, values):
+            value = self.scalarizer(values)
+        weights, *gradients = torch.autograd.grad(value, [values, *parameters])
+        self.in_force = weights = torch.where(present, weights, 0.0)
+        total: Tensor = value.detach() + world_size() * (weights * (losses - losses.detach())).sum()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            total = total + (torch.where(present, gradient, 0.0) * (parameter - parameter.detach())).sum()
+        return total + torch.stack([term for part in parts for term in part.others]).sum()
+
+    def end_epoch(self) -> None:
+        if hasattr(self.scalarizer, "step"):  # of a method that compares epochs
+            self.scalarizer.step()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return attributes(self.scalarizer)
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        set_attributes(self.scalarizer, state, self.latest.device)

@@ -1,0 +1,58 @@
+"""Save what TorchJD's methods keep between steps: most of it is in plain attributes, which no state dict has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+INTERNAL = frozenset(vars(nn.Module()))
+PLAIN = (bool, int, float, str, Tensor, np.ndarray, torch.dtype, torch.device)
+
+
+def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the attributes and buffers of each module of ``method`` that are plain data, by the module's name.
+
+    Arrays become tensors. Whatever is no plain data, such as the problem that a solver has set up, is left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, module in method.named_modules():
+        values = {key: value for key, value in vars(module).items() if key not in INTERNAL} | dict(module._buffers)
+        found[name] = {key: _saved(value) for key, value in values.items() if _is_plain(value)}
+    return found
+
+
+def set_attributes(method: nn.Module, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
+    """Give the modules of ``method`` the attributes that ``attributes`` returned; tensors go to where they belong."""
+    modules = dict(method.named_modules())
+    for name, values in saved.items():
+        for key, value in values.items():
+            now = getattr(modules[name], key, None)
+            if isinstance(now, np.ndarray):
+                value = value.cpu().numpy().copy()
+            elif not isinstance(now, Tensor) or now.device != torch.device("cpu"):
+                value = _moved(value, device)
+            setattr(modules[name], key, value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, PLAIN)
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, list | tuple):
+        return type(value)(map(_saved, value))
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, device) for item in value)
+    return value.to(device).clone() if isinstance(value, Tensor) else value
