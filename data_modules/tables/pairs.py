@@ -30,10 +30,8 @@ class Ids:
     names: Sequence[str] | None = None
 
     @cached_property  # a server encodes few rows at a time
-    def _table(self) -> pl.DataFrame:
-        return pl.DataFrame(
-            {"name": self.names or [], "id": range(self.size)}, schema={"name": pl.String, "id": pl.Int64}
-        )
+    def _index(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.names or [])}
 
     def of(self, frame: pl.DataFrame, column: str, where: str) -> Tensor:
         """Return the ids ``[N]`` of the cells of ``column``; raise InputError, which names the first unknown one."""
@@ -44,7 +42,7 @@ class Ids:
             accepted = f"the network knows the whole numbers from 1 to {self.size}"
         else:
             text = frame[column] if frame[column].dtype == pl.String else as_text(frame[column])
-            ids = text.rename("name").to_frame().join(self._table, on="name", how="left", maintain_order="left")["id"]
+            ids = pl.Series([self._index.get(name) for name in text], dtype=pl.Int64)
             known = ids.is_not_null()
             accepted = f"the network knows {self.size}, such as {self.names[0]!r}"
         unknown = known.fill_null(False).not_().arg_true()
