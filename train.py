@@ -6,6 +6,7 @@ Slow imports are inside functions, so that ``--help`` and a mistyped option are 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -14,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -114,12 +115,13 @@ def run(cfg: DictConfig) -> float | None:
             warnings.filterwarnings("ignore", message=message)
         memory.keep_freed_memory()
         try:
-            return _run(cfg)
+            with contextlib.ExitStack() as ending:
+                return _run(cfg, ending)
         finally:
             distributed.destroy_process_group()
 
 
-def _run(cfg: DictConfig) -> float | None:
+def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
@@ -138,6 +140,9 @@ def _run(cfg: DictConfig) -> float | None:
     teacher = read_teacher(cfg)
     fast.enable(cfg.fast == "auto")
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
+    for logger in trainer.loggers:
+        if hasattr(logger, "close"):  # it stays open from the training to the test
+            ending.callback(logger.close)
     require(
         trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
         f"-m with {trainer.world_size} processes: each would run the whole sweep again. Use one device per job "
@@ -183,7 +188,9 @@ def _run(cfg: DictConfig) -> float | None:
         if cfg.tested == "last":
             checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
-    [test] = trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    # What the test returns lacks values that no logger is given
+    test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
     record = results.collect(cfg.label, cfg.seed, label, test, fit_metrics, network, epochs, best, monitor, main)
     if trainer.is_global_zero:
@@ -230,7 +237,10 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     lock = claim(folder, goes_on) if IS_FIRST else None
     try:
         if IS_FIRST and not goes_on:
-            write_json(folder / COMMAND, {"overrides": words, "choices": choices_of(hydra_cfg), "seed": cfg.seed})
+            write_json(
+                folder / COMMAND,
+                {"overrides": words, "choices": choices_of(hydra_cfg, cfg.get("logger")), "seed": cfg.seed},
+            )
         schema.check(cfg)
         given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
@@ -262,7 +272,7 @@ def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` with the option chosen from each config group, which a run that resumes from it composes again."""
     with open_dict(cfg):
         cfg.label = cfg.label  # resolve it: it refers to Hydra's choices
-        cfg.choices = choices_of(hydra_cfg)
+        cfg.choices = choices_of(hydra_cfg, cfg.get("logger"))
     return cfg
 
 
@@ -270,14 +280,18 @@ def composed(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``conf/`` with ``words``, unresolved, and its choices."""
     cfg = hydra.compose("train", list(words), return_hydra_config=True)
     with open_dict(cfg):
-        cfg.choices = choices_of(cfg.pop("hydra"))
+        cfg.choices = choices_of(cfg.pop("hydra"), cfg.get("logger"))
     return cfg
 
 
-def choices_of(hydra_cfg: DictConfig) -> dict[str, str | None]:
-    """Return the option chosen from each config group; an experiment is only a set of values, so it is left out."""
+def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str, str | list[str] | None]:
+    """Return the option chosen from each config group; an experiment is only a set of values, so it is left out.
+
+    ``loggers``: the names of the loggers. Hydra does not say which ones were chosen if there are several.
+    """
     chosen = hydra_cfg.runtime.choices.items()
-    return {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
+    choices = {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
+    return choices | {"logger": choices.get("logger") or list(loggers or ()) or None}
 
 
 def data_of_checkpoint(words: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class EpochReport(Callback):
-    """Log the losses and duration of each epoch in one line, and the scalar ``seconds_per_epoch``, the median so far.
+    """Log the losses and duration of each epoch in one line, and ``train/seconds_per_epoch``, the median so far.
 
     The duration is wall time. It includes validation, but not the saving of checkpoints.
     """
@@ -26,14 +26,14 @@ class EpochReport(Callback):
 
     def logged_names(self) -> list[str]:
         """Return the names of the values that are logged at the end of an epoch."""
-        return ["seconds_per_epoch"]
+        return ["train/seconds_per_epoch"]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._start = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.seconds.append(time.perf_counter() - self._start)
-        pl_module.log("seconds_per_epoch", statistics.median(self.seconds))
+        pl_module.log("train/seconds_per_epoch", statistics.median(self.seconds))
         values = trainer.callback_metrics
         shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
         monitor = pl_module.config.get("monitor", "val/loss")

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
+from mtl.run.pictures import save_picture
 from mtl.types import MISSING_CLASS, Batch, check_whole
 
 
 class ExampleImages(Callback):
-    """Write the first ``count`` training images to ``<dirpath>/examples.png`` and to TensorBoard.
+    """Write the first ``count`` training images to ``<dirpath>/examples.png``, and show them in the loggers.
 
     Does nothing if the inputs contain no uint8 images ``[B, C, H, W]``, or if ``count`` is 0.
     """
@@ -34,11 +34,7 @@ class ExampleImages(Callback):
         if not images:
             return
         picture = grid(images[0][: self.count].cpu(), captions(first.targets, min(self.count, len(first))))
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(self.file, dpi=120)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("data/examples", picture, 0)
+        save_picture(picture, self.file, trainer.loggers, 0)
 
 
 def captions(targets: dict[str, Tensor], count: int) -> list[str]:
@@ -64,13 +60,16 @@ def captions(targets: dict[str, Tensor], count: int) -> list[str]:
 def grid(images: Tensor, titles: Sequence[str]) -> Figure:
     """Draw ``images [N, C, H, W]`` (uint8, C = 1 or 3) in a grid, each with its title above it."""
     columns = max(1, round(len(images) ** 0.5))
-    rows = -(-len(images) // columns)
     lines = max(title.count("\n") for title in titles) + 1
-    figure = Figure(figsize=(1.25 * columns, (1.35 + 0.12 * lines) * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel in axes:
-        panel.set_axis_off()
-    for panel, image, title in zip(axes, images.permute(0, 2, 3, 1).numpy(), titles, strict=False):
-        panel.imshow(image, cmap="gray", vmin=0, vmax=255)
-        panel.set_title(title, fontsize=8 if lines == 1 else 6)
+    side, line = 1.1, 0.14  # inches
+    width, height = side + 0.15, side + 0.1 + line * lines
+    figure = Figure(figsize=(width * columns, height * -(-len(images) // columns)))
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all images, in inches: as many as images would take seconds
+    axes.set_axis_off()
+    for index, (image, title) in enumerate(zip(images.permute(0, 2, 3, 1).numpy(), titles, strict=True)):
+        left, bottom = (index % columns + 0.5) * width - side / 2, (index // columns + 1) * height - 0.04
+        axes.imshow(image, cmap="gray", vmin=0, vmax=255, extent=(left, left + side, bottom, bottom - side))
+        place = (left + side / 2, bottom - side - 0.03)
+        axes.text(*place, title, ha="center", va="bottom", fontsize=8 if lines == 1 else 6)
+    axes.set(xlim=(0, figure.get_figwidth()), ylim=(figure.get_figheight(), 0), aspect="auto")
     return figure

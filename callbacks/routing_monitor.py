@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import TensorBoardLogger
 
 from callbacks.length import took_step
 from mtl.analysis.flops import expert_flops, forward_flops
@@ -16,28 +14,31 @@ from mtl.analysis.patterns import active_by_kind, compare_groups, component_name
 from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.gates.permuted import Permutation
+from mtl.run.pictures import save_picture
 from mtl.training.module import is_logged
-from mtl.types import Batch, Routing, check_whole
+from mtl.types import Batch, Routing, check_switch, check_whole
 
 # What a validation pass may log; the names of a network of several layers end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
-LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard", "expert_share/")
+LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard")
 
 
 class RoutingMonitor(Callback):
     """Log, draw and save how the gate of each mixture or routed layer routes.
 
-    Scalars over each validation and test pass, named ``<stage>/<scalar>``:
+    Scalars over each validation and test pass, named ``<stage>/<scalar>``, in the loggers ``<stage>_routing/<scalar>``,
+    beside the losses and not among them:
 
-    * ``experts_per_sample``: number of nonzero weights, mean over samples and tasks; ``experts_per_sample/<task>``
+    * ``experts_per_sample``: number of nonzero weights, mean over samples and tasks
     * ``union_per_sample``: number of experts that at least one task of the sample uses
     * ``routing_entropy``: entropy of a sample's weights in nats
     * ``dead_experts``: number of experts whose weight is 0 for every sample
     * ``idle_tasks``: share of (sample, task) pairs without any expert; logged only if it is not 0
     * ``binary_selectors``: share of the selectors that are exactly one-hot
-    * ``expert_share/<task>/<expert>``: mean weight; logged if there are at most ``max_shares`` (task, expert) pairs
 
-    ``train/binary_since_step``: the step since which all selectors of the logged batches are one-hot, or -1.
+    The results of a test also have ``experts_per_sample/<task>`` and the mean weights ``expert_share/<task>/<expert>``,
+    if there are at most ``max_shares`` of them. Loggers do not: they would show hundreds of charts, and the figures and
+    tables show the same.
 
     In a network of several layers these names end in ``_layer_<n>``. If none of its gates depends on the example,
     ``active_connections``, ``distinct_patterns``, ``pattern_jaccard`` and ``idle_tasks`` are logged instead (see
@@ -45,16 +46,20 @@ class RoutingMonitor(Callback):
     ``extras["task_group"]`` says which tasks are related, the test also logs how well the patterns fit these groups:
     ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
 
-    Figures go to TensorBoard after every ``pictures_every`` epochs (None: never). After the test, figures (PNG) and
-    tables (CSV) are written to ``dirpath``; see ``mtl.analysis.report``. ``test/flops_dense`` and
-    ``test/flops_selected``: FLOPs per sample of the network, with all experts and with only those in use; where samples
-    differ in length, those of the first row of the test.
+    After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures; see
+    ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without
+    ``pictures``, never. ``test/flops_dense`` and ``test/flops_selected``: FLOPs per sample of the network, with all
+    experts and with only those in use; where samples differ in length, those of the first row of the test.
     """
 
-    def __init__(self, dirpath: str, max_shares: int = 256, pictures_every: int | None = 5) -> None:
+    def __init__(
+        self, dirpath: str, max_shares: int = 256, pictures: bool = True, pictures_every: int | None = None
+    ) -> None:
         check_whole("callbacks.routing.max_shares", max_shares, at_least=0)
         check_whole("callbacks.routing.pictures_every", pictures_every, at_least=1, or_null=True)
-        self.folder, self.max_shares, self.pictures_every = Path(dirpath), max_shares, pictures_every
+        check_switch("callbacks.routing.pictures", pictures)
+        self.folder, self.max_shares = Path(dirpath), max_shares
+        self.pictures, self.pictures_every = pictures, pictures_every
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
         self._tallies: dict[str, Tally] = {}
@@ -62,7 +67,7 @@ class RoutingMonitor(Callback):
 
     def logged_names(self) -> list[str]:
         """Return patterns of the names that a validation pass may log."""
-        return [f"val/{name}*" for name in (*LOGGED, *LOGGED_OF_LAYERS)]
+        return [f"val/{name}{end}" for name in (*LOGGED, *LOGGED_OF_LAYERS) for end in ("", "_layer_*")]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probabilities.add(trainer.global_step, _gates(pl_module))
@@ -73,12 +78,9 @@ class RoutingMonitor(Callback):
         if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
         self.probabilities.add(trainer.global_step, _gates(pl_module))
-        for index, (name, routing) in enumerate(outputs["routings"].items()):
+        for name, routing in outputs["routings"].items():
             history = self.histories.setdefault(name, History())
             history.add(trainer.global_step, routing, self.max_shares, len(_task_names(pl_module)))
-            if routing.selectors is not None:
-                suffix = "" if len(outputs["routings"]) == 1 else f"_layer_{index}"
-                pl_module.log(f"train/binary_since_step{suffix}", float(history.binary_since))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probabilities.add(trainer.global_step, _gates(pl_module))
@@ -103,13 +105,14 @@ class RoutingMonitor(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         report = self._report(pl_module)
-        self._log("val", pl_module, report.scalars(self.max_shares))
-        if self.pictures_every and trainer.current_epoch % self.pictures_every == 0 and trainer.is_global_zero:
-            _show(trainer, report, "")
+        self._log("val", pl_module, report.scalars())
+        due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
+        if due and trainer.is_global_zero and not trainer.sanity_checking:
+            self._draw(trainer, report)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         report = self._report(pl_module)
-        values = report.scalars(self.max_shares)
+        values = report.scalars()
         matrices = list(report.connections.values())
         if matrices:
             kinds = active_by_kind(list(report.kinds.values()), matrices)
@@ -118,13 +121,12 @@ class RoutingMonitor(Callback):
             if spec is not None and "task_group" in spec.extras:
                 values |= compare_groups(matrices, spec.extras["task_group"])
         self._log("test", pl_module, values | self._flops(pl_module, report))
-        if not report.tallies or not trainer.is_global_zero:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        report.write_tables(self.folder)
-        if self.pictures_every:
-            for name, picture in _show(trainer, report, "_tested").items():
-                picture.savefig(self.folder / f"{name}.png", dpi=120)
+        parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
+        pl_module.log_dict(parts, logger=False)
+        if report.tallies and trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            report.write_tables(self.folder)
+            self._draw(trainer, report)
 
     def state_dict(self) -> dict[str, Any]:
         histories = {name: asdict(history) for name, history in self.histories.items()}
@@ -139,7 +141,13 @@ class RoutingMonitor(Callback):
             self._tallies.setdefault(name, Tally(len(_task_names(pl_module)))).add(routing, rows)
 
     def _log(self, stage: str, pl_module: LightningModule, values: dict[str, float]) -> None:
-        pl_module.log_dict({f"{stage}/{name}": value for name, value in values.items()})
+        """Make ``values`` known to monitors and results, and write them to the loggers in a group of their own."""
+        pl_module.log_dict({f"{stage}/{name}": value for name, value in values.items()}, logger=False)
+        pl_module.log_dict({f"{stage}_routing/{name}": value for name, value in values.items()})
+
+    def _draw(self, trainer: Trainer, report: Report) -> None:
+        for name, picture in report.figures().items() if self.pictures else ():
+            save_picture(picture, self.folder / f"{name}.png", trainer.loggers, trainer.global_step)
 
     def _report(self, pl_module: LightningModule) -> Report:
         """Return the report over all processes; every process must call this."""
@@ -194,13 +202,3 @@ def _gates(module: LightningModule) -> dict[str, Any]:
 def _permutations(module: LightningModule) -> Permutations:
     found = [part for part in module.modules() if isinstance(part, Permutation)]
     return [(part.matrix().cpu(), part.soft().cpu(), part.is_hard) for part in found]
-
-
-def _show(trainer: Trainer, report: Report, suffix: str) -> dict[str, Figure]:
-    """Draw the figures, show them in TensorBoard, and return them."""
-    drawn = report.figures()
-    for name, picture in drawn.items():
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(f"routing/{name}{suffix}", picture, trainer.global_step)
-    return drawn

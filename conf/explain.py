@@ -66,8 +66,8 @@ def _no_choice(words: list[str]) -> str | None:
         if not key:
             return f"{_cut(word)}: the part before = must be the name of an option, such as gate.k"
         if key in groups and not word.startswith("~") and value not in (choices := _choices(key)):
-            without = "; ~logger runs without one" if key == "logger" else ""
-            return f"{_cut(word)}: must name one of {', '.join(choices)}{without}"
+            several = "; several are logger=[csv,tensorboard]" if key == "logger" else ""
+            return f"{_cut(word)}: must name one of {', '.join(choices)}{several}"
     return None
 
 

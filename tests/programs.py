@@ -25,7 +25,7 @@ import train
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
-SMALL += ["callbacks.routing.pictures_every=null", "data.rows=[120,40,40]", "data.batch_size=40"]
+SMALL += ["callbacks.routing.pictures=false", "data.rows=[120,40,40]", "data.batch_size=40"]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.preloaded"])
 LIMIT = 240  # seconds; only to end a program that hangs

@@ -94,14 +94,20 @@ class Report:
             rows = [[step, *[f"{p:.6g}" for p in row]] for step, row in steps]
             _write(folder / "connection_probabilities.csv", ["step", *names], rows)
 
-    def scalars(self, limit: int) -> dict[str, float]:
-        """Return the scalars to log; scalars of single tasks or experts only if there are at most ``limit`` of them."""
+    def scalars(self) -> dict[str, float]:
+        """Return what describes all tasks and experts together, of each layer."""
         if self.connections:
             return describe(list(self.connections.values()))
-        if len(self.tallies) == 1:
-            return next(iter(self.tallies.values())).values(self.tasks, limit)
-        layers = [tally.values(self.tasks, 0) for tally in self.tallies.values()]
+        layers = [tally.values() for tally in self.tallies.values()]
+        if len(layers) == 1:
+            return layers[0]
         return {f"{key}_layer_{index}": value for index, layer in enumerate(layers) for key, value in layer.items()}
+
+    def parts(self, limit: int) -> dict[str, float]:
+        """Return what describes single tasks and experts of the only layer, if there are at most ``limit`` of them."""
+        if self.connections or len(self.tallies) != 1:
+            return {}
+        return next(iter(self.tallies.values())).parts(self.tasks, limit)
 
     def _row_names(self, rows: int) -> list[str]:
         """Return the names of the tasks of a layer, which may have one gate for all tasks."""

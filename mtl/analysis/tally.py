@@ -71,11 +71,11 @@ class Tally:
         index = torch.tensor(tasks, device=values.device)
         return values.new_zeros(self.num_tasks, *values.shape[1:]).index_copy_(0, index, values)
 
-    def values(self, names: Sequence[str], limit: int) -> dict[str, float]:
-        """Return the scalars to log; scalars of single tasks or experts only if there are at most ``limit`` of them."""
-        active, share = self.active / self.seen.clamp(min=1), self.shares()
+    def values(self) -> dict[str, float]:
+        """Return what describes all tasks and experts together."""
+        share = self.shares()
         values = {
-            "experts_per_sample": float(active.mean()),
+            "experts_per_sample": float(self._active_by_task().mean()),
             "union_per_sample": self.union / self.rows,
             "routing_entropy": self.entropy / self.rows,
             "dead_experts": float((share.sum(0) == 0).sum()),
@@ -84,12 +84,24 @@ class Tally:
             values["idle_tasks"] = self.idle / self.rows
         if self.selectors:
             values["binary_selectors"] = self.binary / self.selectors
+        return values
+
+    def parts(self, names: Sequence[str], limit: int) -> dict[str, float]:
+        """Return the values of tasks and of (task, expert) pairs, of each kind only if there are at most ``limit``."""
+        values: dict[str, float] = {}
+        share = self.shares()
         if len(names) <= limit:
-            values |= {f"experts_per_sample/{name}": float(n) for name, n in zip(names, active, strict=True)}
+            active = self._active_by_task().tolist()
+            values |= {f"experts_per_sample/{name}": number for name, number in zip(names, active, strict=True)}
         if share.numel() <= limit:
             for name, row in zip(names, share.tolist(), strict=True):
                 values |= {f"expert_share/{name}/{expert:02d}": value for expert, value in enumerate(row)}
         return values
+
+    def _active_by_task(self) -> Tensor:
+        """Return the mean number of nonzero weights of each task, ``[T]``."""
+        active: Tensor = self.active / self.seen.clamp(min=1)
+        return active
 
 
 @dataclass

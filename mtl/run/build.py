@@ -113,13 +113,13 @@ def _check_weighting(cfg: DictConfig) -> None:
 
 
 def build_trainer(cfg: DictConfig) -> Trainer:
-    """Return the Trainer with its callbacks and logger."""
+    """Return the Trainer with its callbacks and loggers."""
     callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
-    logger = _instantiate(cfg.logger) if cfg.get("logger") else False
+    loggers = [_instantiate(node) for node in (cfg.get("logger") or {}).values() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     files = AtomicCheckpointIO()
     trainer: Trainer = _instantiate(
-        cfg.trainer, callbacks=callbacks, logger=logger, plugins=[files], enable_progress_bar=shown
+        cfg.trainer, callbacks=callbacks, logger=loggers or False, plugins=[files], enable_progress_bar=shown
     )
     return trainer
 

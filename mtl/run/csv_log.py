@@ -26,7 +26,7 @@ class CSVLog(CSVLogger):
     def __init__(
         self, save_dir: str, name: str = "csv", version: str = "", flush_logs_every_n_steps: int = 100
     ) -> None:
-        check_whole("logger.flush_logs_every_n_steps", flush_logs_every_n_steps, at_least=1)
+        check_whole("logger.csv.flush_logs_every_n_steps", flush_logs_every_n_steps, at_least=1)
         super().__init__(save_dir, name, version, flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._table = Table(Path(self.log_dir) / "metrics.csv")
 

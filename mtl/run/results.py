@@ -55,7 +55,7 @@ def collect(
     ``main_metrics`` names the main metric of each task, ``higher_is_better`` the direction of each metric where it is
     known, ``fast`` the functions that ran in a version tuned to this processor.
     """
-    seconds = fit.get("seconds_per_epoch")
+    seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
     return {
         "label": label,

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtl.records import flatten
 from mtl.run.checkpoint import data_state, read_checkpoint
+from mtl.run.schema.tables import SEVERAL
 from mtl.run.trust import OWN, check_target, is_trusted
 from mtl.types import InputError, require
 
@@ -181,8 +182,8 @@ class _Own:
                 result[key] = self.merged(here, known, value)
             elif not isinstance(value, Mapping) and _is_harmless(key, value):
                 result[key] = linked(value, known, self.saved)
-        if section == "callbacks" and "choices" in self.saved:  # else the checkpoint is of an earlier version
-            asked = {key.split(".")[1] for key in self.given if key.startswith("callbacks.")}
+        if section in SEVERAL and "choices" in self.saved:  # else the checkpoint is of an earlier version
+            asked = {key.split(".")[1] for key in self.given if key.startswith(f"{section}.")}
             result = {key: value for key, value in result.items() if key in node or key in asked}
         return result
 
@@ -247,10 +248,11 @@ def _template(
     """
     words = []
     for group, option in choices.items():
-        if isinstance(option, str) and group not in given:
-            plain_name = all(re.fullmatch(r"\w+(/\w+)*", str(name)) for name in (group, option))
-            require(plain_name, f"choices.{group}={option!r} in the checkpoint is not the name of an option")
-            words.append(f"{group}={option}")
+        if isinstance(option, str | list) and group not in given:
+            options = [option] if isinstance(option, str) else option
+            plain_names = all(re.fullmatch(r"\w+(/\w+)*", str(name)) for name in (group, *options))
+            require(plain_names, f"choices.{group}={option!r} in the checkpoint is not the name of an option")
+            words.append(f"{group}={option}" if isinstance(option, str) else f"{group}=[{','.join(option)}]")
     try:
         return plain(compose(words)), words
     except HydraException:

@@ -42,7 +42,7 @@ TARGETS = (("network.permutation.", "network.*permutation."), ("network.gate.", 
 
 def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return ``checkpoint`` with current class paths and parameter names; unchanged if it is current."""
-    checkpoint = _with_raw_labels(checkpoint)
+    checkpoint = _without_logger(_with_raw_labels(checkpoint))
     if "format" in checkpoint:
         return checkpoint
     config, state = checkpoint["config"], checkpoint["state_dict"]
@@ -60,6 +60,17 @@ def upgrade(checkpoint: dict[str, Any]) -> dict[str, Any]:
         for values in optimizer["state"].values():
             values.update({name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)})
     return checkpoint
+
+
+def _without_logger(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return ``checkpoint`` without its section ``logger`` if it is that of a single one; ``choices`` names it.
+
+    Earlier versions had one logger, which was the whole section.
+    """
+    config = checkpoint["config"]
+    if not isinstance(config.get("logger"), Mapping) or "_target_" not in config["logger"]:
+        return checkpoint
+    return checkpoint | {"config": {name: value for name, value in config.items() if name != "logger"}}
 
 
 def _with_raw_labels(checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ SMALL = [
     "trainer.accelerator=cpu",
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
-    "callbacks.routing.pictures_every=null",  # a picture takes longer than a small run
+    "callbacks.routing.pictures=false",  # a picture takes longer than a small run
     "callbacks.examples.count=0",
 ]
 

@@ -46,8 +46,8 @@ KINDS = {
     ],
 }
 BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8, "texts": 4}
-WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
-WORDS += ["callbacks.progress=null", "callbacks.routing.pictures_every=null", "callbacks.last.every_steps=4"]
+WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.csv.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
+WORDS += ["callbacks.progress=null", "callbacks.routing.pictures=false", "callbacks.last.every_steps=4"]
 WORDS += ["trainer.accelerator=cpu"]
 LAUNCHER = {
     "one": [],

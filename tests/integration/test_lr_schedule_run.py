@@ -44,7 +44,7 @@ def course(folder: Path) -> dict[int, float]:
 def scheduled(folder: Path) -> list[int]:
     """Return the steps at which the entropy weight was scheduled."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return [int(row["step"]) for row in rows if row.get("schedule/gate.entropy_weight")]
+    return [int(row["step"]) for row in rows if row.get("train/schedule/gate.entropy_weight")]
 
 
 def groups(folder: Path) -> list[dict[str, Any]]:

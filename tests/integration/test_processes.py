@@ -27,7 +27,7 @@ BASE = [
     "trainer.log_every_n_steps=1",
     "logger=csv",
     "callbacks.progress=null",
-    "callbacks.routing.pictures_every=null",
+    "callbacks.routing.pictures=false",
     "seed=3",
 ]
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]

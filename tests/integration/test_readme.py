@@ -31,7 +31,7 @@ YAML = {
     ),
 }
 MINE = ("data=mine", "gate=threshold", "experts=gated", "network=two_mixtures", "permutation=sinkhorn")
-QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures_every=null")
+QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false")
 
 
 @pytest.fixture(scope="module")

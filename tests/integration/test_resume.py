@@ -254,7 +254,7 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
 def test_sigterm_from_outside(tmp_path: Path) -> None:
     """The command that a user types; other tests save its imports."""
     command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "setting.patience=500"]
-    command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures_every=null"]
+    command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false"]
     command += ["data.rows=[300,100,100]", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + LIMIT

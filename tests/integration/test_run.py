@@ -20,7 +20,8 @@ from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome
 from train import run
 
-FEW = ["data.rows=[300,100,100]", "data.tasks_per_group=3", "callbacks.routing.pictures_every=null"]
+DRAWN = ["callbacks.routing.pictures=true", "callbacks.routing.pictures_every=2"]
+FEW = ["data.rows=[300,100,100]", "data.tasks_per_group=3", "callbacks.routing.pictures=false"]
 
 
 def program(folder: Path, *words: str) -> Outcome:
@@ -33,7 +34,7 @@ def losses(run_dir: Path) -> dict[str, float]:
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer.max_epochs=3", "callbacks.routing.pictures_every=2")
+    cfg = compose_small(tmp_path, "trainer.max_epochs=3", *DRAWN)
     best = run(cfg)
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["best_val_loss"] == pytest.approx(best)
@@ -68,7 +69,7 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/step_loss")] == [2, 5, 8, 11]
-    course = events.Scalars("schedule/gate.temperature")
+    course = events.Scalars("train/schedule/gate.temperature")
     config = compose_small(tmp_path, *words).callbacks.temperature_schedule
     expected = [
         SHAPES[config.get("shape", "log_linear")](step / 12, config.start, config.end) for step in (2, 5, 8, 11)
@@ -77,21 +78,44 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     assert [event.value for event in course] == pytest.approx(expected)
 
 
-def test_tensorboard_holds_pictures_and_one_record_of_options(tmp_path: Path) -> None:
-    words = ["permutation=sinkhorn", "setting.permutation.epochs=0.5", "trainer.max_epochs=1"]
-    run(compose_small(tmp_path, *words, "callbacks.routing.pictures_every=1"))
+def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: Path) -> None:
+    words = ["permutation=sinkhorn", "setting.permutation.epochs=0.5", "trainer.max_epochs=2"]
+    run(compose_small(tmp_path, *words, *DRAWN))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = events.Tags()
     names = ("expert_share", "permutation", "weights_over_training")
-    assert {f"routing/{name}" for name in names} <= set(tags["images"])
-    assert {f"routing/{name}_tested" for name in names} <= set(tags["images"])
-    assert {"final/test/loss", "permutation/soft_to_hard", "schedule/permutation.tau", "train/step_loss"} <= set(
+    assert {name: len(events.Images(name)) for name in tags["images"]} == {f"visual/{name}": 2 for name in names}
+    last = events.Images("visual/permutation")[-1]
+    assert last.encoded_image_string == (tmp_path / "routing" / "permutation.png").read_bytes()
+    assert {"train/loss", "val/loss", "val_routing/experts_per_sample"} <= set(tags["scalars"])
+    assert {"train/permutation_soft_to_hard", "train/schedule/permutation.tau", "train/step_loss"} <= set(
         tags["scalars"]
     )
+    # TensorBoard opens the first two groups
+    assert sorted({name.split("/")[0] for name in tags["scalars"] + tags["images"]})[:2] == ["train", "val"]
+    single = {name for name in tags["scalars"] if len(events.Scalars(name)) == 1}
+    assert single == {f"with_hparams/test/{name}" for name in ("loss", *(f"task_00{task}/mse" for task in range(3)))}
+    assert events.Scalars("with_hparams/test/loss")[0].value == pytest.approx(losses(tmp_path)["loss"])
+    assert "val/task_000/loss" in tags["scalars"]
+    assert "val/task_000/mse" not in tags["scalars"]  # the same as the loss
     plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data
     record = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
-    assert record["gate.k"].number_value == 2
+    assert record["00_network"].string_value == "mmoe"
+    assert "k=2" in next(record[name].string_value for name in record if name.endswith("_gate options"))
     assert (tmp_path / "routing" / "permutation.csv").is_file()
+
+
+def test_a_run_with_two_loggers_resumes_with_both(tmp_path: Path) -> None:
+    words = ["trainer.max_epochs=1", "logger=[tensorboard,csv]", "logger.csv.flush_logs_every_n_steps=7"]
+    run(compose_small(tmp_path, *words))
+    cfg = resume_small(tmp_path / "checkpoints" / "last.ckpt", tmp_path, "trainer.max_epochs=2")
+    assert set(cfg.logger) == {"tensorboard", "csv"}
+    assert cfg.logger.csv.flush_logs_every_n_steps == 7
+    run(cfg)
+    with (tmp_path / "csv" / "metrics.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file) if row["val/loss"]] == ["0", "1"]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert len(events.Scalars("val/loss")) == 2
 
 
 def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data: Path) -> None:

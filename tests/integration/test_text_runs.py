@@ -71,7 +71,7 @@ def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path)
 
 def test_schedule_of_all_entropy_weights_and_report_of_each_layer(data: Path, tmp_path: Path) -> None:
     words = ["gate=comet", "schedule=entropy_weight", "callbacks.entropy_schedule.epochs=0.5"]
-    module = watched(tmp_path, data, *words, "setting.comet.entropy_weight=0.25", "callbacks.routing.pictures_every=1")
+    module = watched(tmp_path, data, *words, "setting.comet.entropy_weight=0.25", "callbacks.routing.pictures=true")
     assert [float(gate.entropy_weight) for gate in gates(module)] == [0.25] * 6
     folder = tmp_path / "routing"
     for layer in LAYERS:

@@ -191,7 +191,13 @@ def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole:
         "callbacks.routing.dirpath",
     ):
         config = changed(config, key, elsewhere)
-    for key in ("trainer.default_root_dir", "logger.save_dir", "logger.name", "paths.run_dir", "paths.output_dir"):
+    for key in (
+        "trainer.default_root_dir",
+        "logger.tensorboard.save_dir",
+        "logger.tensorboard.name",
+        "paths.run_dir",
+        "paths.output_dir",
+    ):
         config = changed(config, key, elsewhere)
     for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best.monitor_op"):
         config = changed(config, key, elsewhere)

@@ -85,16 +85,23 @@ def test_connections_are_those_of_evaluation() -> None:
     assert gate.training
 
 
+def recorder(network: torch.nn.Module, tasks: str, logged: dict[str, float]) -> SimpleNamespace:
+    """Return what stands in for the LightningModule: ``logged`` takes the values."""
+    options = {"network": network, "modules": network.modules, "tasks": dict.fromkeys(tasks)}
+    return SimpleNamespace(**options, log_dict=lambda values, logger=True: logged.update(values))
+
+
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
     inputs = {"image": torch.rand(6, 1, 8, 8)}
     batch = Batch(inputs, {name: torch.zeros(6) for name in "abc"})
     logged: dict[str, float] = {}
-    module = SimpleNamespace(network=net, modules=net.modules, tasks=dict.fromkeys("abc"), log_dict=logged.update)
+    module = recorder(net, "abc", logged)
     trainer = SimpleNamespace(
         global_step=0,
         current_epoch=0,
         is_global_zero=True,
+        sanity_checking=False,
         loggers=[],
         log_every_n_steps=5,
         datamodule=None,
@@ -141,8 +148,8 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
 def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
     linear = torch.nn.Linear(2, 2)
     logged: dict[str, float] = {}
-    module = SimpleNamespace(network=linear, modules=linear.modules, tasks={}, log_dict=logged.update)
-    trainer = SimpleNamespace(global_step=0, current_epoch=0, is_global_zero=True, loggers=[], datamodule=None)
+    module = recorder(linear, "", logged)
+    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], datamodule=None, sanity_checking=False)
     monitor = RoutingMonitor(str(tmp_path / "none"))
     monitor.on_train_start(trainer, module)
     monitor.on_validation_epoch_end(trainer, module)

@@ -45,6 +45,7 @@ CASES: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (ExecutionSwitch, "every_steps", [*NO_COUNT, None]),
     (FiniteGuard, "every_steps", [*NO_COUNT, None]),
     (lambda **options: RoutingMonitor("x", **options), "pictures_every", NO_COUNT),
+    (lambda **options: RoutingMonitor("x", **options), "pictures", ["perhaps", 1, None]),
     (lambda **options: RoutingMonitor("x", **options), "max_shares", [*NO_COUNT[1:], None]),
     (lambda **options: ExampleImages("x", **options), "count", [*NO_COUNT[1:], None]),
     (Progress, "refresh_rate", [*NO_COUNT[1:], None]),

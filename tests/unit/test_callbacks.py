@@ -42,7 +42,7 @@ class Recorder(torch.nn.Module):
         self.gate = SoftmaxSelectorGate(1, 4)
         self.network = torch.nn.Module()
 
-    def log_dict(self, values: dict[str, float]) -> None:
+    def log_dict(self, values: dict[str, float], logger: bool = True) -> None:
         self.logged |= values
 
     def log(self, name: str, value: float, **options: Any) -> None:
@@ -50,12 +50,14 @@ class Recorder(torch.nn.Module):
 
 
 def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict[str, float]:
+    """Return the values of a test pass."""
     callback, module = RoutingMonitor("unused"), Recorder(tasks)
-    callback.on_validation_epoch_start(None, module)
+    trainer = SimpleNamespace(is_global_zero=False, global_step=7, sanity_checking=False, loggers=[])
+    callback.on_test_epoch_start(trainer, module)
     for routing, rows in batches:
         outputs = {"routings": {} if routing is None else {"mixture": routing}}
-        callback.on_validation_batch_end(None, module, outputs, range(rows), 0)
-    callback.on_validation_epoch_end(SimpleNamespace(is_global_zero=False, current_epoch=0), module)
+        callback._add(module, outputs["routings"], rows)
+    callback.on_test_epoch_end(trainer, module)
     return module.logged
 
 
@@ -63,27 +65,30 @@ def test_monitor_counts_over_unequal_batches() -> None:
     a = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])  # one row, two tasks, three experts
     b = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]).expand(3, -1, -1)
     logged = monitor([(Routing(a), 1), (Routing(b), 3), (Routing(b[:0]), 0)], ["p", "q"])
-    assert logged["val/experts_per_sample/p"] == pytest.approx((2 + 3 * 1) / 4)
-    assert logged["val/experts_per_sample/q"] == pytest.approx(1)
-    assert logged["val/experts_per_sample"] == pytest.approx((1.25 + 1) / 2)
-    assert logged["val/union_per_sample"] == pytest.approx((2 + 3 * 2) / 4)
-    assert logged["val/expert_share/p/00"] == pytest.approx((0.5 + 3) / 4)
-    assert logged["val/expert_share/q/02"] == pytest.approx(3 / 4)
-    assert logged["val/routing_entropy"] == pytest.approx(math.log(2) / 2 / 4, abs=1e-5)
-    assert logged["val/dead_experts"] == 0
-    assert "val/binary_selectors" not in logged
+    assert logged["test/experts_per_sample/p"] == pytest.approx((2 + 3 * 1) / 4)
+    assert logged["test/experts_per_sample/q"] == pytest.approx(1)
+    assert logged["test/experts_per_sample"] == pytest.approx((1.25 + 1) / 2)
+    assert logged["test/union_per_sample"] == pytest.approx((2 + 3 * 2) / 4)
+    assert logged["test/expert_share/p/00"] == pytest.approx((0.5 + 3) / 4)
+    assert logged["test/expert_share/q/02"] == pytest.approx(3 / 4)
+    assert logged["test/routing_entropy"] == pytest.approx(math.log(2) / 2 / 4, abs=1e-5)
+    assert logged["test/dead_experts"] == 0
+    assert "test/binary_selectors" not in logged
+    names = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts")
+    shown = {name: value for name, value in logged.items() if name.startswith("test_routing/")}
+    assert shown == {f"test_routing/{name}": logged[f"test/{name}"] for name in names}  # of all tasks and experts
 
 
 def test_monitor_looks_at_selectors_and_dead_experts() -> None:
     selectors = torch.tensor([[[[1.0, 0, 0], [0.9, 0.1, 0]]], [[[0, 1.0, 0], [0, 1.0, 0]]]])  # [B=2, T=1, K=2, E=3]
     logged = monitor([(Routing(selectors.mean(-2), {}, selectors), 2)], ["p"])
-    assert logged["val/binary_selectors"] == pytest.approx(3 / 4)
-    assert logged["val/dead_experts"] == 1
+    assert logged["test/binary_selectors"] == pytest.approx(3 / 4)
+    assert logged["test/dead_experts"] == 1
 
 
 def test_monitor_takes_static_gates_and_networks_without_a_gate() -> None:
     logged = monitor([(Routing(torch.tensor([[0.5, 0.5]])), 7)], ["p"])
-    assert logged["val/experts_per_sample/p"] == pytest.approx(2)
+    assert logged["test/experts_per_sample/p"] == pytest.approx(2)
     assert monitor([(None, 2)], ["p"]) == {}
 
 
@@ -132,7 +137,7 @@ def test_schedule_moves_the_buffer() -> None:
         callback.on_train_batch_start(trainer(step), module, None, 0)
         seen.append(float(module.gate.temperature))
     assert seen == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    assert module.logged["schedule/gate.temperature"] == pytest.approx(0.1)
+    assert module.logged["train/schedule/gate.temperature"] == pytest.approx(0.1)
 
 
 def test_schedule_is_a_function_of_the_step_alone() -> None:
@@ -186,7 +191,7 @@ def test_one_schedule_for_several_buffers() -> None:
     callback.on_train_start(trainer(0), module)
     callback.on_train_batch_start(trainer(14), module, None, 0)
     assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
-    assert logged == {"schedule/layers.all.temperature": 0.5}
+    assert logged == {"train/schedule/layers.all.temperature": 0.5}
 
 
 def test_schedules_of_two_targets_keep_apart() -> None:
@@ -248,12 +253,11 @@ def test_grid_of_training_images(tmp_path: Path) -> None:
 def test_tasks_without_an_expert_are_counted() -> None:
     tally = Tally(2)
     tally.add(Routing(torch.tensor([[0.5, 0.5], [0.0, 0.0]])), rows=4)
-    assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.5
+    assert tally.values()["idle_tasks"] == 0.5
     tally.add(Routing(torch.tensor([[0.5, 0.5], [1.0, 0.0]])), rows=4)
-    assert tally.values(["a", "b"], 0)["idle_tasks"] == 0.25
-    assert "idle_tasks" not in Tally(
-        1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1)
-    ).values(["a"], 0)
+    assert tally.values()["idle_tasks"] == 0.25
+    one = Tally(1, rows=1, seen=torch.ones(1), active=torch.ones(1), share=torch.ones(1, 1))
+    assert "idle_tasks" not in one.values()
 
 
 def test_batches_of_some_tasks_count_for_those_tasks() -> None:
@@ -261,7 +265,7 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
     tally.add(Routing(torch.tensor([[0.5, 0.5]]), tasks=[0]), rows=2)
     tally.add(Routing(torch.tensor([[[0.0, 1.0]]] * 4), tasks=[2]), rows=4)
-    values = tally.values(["a", "b", "c"], 100)
+    values = tally.values() | tally.parts(["a", "b", "c"], 100)
     assert [values[f"experts_per_sample/{name}"] for name in "abc"] == [2.0, 0.0, 1.0]
     assert tally.shares().tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
     assert values["union_per_sample"] == 1.2
@@ -272,7 +276,6 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     assert history.steps == [1, 2]
     course = torch.stack(history.shares)
     assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
-    lines = [
-        [line.get_xdata().tolist() for line in axes.lines] for axes in courses([1, 2], course, list("abc"), -1).axes
-    ]
+    panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), -1).axes]  # of the coloured lines
+    lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]

@@ -192,7 +192,7 @@ def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> No
         ("optimizer=sgd", "optimizer.momentum", -1, "optimizer.momentum=-1"),
         ("trainer=ddp_cpu", "trainer.devices", 1000, "would only slow each other down"),
         ("trainer=ddp_cpu", "trainer.strategy.find_unused_parameters", "maybe", "must be true or false"),
-        ("logger=csv", "logger.flush_logs_every_n_steps", 0, "logger.flush_logs_every_n_steps=0"),
+        ("logger=csv", "logger.csv.flush_logs_every_n_steps", 0, "logger.csv.flush_logs_every_n_steps=0"),
     ],
 )  # fmt: skip
 def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message: str) -> None:
@@ -453,7 +453,10 @@ def failure(*words: str) -> Exception:
         (["setting.k=${a.b"], "the value cannot be read"),
         (["setting.k='${a.b'"], "close every brace"),
         (["gate=5"], "gate=5: must name one of comet"),
-        (["logger=true"], "logger=true: must name one of csv, tensorboard; ~logger"),
+        (
+            ["logger=true"],
+            "logger=true: must name one of csv, mlflow, none, tensorboard, wandb; several are logger=[csv,tensorboard]",
+        ),
         (["gate=null"], "gate=null: must name one of comet"),
         (["gate@network.gate=comet"], "without @"),
         (["+gate=topk"], "write gate=topk to replace it"),

@@ -30,7 +30,7 @@ SPECIAL: dict[str, Kind] = {  # Hydra's own keys of a section with _target_
 }
 # Arguments that the program fills in, and that are no options where the section leaves them out
 SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
-CALLBACK = OneOf((Described(), Null(), Choice((False,))))
+ONE_OF_SEVERAL = OneOf((Described(), Null(), Choice((False,))))
 
 
 def check(cfg: DictConfig) -> None:
@@ -62,10 +62,10 @@ def _problems(reader: Reader) -> Iterator[str]:
             yield from _section(name, node, tables.OBJECTS[name])
         elif name == "setting":
             yield from _setting(node, mentioned)
-        elif name == "callbacks":
-            yield from _callbacks(node)
+        elif name in tables.SEVERAL:
+            yield from _several(name, node)
         elif name != "hydra" and name not in mentioned:
-            near = suggestion(name, [*tables.TOP, *tables.OBJECTS, "setting", "callbacks"])
+            near = suggestion(name, [*tables.TOP, *tables.OBJECTS, *tables.SEVERAL, "setting"])
             yield f"{name}: there is no such section or option{near or ', and nothing refers to it'}"
     for name in ("data", "network", "optimizer", "trainer", "callbacks"):
         if name not in root:
@@ -86,14 +86,17 @@ def _setting(node: Node, mentioned: set[str]) -> Iterator[str]:
             yield f"{child.key}: nothing refers to it{near}"
 
 
-def _callbacks(node: Node) -> Iterator[str]:
+def _several(section: str, node: Node) -> Iterator[str]:
+    """Yield the problems of a section of callbacks or loggers; there may be no logger."""
+    if section == "logger" and (node.value is None or node.value is False):
+        return
     if not isinstance(node.value, dict):
-        yield f"callbacks={shown(node.plain())}: must be a section; callbacks.NAME=null leaves out one callback"
+        yield f"{section}={shown(node.plain())}: must be a section of sections; {section}.NAME=null leaves out one"
         return
     for name, child in node.value.items():
         # Values without a class, such as a recipe's for a schedule that was not chosen, mean nothing
         if not isinstance(child.value, dict) or "_target_" in child.value:
-            yield from _section(f"callbacks.{name}", child, CALLBACK)
+            yield from _section(f"{section}.{name}", child, ONE_OF_SEVERAL)
 
 
 def _section(name: str, node: Node, kind: Kind) -> Iterator[str]:
@@ -104,7 +107,8 @@ def _section(name: str, node: Node, kind: Kind) -> Iterator[str]:
         return
     partial = node.value.get("_partial_")
     is_partial = partial is not None and partial.value is True
-    if is_partial and (name in tables.BUILT or name.startswith("callbacks.")):
+    built = name.partition(".")[0] in tables.BUILT
+    if is_partial and built:
         yield f"{node.key}._partial_=true: must be false, since this section is built as it stands"
     inside = list(_inside(node))
     yield from inside
@@ -114,7 +118,7 @@ def _section(name: str, node: Node, kind: Kind) -> Iterator[str]:
     is_module = isinstance(target, type) and issubclass(target, nn.Module | torch.optim.Optimizer)
     if name in tables.FACTORIES and is_module and not is_partial:
         yield f"{node.key}._partial_={'false' if partial else 'null'}: must be true; its sizes are filled in later"
-    if name in tables.BUILT or name.startswith("callbacks."):
+    if built:
         missing = sorted(options(target).required - node.value.keys())
         if missing and "_args_" not in node.value:
             yield f"{node.key}: {target.__name__} needs {', '.join(missing)}; give {node.key}.{missing[0]}=..."

@@ -128,14 +128,14 @@ OBJECTS: dict[str, Kind] = {
     "network": Described(),
     "optimizer": Described(),
     "trainer": Described(),
-    "logger": OneOf((Described(), NULL, Choice((False,)))),
     "gate": SECTION,
     "experts": SECTION,
     "permutation": SECTION,
     "weighting": SECTION,
 }
 FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")
-BUILT = ("data", "trainer", "logger")  # as they are described, and so is each of the callbacks
+SEVERAL = ("callbacks", "logger")  # sections of sections, each of which describes an object
+BUILT = ("data", "trainer", *SEVERAL)  # as they are described
 
 SETTING: dict[str, Kind] = {
     "num_experts": COUNT,
@@ -227,8 +227,8 @@ CLASSES: dict[str, dict[str, Kind]] = {
     },
     "pytorch_lightning.callbacks.progress.tqdm_progress.TQDMProgressBar": {"refresh_rate": Whole(0, BILLION)},
     "pytorch_lightning.strategies.ddp.DDPStrategy": dict.fromkeys(_DDP, Flag()),
-    "pytorch_lightning.loggers.csv_logs.CSVLogger": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
     "mtl.run.csv_log.CSVLog": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
+    "pytorch_lightning.loggers.csv_logs.CSVLogger": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
     "pytorch_lightning.loggers.tensorboard.TensorBoardLogger": {"save_dir": NAME},
 }
 

@@ -1,0 +1,80 @@
+"""Log to MLflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import MLFlowLogger
+from pytorch_lightning.utilities import rank_zero_only
+
+from mtl.records import flatten
+from mtl.types import require
+
+LONGEST = 250  # characters of an option that Lightning writes
+
+
+class MLflowLog(MLFlowLogger):
+    """Log to the data base ``<save_dir>/mlflow/mlflow.db``, or to the server at ``tracking_uri``.
+
+    A run that is resumed in its folder goes on in the same run of MLflow, whose id is in ``<save_dir>/mlflow/run_id``.
+    """
+
+    def __init__(
+        self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
+    ) -> None:
+        installed = importlib.util.find_spec("mlflow") is not None
+        require(installed, "logger=mlflow needs the package mlflow: pip install -e '.[mlflow]'")
+        for noisy in ("alembic", "mlflow.store.db", "pytorch_lightning.loggers.mlflow"):  # they report new tables
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        folder = (Path(save_dir) / "mlflow").resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._id_file = folder / "run_id"
+        self._own_pictures = None if tracking_uri else folder / "artifacts"
+        super().__init__(
+            experiment_name,
+            run_name,
+            tracking_uri or f"sqlite:///{folder}/mlflow.db",
+            artifact_location=self._own_pictures.as_uri() if self._own_pictures else None,
+            run_id=self._id_file.read_text().strip() if self._id_file.is_file() else None,
+        )
+
+    @property
+    def experiment(self) -> Any:
+        """The client of MLflow; the first use starts the run."""
+        client = super().experiment
+        if self._run_id and not self._id_file.exists():
+            self._id_file.write_text(self._run_id)
+        return client
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Write the options of the run; those that a resumed run changes become tags ``resumed.<option>``.
+
+        MLflow refuses to change an option.
+        """
+        options = {_name(name): str(value)[:LONGEST] for name, value in flatten(dict(params)).items()}
+        known = self.experiment.get_run(self.run_id).data.params
+        super().log_hyperparams({name: value for name, value in options.items() if name not in known})
+        for name, value in options.items():
+            if known.get(name, value) != value:
+                self.experiment.set_tag(self.run_id, f"resumed.{name}", value)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write a point of each curve; characters that MLflow refuses become ``_``, as in ``ndcg_10``."""
+        super().log_metrics({_name(name): float(value) for name, value in metrics.items()}, step)
+
+    @rank_zero_only
+    def log_picture(self, name: str, file: Path, step: int) -> None:
+        """Add the PNG ``file`` to the artifacts of the run."""
+        self.experiment.log_artifact(self.run_id, str(file), name.rpartition("/")[0])
+
+
+def _name(name: str) -> str:
+    """Return ``name`` in the characters that MLflow takes."""
+    return re.sub(r"[^a-zA-Z0-9_/. -]", "_", name)

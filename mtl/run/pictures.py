@@ -1,0 +1,25 @@
+"""Save a picture and show it in every logger that can show pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from pytorch_lightning.loggers import Logger
+
+DOTS = 100  # per inch
+# Loggers group what they show by the part before the first slash, and TensorBoard sorts the groups: after train and val
+GROUP = "visual"
+
+
+def save_picture(figure: Figure, file: Path, loggers: Sequence[Logger], step: int) -> None:
+    """Draw ``figure`` once, into the PNG ``file``, and give that to the loggers as ``visual/<name of the file>``.
+
+    A logger that can show pictures has a method ``log_picture(name, file, step)``; the others are left out.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=DOTS)
+    for logger in loggers:
+        if hasattr(logger, "log_picture"):
+            logger.log_picture(f"{GROUP}/{file.stem}", file, step)

@@ -1,0 +1,169 @@
+"""Loggers other than CSV: what they are given, and what a resumed run does; some need an extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from callbacks.hparams import columns
+from mtl.run.mlflow_log import MLflowLog
+from mtl.run.pictures import save_picture
+from mtl.run.tensorboard_log import TensorBoardLog
+from mtl.run.upgrade import upgrade
+from mtl.run.wandb_log import WandbLog, earlier_id
+from mtl.types import InputError
+
+VALUES = {
+    "val/loss": 3.0,
+    "val/a/loss": 2.0,
+    "val/a/mse": 2.00001,
+    "val/a/mae": 2.0,
+    "val/b/loss": 1.0,
+    "val/b/mse": 4.0,
+}
+
+
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+
+
+def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
+    logger = TensorBoardLog(str(tmp_path))
+    logger.log_metrics(VALUES | {"epoch": 1}, 5)
+    logger.finalize("success")
+    logger.log_metrics({"test/loss": 1.0, "test_routing/dead_experts": 0.0, "val/loss": 2.5}, 9)
+    logger.close()
+    found = events(tmp_path)
+    assert set(found.Tags()["scalars"]) == VALUES.keys() - {"val/a/mse"}
+    assert [(event.step, event.value) for event in found.Scalars("val/loss")] == [(5, 3.0), (9, 2.5)]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1  # one file for training and test
+
+
+def test_columns_of_the_page_hparams_keep_their_order(tmp_path: Path) -> None:
+    logger = TensorBoardLog(str(tmp_path))
+    logger.log_hyperparams({"anything": 1})  # without metrics: nothing to show
+    logger.log_hyperparams({"network": "mmoe", "data": None, "lr": 0.5}, {"test/loss": 2.0, "test/average": 0.75}, 9)
+    logger.close()
+    found = events(tmp_path)
+    contents = {
+        name: found.summary_metadata[f"_hparams_/{name}"].plugin_data.content
+        for name in ("experiment", "session_start_info")
+    }
+    experiment = HParamsPluginData.FromString(contents["experiment"]).experiment
+    assert [info.display_name for info in experiment.hparam_infos] == ["network", "data", "lr"]
+    assert sorted(info.name for info in experiment.hparam_infos) == [info.name for info in experiment.hparam_infos]
+    assert [info.display_name for info in experiment.metric_infos] == ["test/loss", "test/average"]
+    for info, value in zip(experiment.metric_infos, (2.0, 0.75), strict=True):
+        assert [event.value for event in found.Scalars(info.name.tag)] == [value]
+    row = HParamsPluginData.FromString(contents["session_start_info"]).session_start_info.hparams
+    assert [row[info.name].WhichOneof("kind") for info in experiment.hparam_infos] == ["string_value"] * 2 + [
+        "number_value"
+    ]
+
+
+def test_rows_of_different_gates_have_the_same_columns() -> None:
+    def config(gate: str, **options: Any) -> dict[str, Any]:
+        choices = {"optimizer": "adam", "gate": gate, "network": "mmoe", "data": "digits", "paths": "default"}
+        gates = {"_target_": "x", "_partial_": True, **options}
+        return {"choices": choices, "seed": 3, "optimizer": {"lr": 0.1}, "gate": gates, "data": {"batch_size": 5}}
+
+    first, second = columns(config("comet", k=2, gamma=1.0)), columns(config("topk", k=4, noisy=True))
+    assert list(first) == list(second)
+    assert list(first)[:5] == ["network", "gate", "data", "learning_rate", "seed"]
+    assert first["gate options"] == "k=2, gamma=1.0"
+    assert "paths" not in first
+
+
+class Shower:
+    """A logger that shows pictures."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, bytes, int]] = []
+
+    def log_picture(self, name: str, file: Path, step: int) -> None:
+        self.shown.append((name, file.read_bytes(), step))
+
+
+def test_a_picture_is_drawn_once_for_all_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *args, **options: drawn.append(1) or draw(*args, **options))
+    figure = Figure(figsize=(1, 1))
+    figure.add_subplot().plot([1, 2])
+    one, other, tensorboard = Shower(), Shower(), TensorBoardLog(str(tmp_path))
+    file = tmp_path / "routing" / "share.png"
+    save_picture(figure, file, [one, object(), other, tensorboard], 3)
+    assert one.shown == other.shown == [("visual/share", file.read_bytes(), 3)]
+    tensorboard.close()
+    [image] = events(tmp_path).Images("visual/share")
+    assert image.encoded_image_string == file.read_bytes()
+    assert (image.step, image.width, image.height) == (3, 100, 100)
+    assert len(drawn) == 1
+
+
+@pytest.mark.parametrize(("logger", "package"), [(WandbLog, "wandb"), (MLflowLog, "mlflow")])
+def test_a_missing_package_is_one_message(
+    logger: Any, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=rf"logger={package} needs the package {package}: pip install -e '.\[{package}\]'"
+    ):
+        logger(str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_latest_run_of_wandb_is_found_by_its_folder(tmp_path: Path) -> None:
+    assert earlier_id(tmp_path) is None
+    for name in ("offline-run-20260101_120000-zz", "run-20260301_120000-a-b", "offline-run-20260201_120000-yy"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+    (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-20260101_120000-zz")
+    (tmp_path / "wandb" / "run-20270101_120000-file").touch()
+    assert earlier_id(tmp_path) == "a-b"
+
+
+def test_the_logger_of_an_earlier_version_is_chosen_anew() -> None:
+    old = {"format": 2, "config": {"logger": {"_target_": "mtl.run.csv_log.CSVLog"}, "choices": {"logger": "csv"}}}
+    assert upgrade(old)["config"] == {"choices": {"logger": "csv"}}
+    new = {"format": 2, "config": {"logger": {"csv": {"_target_": "mtl.run.csv_log.CSVLog"}}}}
+    assert upgrade(new) is new
+
+
+@pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries
+def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    for values, step in (({"val/a/ndcg@10": 0.5}, 3), ({"val/a/ndcg@10": 0.75}, 6)):
+        logger = MLflowLog(str(tmp_path))
+        logger.log_hyperparams({"trainer": {"max_epochs": step}, "data": {"tasks": {"größe": {"kind": "binary"}}}})
+        logger.log_metrics(values, step)
+        logger.finalize("success")
+    history = logger.experiment.get_metric_history(logger.run_id, "val/a/ndcg_10")
+    assert [(metric.step, metric.value) for metric in history] == [(3, 0.5), (6, 0.75)]
+    run = logger.experiment.get_run(logger.run_id)
+    assert run.data.params == {"trainer.max_epochs": "3", "data.tasks.gr__e.kind": "binary"}
+    assert run.data.tags["resumed.trainer.max_epochs"] == "6"
+    file = tmp_path / "share.png"
+    file.write_bytes(b"png")
+    logger.log_picture("visual/share", file, 6)
+    assert [path.name for path in (tmp_path / "mlflow" / "artifacts").rglob("*.png")] == ["share.png"]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of wandb's own libraries
+def test_wandb_goes_on_in_the_same_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    ids = []
+    for step in (3, 6):
+        logger = WandbLog(str(tmp_path))
+        logger.log_hyperparams({"trainer": {"max_epochs": step}})
+        logger.log_metrics({"val/loss": 1.0 / step}, step)
+        logger.finalize("success")
+        ids.append(logger.experiment.id)
+        logger.close()
+    assert ids[0] == ids[1]
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
