@@ -122,7 +122,7 @@ class Batches:
     There Lightning builds each DataLoader anew, with a sampler that notes the rows of a batch; ours know their rows.
     """
 
-    def __init__(self, loader: RowsLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def __len__(self) -> int:
@@ -176,6 +176,10 @@ class TensorDataModule(LightningDataModule):
         """Return the files that the wanted rows come from, by the names that messages use; they exist by then."""
         return {}
 
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """Return name, size and digest of each source; another digest means that the source has changed."""
+        return fingerprints(self.source_files())
+
     def encoder_of(self, state: Mapping[str, Any]) -> RowEncoder:
         """Return the encoder whose ``state()`` is given."""
         raise NotImplementedError
@@ -192,7 +196,7 @@ class TensorDataModule(LightningDataModule):
         if self._is_loaded():  # Lightning calls setup once per stage, with the same data
             return
         if self.file_digests is None:
-            self.file_digests = fingerprints(self.source_files())
+            self.file_digests = self.fingerprints()
         self._spec = self._load()
 
     def _is_loaded(self) -> bool:
@@ -238,7 +242,7 @@ class TensorDataModule(LightningDataModule):
         if self._files_then is None:
             return {}
         sources = self.source_files()
-        self.file_digests = fingerprints(sources)
+        self.file_digests = self.fingerprints()
         keys = sources.keys() & self._files_then.keys() if self.wanted == ("test",) else None
         before, now = (
             {key: files[key] for key in files if keys is None or key in keys}
@@ -247,7 +251,7 @@ class TensorDataModule(LightningDataModule):
         with reading_state():
             return changes(before, now, sources)
 
-    def train_dataloader(self) -> RowsLoader:
+    def train_dataloader(self) -> Any:
         rows, (rank, world_size) = self.splits["train"], self._processes()
         sampler = TrainingSampler(len(rows), self.batch_size, self.shuffle_seed, self._position, rank, world_size)
         return RowsLoader(self.training_rows(sampler), sampler, self.pin_memory)
@@ -256,10 +260,10 @@ class TensorDataModule(LightningDataModule):
         """Return the training rows as a dataset indexed by tensors ``[N]``; ``sampler.epoch`` is the current epoch."""
         return RowsDataset(self.splits["train"])
 
-    def val_dataloader(self) -> RowsLoader:
+    def val_dataloader(self) -> Any:
         return self._evaluation("val")
 
-    def test_dataloader(self) -> RowsLoader:
+    def test_dataloader(self) -> Any:
         return self._evaluation("test")
 
     def predict_dataloader(self) -> Batches:
@@ -272,7 +276,7 @@ class TensorDataModule(LightningDataModule):
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
-    def _evaluation(self, split: str) -> RowsLoader:
+    def _evaluation(self, split: str) -> Any:
         rows = self.splits[split]
         sampler = EvaluationSampler(len(rows), self.eval_batch_size, *self._processes())
         return RowsLoader(RowsDataset(rows), sampler, self.pin_memory)

@@ -54,7 +54,18 @@ class TableDataModule(TensorDataModule):
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
     file. With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
+
+    ``streaming`` makes a ``StreamingTable``, for Parquet files that do not fit into memory.
     """
+
+    def __new__(cls, *_: Any, streaming: bool = False, **__: Any) -> TableDataModule:
+        from data_modules.streaming import StreamingTable  # which inherits from this class
+
+        if streaming is not True or issubclass(cls, StreamingTable):
+            return super().__new__(cls)
+        streams = f"inherit from {StreamingTable.__module__}.{StreamingTable.__name__}"
+        require(cls is TableDataModule, f"data.streaming=true: {cls.__name__} does not stream; {streams}")
+        return super().__new__(StreamingTable)
 
     def __init__(
         self,
@@ -77,9 +88,13 @@ class TableDataModule(TensorDataModule):
         min_count: int = 1,
         separator: str = ",",
         null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null", "None"),
+        streaming: bool = False,
+        window_rows: int = 1 << 20,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.streaming = options.flag("streaming", streaming)
+        self.window_rows = options.whole("window_rows", window_rows, 1)
         if tasks is not None and not isinstance(tasks, Mapping):
             raise refused("tasks", tasks, f"a mapping from names to columns and kinds, {EXAMPLE}")
         folder = options.path("data_dir", data_dir, "a folder")
@@ -193,36 +208,44 @@ class TableDataModule(TensorDataModule):
 
     def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:
         """Return the encoder that follows from the training rows."""
-        used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
         return TableEncoder.learnt(
             train,
             where,
-            [name for name in named(train) if name not in used],
+            self._input_columns(named(train)),
             self.given,
             separator=self.separator,
             null_values=self.null_values,
             from_text=files_of(self.paths["train"])[0].suffix != ".parquet",
         )
 
+    def _input_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return those of ``columns`` that are inputs, unless they turn out to be constant or free text."""
+        used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
+        return [name for name in columns if name not in used]
+
     def _read(self, split: str) -> pl.DataFrame:
         """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
         path = self.paths[split]
         frame = read_tables(path, self.separator, self.null_values, f"data.{OPTION[split]}")
+        self._check_named(named(frame), path)
+        return frame
+
+    def _check_named(self, columns: Sequence[str], path: Path) -> None:
+        """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
         for option in ("split_column", "weight_column", "group_column"):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
         if self.row_encoder is None:  # which else knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
             wanted["data.ignore"] = self.ignore
-        for option, columns in wanted.items():
-            for column in columns:
-                near = difflib.get_close_matches(column, frame.columns, 1)
+        for option, names in wanted.items():
+            for column in names:
+                near = difflib.get_close_matches(column, columns, 1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 require(
-                    column in frame.columns,
-                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(named(frame))}",
+                    column in columns,
+                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(columns)}",
                 )
-        return frame
 
     def _split(self) -> dict[str, pl.DataFrame]:
         """Return the rows of each split, from one file or several."""
@@ -246,13 +269,7 @@ class TableDataModule(TensorDataModule):
         return frames
 
     def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-        check_kind(rows, column, str(self.paths["train"]), f" to {', '.join(SPLITS)}")
-        split = as_text(rows[column])
-        bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
-        if len(bad):
-            raise InputError(
-                f"{cell(rows, column, bad[0], str(self.paths['train']))}; accepted are {', '.join(SPLITS)}"
-            )
+        split = split_names(rows, column, str(self.paths["train"]))
         frames = {name: rows.filter(split == name) for name in SPLITS}
         for name, frame in frames.items():
             require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row is marked {name}")
@@ -288,3 +305,13 @@ class TableDataModule(TensorDataModule):
             return None
         numbered = as_text(frame[self.group_column]).rank("dense").cast(pl.Int64) - 1
         return torch.from_numpy(numbered.fill_null(-1).to_numpy(writable=True))
+
+
+def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
+    """Return the split that the cells of ``column`` name; raise InputError for the first bad one."""
+    check_kind(rows, column, where, f" to {', '.join(SPLITS)}")
+    split = as_text(rows[column])
+    bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
+    if len(bad):
+        raise InputError(f"{cell(rows, column, bad[0], where)}; accepted are {', '.join(SPLITS)}")
+    return split

@@ -100,25 +100,44 @@ class Labels:
     def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
         """Return the TaskSpec that follows from the training rows, with the names of the classes. Raises InputError."""
         self._check_kind(train, where)
-        column, here = train[self.column], f"{where}, column {self.column!r}"
-        require(
-            as_text(column).null_count() < len(column),
-            f"{here}: no training row has a label for task {self.name!r}",
-        )
         if self.kind == "regression":
-            mean, std = self._scale(self._numbers(train, where))
-            return TaskSpec(self.name, "regression", weight=self.weight, metrics=self.metrics, mean=mean, std=std)
-        classes = self._classes(column, here)
+            labels = self.numbers(train, where).drop_nans()
+            self._require_labels(len(labels), where)
+            mean, std = labels.mean(), labels.std(ddof=0)
+            assert isinstance(mean, float)
+            assert isinstance(std, float)
+            return self.of_moments(mean, 0.0 if labels.min() == labels.max() else std)
+        counts = train[self.column].rename("value").value_counts()
+        return self.of_counts(counts["value"], counts["count"], where)
+
+    def of_moments(self, mean: float, std: float) -> TaskSpec:
+        """Return the TaskSpec of a regression whose labelled training rows have this mean and standard deviation."""
+        mean, std = self._scale(mean, std)
+        return TaskSpec(self.name, "regression", weight=self.weight, metrics=self.metrics, mean=mean, std=std)
+
+    def of_counts(self, values: pl.Series, counts: pl.Series, where: str) -> TaskSpec:
+        """Return the TaskSpec of a task with classes; each of ``values`` occurs in ``counts`` training rows.
+
+        Values may be empty, and several may be the same text. Raises InputError.
+        """
+        here = f"{where}, column {self.column!r}"
+        table = pl.DataFrame({"value": as_text(values), "count": counts}).drop_nulls()
+        numbers = dict(table.group_by("value").agg(pl.col("count").sum()).iter_rows())
+        self._require_labels(len(numbers), where)
+        classes = self._classes(numbers, here)
         listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
         logger.info("task %s (%s): %s%s", self.name, self.kind, listed, ", ..." if len(classes) > 10 else "")
-        ids = self._ids(train, classes, where)
-        counts = ids[ids != MISSING_CLASS].bincount(minlength=len(classes)).tolist()
+        each = [numbers[name] for name in classes]
         if self.kind == "multiclass":
-            weights = {"class_weights": self._weights_of(classes, counts, here)}
+            weights = {"class_weights": self._weights_of(classes, each, here)}
         else:
-            weights = {"pos_weight": counts[0] / counts[1] if isinstance(self.pos_weight, str) else self.pos_weight}
+            weights = {"pos_weight": each[0] / each[1] if isinstance(self.pos_weight, str) else self.pos_weight}
         many = len(classes) if self.kind == "multiclass" else 1
         return TaskSpec(self.name, self.kind, many, self.weight, self.metrics, classes=tuple(classes), **weights)
+
+    def _require_labels(self, count: int, where: str) -> None:
+        here = f"{where}, column {self.column!r}"
+        require(count > 0, f"{here}: no training row has a label for task {self.name!r}")
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
@@ -128,7 +147,7 @@ class Labels:
         """
         self._check_kind(frame, where)
         if self.kind == "regression":
-            return torch.from_numpy(self._numbers(frame, where).to_numpy(writable=True)).float()
+            return torch.from_numpy(self.numbers(frame, where).to_numpy(writable=True)).float()
         ids = self._ids(frame, list(spec.classes), where)
         return ids if self.kind == "multiclass" else torch.where(ids == MISSING_CLASS, torch.nan, ids.float())
 
@@ -149,7 +168,7 @@ class Labels:
         )
         return tuple(self.class_weights.get(name, 1.0) for name in classes)
 
-    def _numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
+    def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""
         values = numbers(frame, self.column, where)
         large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
@@ -160,15 +179,15 @@ class Labels:
             )
         return values
 
-    def _classes(self, column: pl.Series, here: str) -> list[str]:
+    def _classes(self, counts: Mapping[str, int], here: str) -> list[str]:
         """Return the sorted classes of the training rows; for binary tasks, the positive one last."""
-        values = as_text(column).drop_nulls().unique().to_list()
+        values = list(counts)
         as_number = parse(pl.Series(values))
         order = as_number.to_list() if as_number.null_count() == 0 else values
         classes = [value for _, value in sorted(zip(order, values, strict=True))]
         require(
             len(classes) > 1,
-            f"{here}: all {len(column) - column.null_count()} labels of the training rows are {quote(classes[0])}; "
+            f"{here}: all {sum(counts.values())} labels of the training rows are {quote(classes[0])}; "
             f"task {self.name!r} needs at least two classes",
         )
         if self.kind == "multiclass":
@@ -197,15 +216,11 @@ class Labels:
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
 
-    def _scale(self, values: pl.Series) -> tuple[float, float]:
+    def _scale(self, mean: float, std: float) -> tuple[float, float]:
         """Return mean and standard deviation of the labels, 1 if they are constant; (0, 1) without ``standardise``."""
-        labels = values.drop_nans()
-        mean, std = labels.mean(), labels.std(ddof=0)
-        assert isinstance(mean, float)
-        assert isinstance(std, float)
         if self.standardise:
             logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, mean, std)
-            return mean, 1.0 if labels.min() == labels.max() else std
+            return mean, std if std > 0 else 1.0
         size = max(abs(mean), std)
         if size > 100 or 0 < size < 0.01:
             logger.warning(

@@ -1,0 +1,219 @@
+"""Feed rows that do not fit into memory: blocks of rows are read in a random order and mixed within windows.
+
+A block is a range of consecutive rows of a file, a window some blocks that are in memory together. An epoch's order is
+a permutation of the blocks, cut into windows, and a permutation of the rows of each window. Both are functions of the
+seed and the epoch alone, and the numbers of rows are known before any row is read. So a resumed run leaves out the
+windows that are done without reading them, and any number of processes divides the same global batches.
+
+Why not a library: litdata and torchdata serve rows one by one, which are collated into batches, and resume to a number
+of samples of each worker, so that the order depends on the numbers of workers and processes; pyarrow's scanner serves
+the files in order. polars reads any range of rows of a Parquet file, and that is all this needs of a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtl.types import Batch, require
+
+Position = Callable[[], tuple[int, int]]
+Read = Callable[[int, Tensor], Batch]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut an order of ``num_rows`` rows into batches, and say which of their rows process ``rank`` gets.
+
+    A global batch is the next ``batch_size * world_size`` rows. ``training``: as in ``TrainingSampler``, the processes
+    divide the last batch evenly, and its rows are dropped if there are fewer of them than processes. Else as in
+    ``EvaluationSampler``: each process takes the next ``batch_size`` rows, the last ones fewer or none.
+    """
+
+    num_rows: int
+    batch_size: int
+    rank: int
+    world_size: int
+    training: bool
+
+    @property
+    def size(self) -> int:
+        """The rows of a global batch."""
+        return self.batch_size * self.world_size
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.num_rows, self.size)
+        return whole + (rest >= (self.world_size if self.training else 1))
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Return where the rows of this process begin and end in the order."""
+        start = batch * self.size
+        count = min(self.size, self.num_rows - start)
+        if self.training:
+            share, more = divmod(count, self.world_size)
+            low = self.rank * share + min(self.rank, more)
+            return start + low, start + low + share + (self.rank < more)
+        low, high = (min(count, number * self.batch_size) for number in (self.rank, self.rank + 1))
+        return start + low, start + high
+
+    def within(self, first: int, start: int, stop: int) -> Tensor:
+        """Return the positions in ``[start, stop)`` of the rows of this process, without batches before ``first``."""
+        batches = range(max(first, start // self.size), min(len(self), -(-stop // self.size)))
+        bounds = ((max(low, start), min(high, stop)) for low, high in map(self.bounds, batches))
+        parts = [torch.arange(low, high) for low, high in bounds if low < high]
+        return torch.cat(parts) if parts else torch.arange(0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The ``blocks`` that are in memory together; their rows are those at ``[start, stop)`` of the order.
+
+    ``seed`` permutes the rows, None: they stay in the order of the blocks.
+    """
+
+    blocks: Sequence[int]
+    start: int
+    stop: int
+    seed: int | None
+
+    def order(self) -> Tensor:
+        """Return, for each position of the window, the number of its row, counted through the blocks."""
+        count = self.stop - self.start
+        if self.seed is None:
+            return torch.arange(count)
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
+
+
+def shuffled(counts: Tensor, window_rows: int, seed: int, epoch: int) -> list[Window]:
+    """Return the windows of an epoch: random blocks, about equally many rows in each window.
+
+    ``counts [blocks]``: the rows of each block. A window has at most ``window_rows`` rows, and one block more.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    blocks = torch.randperm(len(counts), generator=generator)
+    blocks = blocks[counts[blocks] > 0]
+    starts = counts[blocks].cumsum(0) - counts[blocks]
+    total = int(counts.sum())
+    number = -(-total // window_rows)
+    sizes = (starts * number // total).bincount(minlength=number)  # blocks of each window
+    seeds = torch.randint(2**62, (number,), generator=generator).tolist()
+    bounds = torch.stack([part.sum() for part in counts[blocks].split(sizes.tolist())]).cumsum(0).tolist()
+    parts = zip(blocks.split(sizes.tolist()), [0, *bounds], bounds, seeds, strict=False)
+    return [Window(part.tolist(), start, stop, own) for part, start, stop, own in parts if stop > start]
+
+
+def in_order(counts: Tensor) -> list[Window]:
+    """Return a window for each block that has rows, in the order of the rows."""
+    stops = counts.cumsum(0).tolist()
+    bounds = zip([0, *stops], stops, strict=False)
+    return [Window([block], start, stop, None) for block, (start, stop) in enumerate(bounds) if stop > start]
+
+
+class StreamLoader:
+    """Yield this process's batches of an epoch; while one window is used, a thread reads the next one.
+
+    ``read(block, rows)`` returns the rows ``[N]`` of a block, counted from 0 among ``counts[block]``, as a Batch.
+    ``windows(epoch)`` returns the order of an epoch. ``position()`` returns the epoch and how many of its batches are
+    done; it is called when the first batch is requested.
+    """
+
+    def __init__(
+        self,
+        counts: Tensor,
+        read: Read,
+        cut: Cut,
+        windows: Callable[[int], list[Window]],
+        position: Position = lambda: (0, 0),
+        pin_memory: bool = False,
+    ) -> None:
+        rows, processes = cut.num_rows, cut.world_size
+        require(not cut.training or rows >= processes, f"{rows} training rows are fewer than the {processes} processes")
+        self.counts, self.read, self.cut, self.windows, self.position = counts, read, cut, windows, position
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Do nothing: the trainer counts the batches that are done."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, done = self.position()
+        loaded = self._read_ahead(self.windows(epoch), done)
+        window, used = None, 0
+        for number in range(done, len(self)):
+            low, high = self.cut.bounds(number)
+            parts: list[Batch] = []
+            missing = high - low
+            while missing:
+                if window is None:
+                    window, used = next(loaded), 0
+                taken = min(missing, len(window) - used)
+                # A copy: a view would keep the whole window in memory
+                parts.append(window.select(torch.arange(used, used + taken)))
+                used, missing = used + taken, missing - taken
+                if used == len(window):
+                    window = None
+            batch = joined(parts) if parts else self.read(0, torch.arange(0))
+            yield batch.pin_memory() if self.pin_memory else batch
+
+    def _read_ahead(self, windows: list[Window], done: int) -> Iterator[Batch]:
+        """Yield the rows of this process in each window that has any, from batch ``done`` on."""
+        wanted = ((window, self.cut.within(done, window.start, window.stop)) for window in windows)
+        todo = ((window, positions) for window, positions in wanted if len(positions))
+        with ThreadPoolExecutor(1, "read-ahead") as pool:
+            first = next(todo, None)
+            ahead = first and pool.submit(self._load, *first)
+            while ahead is not None:
+                rows, following = ahead.result(), next(todo, None)
+                ahead = following and pool.submit(self._load, *following)
+                yield rows
+                del rows  # before the thread reads another window
+
+    def _load(self, window: Window, positions: Tensor) -> Batch:
+        """Return the rows at ``positions [N]`` of the order, all of which lie in ``window``."""
+        wanted = window.order()[positions - window.start]
+        batch, first = None, 0
+        for block in window.blocks:
+            count = int(self.counts[block])
+            here = ((wanted >= first) & (wanted < first + count)).nonzero().flatten()
+            if len(here):
+                part = self.read(block, wanted[here] - first)
+                batch = batch or part.select(torch.arange(1)).select(torch.zeros(len(wanted), dtype=torch.long))
+                fill(batch, here, part)
+            first += count
+        assert batch is not None  # there are positions
+        return batch
+
+
+def fill(batch: Batch, index: Tensor, rows: Batch) -> None:
+    """Write ``rows`` to the rows ``index [N]`` of ``batch``."""
+    pairs = zip(tensors(batch), tensors(rows), strict=True)
+    for whole, part in pairs:
+        whole[index] = part
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Return the rows of all ``parts`` as one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].select(torch.zeros(sum(map(len, parts)), dtype=torch.long))
+    first = 0
+    for part in parts:
+        fill(whole, torch.arange(first, first + len(part)), part)
+        first += len(part)
+    return whole
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    """Return all tensors of a batch, in order."""
+    groups = [] if batch.groups is None else [batch.groups]
+    return [*batch.inputs.values(), *batch.targets.values(), *batch.weights.values(), *groups]

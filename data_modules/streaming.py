@@ -1,0 +1,217 @@
+"""A user's own table that does not fit into memory: Parquet files, read in blocks as training goes on.
+
+``stream`` says in which order the blocks are read, and why no library for it; ``tables.parquet`` reads them;
+``tables.learning`` learns vocabularies, scales and classes in one pass. The rows of a block become tensors as those of
+any table, by ``TableEncoder.encode`` and ``Labels.targets``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from data_modules.splits import SPLITS
+from data_modules.stream import Cut, StreamLoader, in_order, shuffled
+from data_modules.table import OPTION, TableDataModule, split_names
+from data_modules.tables.bad_cells import ERROR
+from data_modules.tables.columns import as_text
+from data_modules.tables.encoder import ignoring
+from data_modules.tables.learning import learn
+from data_modules.tables.parquet import Block, ParquetRows, parquet_files
+from mtl.types import Batch, DataSpec, require
+
+logger = logging.getLogger(__name__)
+
+BLOCKS = 16  # of a window: from so many places come the rows that are mixed
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one split: of each block those whose entry of ``marks`` is ``number``."""
+
+    rows: ParquetRows
+    blocks: Sequence[Block]
+    marks: Any  # (block) -> the number of the split of each row [count]; None: all rows
+    number: int
+    counts: Tensor  # [blocks]
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def read(self, block: int, columns: Sequence[str], rows: Tensor | None = None) -> pl.DataFrame:
+        """Return ``columns`` of the rows of a block that belong to the split; ``rows [N]``: of these, in this order."""
+        here = self.blocks[block]
+        frame = self.rows.read(here, columns)
+        if self.marks is not None:
+            frame = frame.filter(pl.Series(self.marks(here) == self.number))
+        return frame if rows is None else frame[rows.numpy()]
+
+
+class StreamingTable(TableDataModule):
+    """Serve the rows of Parquet files as ``TableDataModule`` does, from memory that does not grow with the files.
+
+    ``path``, ``val_path`` and ``test_path`` are a file, a folder (all ``.parquet`` files in it) or a pattern such as
+    ``rows/*.parquet``. An epoch takes blocks of ``window_rows`` / 16 consecutive rows in random order, and mixes the
+    rows of about 16 of them, a window. Neighbours in a file are thus spread over a window, not over the epoch: if files
+    are sorted, write their rows in random order first. One window is in memory as tensors while the next one is read.
+    Validation and test read the files in order, block by block.
+
+    Rows are split by ``split`` with a random number for each, so the shares hold approximately; by ``split_column``; or
+    by files. Without a checkpoint, the training rows are read once before training, to learn from them; memory then
+    holds the distinct values of the columns that may be categorical. Fingerprints of the files are those of samples.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        require(self.example is None, "data.streaming=true needs data.path, a Parquet file, a folder or a pattern")
+        require(
+            self.weight_column is None,
+            f"data.weight_column={self.weight_column} with data.streaming=true: weights cannot be streamed yet; leave "
+            "out one of them",
+        )
+        later = {"dates": self.given.dates, "lists": self.given.lists, "on_bad": self.given.on_bad != ERROR}
+        for option, value in later.items():
+            require(not value, f"data.{option} with data.streaming=true: cannot be streamed yet; leave out one of them")
+        self.parts: dict[str, Part] = {}
+
+    def prepare_data(self) -> None:
+        """Raise InputError if there is no file, or one of another format."""
+        for name, path in self._files().items():
+            parquet_files(path, f"data.{OPTION[name]}")
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """Return size and digest of the files of each option; the digest is of samples, as files may be large."""
+        sources = self.source_files()
+        return {key: ParquetRows.of(path, key).digest(path.name) for key, path in sources.items()}
+
+    def row_counts(self) -> dict[str, Any]:
+        return {split: len(part) for split, part in self.parts.items()}
+
+    def train_dataloader(self) -> StreamLoader:
+        part, (rank, world_size) = self.parts["train"], self._processes()
+        cut = Cut(len(part), self.batch_size, rank, world_size, training=True)
+        windows = partial(shuffled, part.counts, self.window_rows, self.shuffle_seed)
+        return self._loader("train", cut, windows)
+
+    def _evaluation(self, split: str) -> StreamLoader:
+        part = self.parts[split]
+        cut = Cut(len(part), self.eval_batch_size, *self._processes(), training=False)
+        return self._loader(split, cut, lambda _: in_order(part.counts))
+
+    def _loader(self, split: str, cut: Cut, windows: Any) -> StreamLoader:
+        position = self._position if split == "train" else lambda: (0, 0)
+        read = partial(self._batch, split)
+        return StreamLoader(self.parts[split].counts, read, cut, windows, position, self.pin_memory)
+
+    def _batch(self, split: str, block: int, rows: Tensor) -> Batch:
+        """Return rows ``[N]`` of a block of ``split`` as tensors."""
+        part, grouped = self.parts[split], split != "train" and self.group_column is not None
+        assert self.row_encoder is not None
+        used = [*self.row_encoder.columns, *(task.column for task in self.labels), *([self.group_column] * grouped)]
+        frame = part.read(block, list(dict.fromkeys(used)), rows)
+        where = str(part.blocks[block].path)
+        tasks = zip(self.labels, self.spec.tasks, strict=True)
+        targets = {task.name: task.targets(known, frame, where) for task, known in tasks}
+        groups = self._groups(frame) if grouped else None
+        return Batch(self.row_encoder.encode(frame, where), targets, {}, groups)
+
+    def _groups(self, frame: pl.DataFrame) -> Tensor | None:
+        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
+        text = as_text(frame[self.group_column])
+        numbers = (text.hash(seed=0) // 2).cast(pl.Int64)
+        numbers = pl.select(pl.when(text.is_null()).then(-1).otherwise(numbers)).to_series()
+        return torch.from_numpy(numbers.to_numpy(writable=True))
+
+    def _is_loaded(self) -> bool:
+        return bool(self.parts)
+
+    def _load(self) -> DataSpec:
+        """Return the DataSpec, after a pass over the training rows unless the state of a checkpoint is given."""
+        files = {name: ParquetRows.of(path, f"data.{OPTION[name]}") for name, path in self._files().items()}
+        for name, rows in files.items():
+            self._check_named(list(rows.schema), self.paths[name])
+        parts = {name: self._all(files[name], name) for name in files if name != "train"}
+        if "train" in files:
+            parts |= self._divided(files["train"])
+        spec = self.spec if self.row_encoder is not None else self._learn(parts["train"])
+        self.parts = {name: parts[name] for name in self.wanted}
+        for name, part in self.parts.items():
+            logger.info("%s: %d %s rows in %d files", self._path(name), len(part), name, len(part.rows.paths))
+        return spec
+
+    def _path(self, split: str) -> Path:
+        return self.paths.get(split, self.paths["train"])
+
+    def _blocks(self, rows: ParquetRows) -> list[Block]:
+        return rows.blocks(-(-self.window_rows // BLOCKS))
+
+    def _all(self, rows: ParquetRows, split: str) -> Part:
+        blocks = self._blocks(rows)
+        require(bool(blocks), f"{self.paths[split]} has no rows")
+        return Part(rows, blocks, None, 0, torch.tensor([block.count for block in blocks]))
+
+    def _divided(self, rows: ParquetRows) -> dict[str, Part]:
+        """Return the splits that share the files of ``data.path``."""
+        path = self.paths["train"]
+        if self.split_column is not None:
+            names, blocks = list(SPLITS), self._blocks(rows)
+            marks = partial(self._marks_by_column, rows, self.split_column)
+            reason = f"column {self.split_column!r}: no row is marked"
+        else:
+            names = [name for name in SPLITS if name == "train" or name not in self.paths]
+            if names == ["train"]:
+                return {"train": self._all(rows, "train")}
+            blocks, marks = self._blocks(rows), partial(drawn, self.seed, [self.shares[name] for name in names])
+            reason = f"of its {sum(rows.counts)} rows, data.split leaves none for"
+        empty = np.zeros((0, len(names)), dtype=np.int64)
+        counts = np.concatenate([empty, *(np.bincount(marks(b), minlength=len(names))[None] for b in blocks)])
+        for name, total in zip(names, counts.sum(0).tolist(), strict=True):
+            require(total > 0, f"{path}, {reason} {name}")
+        return {
+            name: Part(rows, blocks, marks, number, torch.from_numpy(counts[:, number].copy()))
+            for number, name in enumerate(names)
+        }
+
+    def _marks_by_column(self, rows: ParquetRows, column: str, block: Block) -> np.ndarray[Any, Any]:
+        """Return the index in ``SPLITS`` that each row of a block names ``[count]``."""
+        names = split_names(rows.read(block, [column]), column, str(block.path))
+        return names.replace_strict(list(SPLITS), range(len(SPLITS)), return_dtype=pl.Int64).to_numpy()
+
+    def _learn(self, train: Part) -> DataSpec:
+        where, schema = str(self.paths["train"]), train.rows.schema
+        columns = self._input_columns(list(schema))
+        for name in columns:
+            dtype = schema[name]
+            require(
+                dtype.is_numeric() or dtype in (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum),
+                f"{where}, column {name!r}: its type {dtype} cannot be streamed yet; text and numbers can: convert it"
+                f"{ignoring(name)}",
+            )
+        used = list(dict.fromkeys([*columns, *(task.column for task in self.labels)]))
+
+        def blocks() -> Iterator[tuple[pl.DataFrame, str]]:
+            for number, block in enumerate(train.blocks):
+                yield train.read(number, used), str(block.path)
+
+        reading = {"separator": self.separator, "null_values": self.null_values, "from_text": False}
+        self.row_encoder, tasks = learn(blocks, len(train), columns, self.labels, where, self.given, **reading)
+        return DataSpec(self.row_encoder.inputs, tasks)
+
+
+def drawn(seed: int, shares: Sequence[float], block: Block) -> np.ndarray[Any, Any]:
+    """Return for each row of a block the index of a random entry of ``shares`` ``[count]``, int64.
+
+    Row i of all files gets what the i-th number of a generator says, whatever the blocks are.
+    """
+    bounds = np.cumsum(shares)[:-1] / sum(shares)
+    numbers = np.random.PCG64(seed).advance(block.first).random_raw(block.count)
+    return np.searchsorted(bounds, numbers / 2.0**64, side="right")

@@ -1,0 +1,134 @@
+"""Read ranges of rows of Parquet files, as if these were one table, in memory that does not grow with the files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from data_modules.files.several import files_of
+from data_modules.tables.reading import as_read, check_names, unreadable_parquet
+from mtl.types import ROW, InputError, require
+
+SUFFIX = ".parquet"
+SAMPLES = 16  # places of a file that its digest covers, besides the footer
+SAMPLE = 1 << 16  # bytes at each of them
+MARK = b"PAR1"  # how a Parquet file ends, behind the length of its footer in 4 bytes
+
+
+@dataclass(frozen=True)
+class Block:
+    """``count`` rows of a file from row ``start``, counted from 0; ``first``: the same row, counted in all files."""
+
+    path: Path
+    start: int
+    count: int
+    first: int
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """The rows of several Parquet files with the same columns, one file after the other."""
+
+    paths: Sequence[Path]
+
+    @staticmethod
+    def of(path: Path, option: str) -> ParquetRows:
+        """Return the rows of a file, of all ``.parquet`` files in a folder, or of those that a pattern names.
+
+        ``option`` names the path in messages. Raises InputError if there are none, and if one is of another format.
+        """
+        return ParquetRows(parquet_files(path, option))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The number of rows of each file, from its footer. Raises InputError."""
+        return [_read(path, lambda rows: rows.select(pl.len())).item() for path in self.paths]
+
+    @cached_property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns and their types; raise InputError unless all files agree."""
+        first: dict[str, pl.DataType] = {}
+        for path in self.paths:
+            found = dict(_read(path, lambda rows: rows.head(0)).schema)
+            check_names(list(found), path)
+            first = first or found
+            for name in dict.fromkeys([*first, *found]):
+                kinds = [schema.get(name, "missing") for schema in (first, found)]
+                require(
+                    kinds[0] == kinds[1],
+                    f"column {name!r} is {kinds[1]} in {path}, but {kinds[0]} in {self.paths[0]}: the files of a table "
+                    "need the same columns",
+                )
+        return first
+
+    def blocks(self, rows: int) -> list[Block]:
+        """Return the rows of all files in blocks of at most ``rows``, in order. A block lies in one file."""
+        found, first = list[Block](), 0
+        for path, count in zip(self.paths, self.counts, strict=True):
+            for start in range(0, count, rows):
+                found.append(Block(path, start, min(rows, count - start), first + start))
+            first += count
+        return found
+
+    def read(self, block: Block, columns: Sequence[str]) -> pl.DataFrame:
+        """Return ``columns`` of the rows of a block, numbered in ``ROW`` as in their file. Raises InputError."""
+        frame = _read(block.path, lambda rows: rows.slice(block.start, block.count).select(columns))
+        return as_read(frame).with_row_index(ROW, offset=1 + block.start)
+
+    def digest(self, name: str) -> dict[str, Any]:
+        """Return the ``name``, the size of all files in bytes, their number, and a digest of samples of their content.
+
+        The digest covers each footer, which has the size, and mostly the range, of each column in each row group.
+        """
+        digest, size = hashlib.sha256(), 0
+        for path in self.paths:
+            digest.update(path.name.encode() + b"\0")
+            size += _digest(path, digest)
+        return {"name": name, "size": size, "sha256": digest.hexdigest(), "files": len(self.paths)}
+
+
+def parquet_files(path: Path, option: str) -> list[Path]:
+    """Return the Parquet files that ``path`` stands for, see ``files_of``. Raises InputError."""
+    files = files_of(path, option, (SUFFIX,)) if path.is_dir() else files_of(path, option)
+    for file in files:
+        text = file.name.endswith((".csv", ".csv.gz", ".tsv"))
+        name = file.name.split(".")[0] + SUFFIX
+        hint = f"; convert it with polars.scan_csv({file.name!r}).sink_parquet({name!r})" if text else ""
+        require(file.suffix == SUFFIX, f"{file}: data.streaming=true reads {SUFFIX} files{hint}")
+    return files
+
+
+def _read(path: Path, query: Any) -> pl.DataFrame:
+    try:
+        frame: pl.DataFrame = query(pl.scan_parquet(path, glob=False, hive_partitioning=False)).collect()
+    except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
+        raise unreadable_parquet(path, error) from None
+    return frame
+
+
+def _digest(path: Path, digest: Any) -> int:
+    """Add the footer and samples of a file to ``digest``; return its size."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            for start in _samples(file, size):
+                file.seek(start)
+                digest.update(file.read(SAMPLE))
+            return size
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _samples(file: Any, size: int) -> Iterator[int]:
+    """Yield where in a file to read ``SAMPLE`` bytes: evenly spaced places, then all of the footer."""
+    yield from dict.fromkeys(size * number // SAMPLES for number in range(SAMPLES))
+    tail = len(MARK) + 4
+    file.seek(max(0, size - tail))
+    length = int.from_bytes(file.read(4), "little")
+    yield from range(max(0, size - tail - length), size, SAMPLE)

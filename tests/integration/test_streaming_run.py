@@ -1,0 +1,94 @@
+"""Runs on a table that is streamed: killed and resumed, in two processes, and evaluated from memory instead."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import mtl
+from mtl.run.checkpoint import read_checkpoint
+from tests.conftest import ROOT
+from tests.integration.test_processes import BASE, ended, fork, losses, result, same, weights
+from tests.programs import LIMIT, Forked
+
+STEPS = 12  # of an epoch: 760 training rows in batches of 64
+WORDS = [
+    *("data=table", "data.streaming=true", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
+    *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
+    *("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
+    *("logger.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of files, the first one a table of them all."""
+    draw, count, folder = np.random.default_rng(0), 1000, tmp_path_factory.mktemp("table") / "rows"
+    folder.mkdir()
+    frame = pl.DataFrame(
+        {
+            "user": draw.integers(0, 30, count),
+            "age": draw.normal(40, 10, count),
+            "click": draw.integers(0, 2, count),
+            "stars": draw.normal(3, 1, count),
+            "part": ["train"] * 760 + ["val", "test"] * 120,
+        }
+    ).sample(fraction=1, shuffle=True, seed=0)
+    for number in range(4):
+        frame[number * 250 : (number + 1) * 250].write_parquet(folder / f"{number}.parquet", row_group_size=40)
+    frame.write_parquet(folder.parent / "whole.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    ended(fork(folder, *BASE[1:], *WORDS, "setting.dropout=0.3", f"data.path={rows}", "data.batch_size=64"))
+    assert len(losses(folder)) == 3 * STEPS
+    return folder
+
+
+def test_two_processes_equal_one(rows: Path, tmp_path: Path) -> None:
+    words = [*BASE, *WORDS, "setting.dropout=0", f"data.path={rows}", "trainer.max_epochs=2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    ended(fork(one, *words, "data.batch_size=64"), fork(two, *words, "data.batch_size=32", two=True))
+    assert len(losses(one)) == 2 * STEPS
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+    assert result(two) == pytest.approx(result(one), abs=1e-6)
+    theirs = weights(two)
+    for name, value in weights(one).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+
+
+def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [*BASE[1:], *WORDS, "setting.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64"]
+    running, log = fork(folder, *words), folder / "csv" / "metrics.csv"
+    deadline = time.monotonic() + LIMIT
+    while not log.exists() or len(losses(folder)) < STEPS + 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.signal(signal.SIGKILL)
+    assert running.wait().status == -signal.SIGKILL
+    last = folder / "checkpoints" / "last.ckpt"
+    saved = read_checkpoint(last)["global_step"]
+    assert STEPS < saved < 3 * STEPS
+    assert saved % STEPS
+    ended(Forked([f"ckpt={last}", "callbacks.progress=null"], tmp_path / "output", cwd=ROOT))
+    assert losses(folder) == losses(whole)
+    same(folder, whole)
+
+
+def test_checkpoint_alone_predicts_the_rows_of_the_test(whole: Path, rows: Path) -> None:
+    """The metric of the predictions is the one that the run reports."""
+    test = pl.read_parquet(rows / "*.parquet").filter(pl.col("part") == "test")
+    found = mtl.load(whole / "checkpoints" / "best.ckpt").predict(test)
+    error = float(((found["stars_prediction"] - test["stars"]) ** 2).mean())
+    assert error == pytest.approx(result(whole)["stars/mse"], rel=1e-5)
