@@ -19,6 +19,7 @@ HARMLESS = (  # of Nash-MTL's solver; with a gradient of 0 it has no solution, a
     "You are solving a parameterized problem that is not DPP",
     "divide by zero encountered",
     "invalid value encountered",
+    "Solution may be inaccurate",
 )
 
 
