@@ -2,8 +2,8 @@
 
 LibMTL stays outside of the project's environment: pip install --no-deps --target FOLDER LibMTL==1.1.5, then
 PYTHONPATH=FOLDER python benchmarks/against_libmtl.py [--steps 200]. Its methods differentiate the same MMoE. By design
-LibMTL's MGDA keeps weights of two tasks within 0.001 and 0.999, its CAGrad works for three tasks only, and the orders in
-which PCGrad projects are random in both, which matters from three tasks on: they are set to be equal here.
+LibMTL's MGDA keeps weights of two tasks within 0.001 and 0.999, its CAGrad works for three tasks only, and the orders
+in which PCGrad projects are random in both, which matters from three tasks on: they are set to be equal here.
 """
 
 from __future__ import annotations
