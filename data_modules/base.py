@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,32 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from data_modules.options import SEEDS, flag, whole
 from data_modules.splits import SPLITS
 from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
-from mtl.types import Batch, DataSpec, RowEncoder, require
+from mtl.types import Batch, Columns, DataSpec, RowEncoder, require
+
+MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
 
 
 class RowsDataset(Dataset[Batch]):
-    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows."""
+    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows.
+
+    Many targets of one type are kept side by side in one matrix, of which a batch is one copy of rows.
+    """
 
     def __init__(self, rows: Batch) -> None:
-        self.rows = rows
+        targets = list(rows.targets.values())
+        alike = {(target.dtype, target.dim()) for target in targets}
+        self.names, self.rows, self.table = list(rows.targets), rows, None
+        if len(targets) >= MANY and alike == {(targets[0].dtype, 1)}:
+            self.rows, self.table = replace(rows, targets={}), torch.stack(targets, 1)  # [rows, T]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor) -> Batch:
-        return self.rows.select(index)
+        batch = self.rows.select(index)
+        if self.table is None:
+            return batch
+        return replace(batch, targets=Columns(self.names, self.table.index_select(0, index)))
 
 
 class TrainingSampler(Sampler[Tensor]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -373,6 +373,29 @@ class Routing:
     selectors: Tensor | None = None
     exact_zeros: bool = True
     tasks: Sequence[int] | None = None
+
+
+class Columns(dict[str, Tensor]):
+    """Tensors ``[B]`` by name, the columns of one ``table [B, N]``: what wants them side by side need not stack them.
+
+    It cannot be changed; ``columns | {...}`` is a plain dict.
+    """
+
+    def __init__(self, names: Iterable[str], table: Tensor) -> None:
+        super().__init__(zip(names, table.unbind(1), strict=True))
+        self.table = table
+
+    def __setitem__(self, *change: Any) -> Any:
+        raise TypeError("Columns cannot be changed: make a dict of them")
+
+    update = __delitem__ = __ior__ = __setitem__  # type: ignore[assignment]
+
+
+def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Return the named tensors ``[B]`` as one tensor ``[N, B]``."""
+    if isinstance(values, Columns) and list(values) == list(names):
+        return values.table.t()
+    return torch.stack([values[name] for name in names])
 
 
 @dataclass(frozen=True)

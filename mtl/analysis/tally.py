@@ -40,16 +40,18 @@ class Tally:
             return
         weights = routing.weights.detach().double()  # the sums then hardly depend on how rows are batched
         self.static = self.static and weights.dim() == 2
-        weights = weights if weights.dim() == 3 else weights.expand(rows, -1, -1)
-        rows = len(weights)
+        if weights.dim() == 3:
+            rows, times = len(weights), 1
+        else:  # [1, T, E], which stands for all samples
+            weights, times = weights[None], rows
         active = weights > 0
         self.rows += rows
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
-        self.active = self.active + self._spread(active.sum((0, 2)).double(), routing.tasks)
-        self.idle += float((~active.any(-1)).double().mean(-1).sum())
-        self.share = self.share + self._spread(weights.sum(0), routing.tasks)
-        self.union += float(active.any(1).sum())
-        self.entropy += float(entropy(weights).mean(-1).sum())
+        self.active = self.active + self._spread(active.sum((0, 2)).double() * times, routing.tasks)
+        self.idle += float((~active.any(-1)).double().mean(-1).sum()) * times
+        self.share = self.share + self._spread(weights.sum(0) * times, routing.tasks)
+        self.union += float(active.any(1).sum()) * times
+        self.entropy += float(entropy(weights).mean(-1).sum()) * times
         if routing.selectors is not None:
             self.binary += binary_share(routing.selectors) * rows
             self.selectors += rows

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.dropout import Masks
@@ -85,5 +86,8 @@ class Experts(nn.Module, ABC):
 def mix(outputs: Tensor, weights: Tensor) -> Tensor:
     """Mix the experts' ``outputs [B, E, ...]`` by ``weights [B, T, E]`` or ``[T, E]`` into ``[B, T, ...]``."""
     flat = outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None]
+    if weights.dim() == 2 and flat.shape[-1] == 1:  # one product instead of one for each sample
+        mixed = F.linear(flat[..., 0], weights.to(outputs.dtype))
+        return mixed.view(len(outputs), len(weights), *outputs.shape[2:])
     mixed = torch.matmul(weights.to(outputs.dtype), flat)
     return mixed.reshape(*mixed.shape[:2], *outputs.shape[2:])

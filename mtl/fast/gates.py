@@ -22,9 +22,9 @@ _HUGE = 1e37  # its negative is below every exponent, and within float32
 
 def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """The fast version of ``mtl.gates.comet.comet_weights``."""
-    if split.dim() == 3:  # a static gate is a batch of one
-        weights, v = comet_weights(split[None], leaf[None], gamma)
-        return weights[0], v[0]
+    if split.dim() == 3:  # the tasks of a static gate are the samples of one task: loops over samples are the fast ones
+        weights, v = comet_weights(split[:, None], leaf[:, None], gamma)
+        return weights[:, 0], v[:, 0]
     weights, v = apply(_CometWeights, split, leaf, gamma)
     return weights, v
 
@@ -88,9 +88,9 @@ class _CometWeights(torch.autograd.Function):
 
 def dselect_weights(bits: Tensor, mix: Tensor, gamma: float, num_experts: int) -> tuple[Tensor, Tensor]:
     """The fast version of ``mtl.gates.dselect_k.dselect_weights``."""
-    if mix.dim() == 2:  # a static gate is a batch of one
-        weights, selectors = dselect_weights(bits[None], mix[None], gamma, num_experts)
-        return weights[0], selectors[0]
+    if mix.dim() == 2:  # the tasks of a static gate are the samples of one task: loops over samples are the fast ones
+        weights, selectors = dselect_weights(bits[:, None], mix[:, None], gamma, num_experts)
+        return weights[:, 0], selectors[:, 0]
     weights, selectors = apply(_DSelectWeights, bits, mix.softmax(-1), gamma, num_experts)
     return weights, selectors
 

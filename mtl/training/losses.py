@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, labelled
+from mtl.types import MISSING_CLASS, TaskSpec, labelled, side_by_side
 
 STACKED = ("binary", "regression")  # kinds whose tasks have predictions of one shape
 
@@ -50,36 +50,36 @@ def summed_losses(
     for members in kinds.values():
         specs = [tasks[name] for name in members]
         if specs[0].kind in STACKED:
-            prediction = torch.stack([predictions[name] for name in members])
-            target = torch.stack([targets[name] for name in members])
+            prediction, target = side_by_side(predictions, members), side_by_side(targets, members)
             each, mask = _stacked(specs, at_least_float32(prediction), target)  # [N, B]
         else:
             each = _of_classes(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
             mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
         if weights:
-            each = each * torch.stack([weights[name] for name in members]).to(each.dtype)
+            each = each * side_by_side(weights, members).to(each.dtype)
         names += members
         totals.append(each.sum(-1))
-        counts.append(mask.sum(-1))
+        counts.append(mask.count_nonzero(-1))
     return names, torch.cat(totals), torch.cat(counts)
 
 
 def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``."""
-    mask = ~target.isnan()
-    # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in the
-    # gradient
-    prediction = torch.where(mask, prediction, 0.0)
-    target = torch.where(mask, target, 0.0).to(prediction.dtype)
+    mask = target == target  # false for NaN
     if tasks[0].kind == "binary":
+        # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in
+        # the gradient
+        prediction = torch.where(mask, prediction, 0.0)
+        target = torch.where(mask, target, 0.0).to(prediction.dtype)
         own = _constants_of(tasks, "pos_weight", 1.0, target)
         each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none", pos_weight=own)
-    else:
-        mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
-        target = target if mean is None else target - mean
-        target = target if std is None else target / std
-        each = F.mse_loss(prediction, target, reduction="none")
-    return torch.where(mask, each, 0.0), mask
+        return torch.where(mask, each, 0.0), mask
+    target = target.to(prediction.dtype)
+    mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
+    target = target if mean is None else target - mean
+    target = target if std is None else target / std
+    error = torch.where(mask, prediction - target, 0.0)  # before the square, whose gradient of NaN is NaN
+    return error.square(), mask
 
 
 def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:

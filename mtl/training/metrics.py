@@ -19,18 +19,18 @@ from torchmetrics.classification import (
     MulticlassCalibrationError,
     MulticlassF1Score,
 )
-from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
 
 from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
+from mtl.training.errors import ERRORS, MeanErrors, TaskSums
 from mtl.training.losses import summed_losses
 from mtl.training.ranking import Ranking
 from mtl.training.scores import AUROC, R2, AveragePrecision, BaseRate, LogLoss, OneVersusRestAUROC
 from mtl.training.spans import SpanScore, best_spans
 from mtl.types import METRICS, InputError, TaskKind, TaskSpec, labelled, metric_family, require
 
-BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics that mtl.types.METRICS names
+BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of mtl.types.METRICS, but for those in ERRORS
     "binary": {
         "auroc": AUROC,
         "auprc": AveragePrecision,
@@ -53,9 +53,6 @@ BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of the metrics
         "logloss": LogLoss,
     },
     "regression": {
-        "mse": MeanSquaredError,
-        "mae": MeanAbsoluteError,
-        "rmse": partial(MeanSquaredError, squared=False),
         "r2": R2,
         "pearson": Pearson,
         "spearman": Spearman,
@@ -70,29 +67,35 @@ DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
 }
 
 
+def metric_names(task: TaskSpec) -> tuple[str, ...]:
+    """Return the metrics that the task names, or else the default ones of its kind; the first is the main one."""
+    return tuple(task.metrics) or DEFAULTS[task.kind]
+
+
 def task_metrics(task: TaskSpec) -> dict[str, Metric]:
-    """Return fresh metrics by name: those that the task names, or else the default ones of its kind."""
+    """Return fresh metrics by name, but for those in ``ERRORS``."""
     own: dict[str, Any] = {"num_classes": task.num_classes} if task.kind == "multiclass" else {}
     if task.kind == "span":
         require(task.scorer is not None, f"task {task.name!r}: a task of kind span needs a scorer")
         own = {"scorer": task.scorer}
     metrics = {}
-    for name in task.metrics or DEFAULTS[task.kind]:
-        first = {"k": int(name.partition("@")[2])} if "@" in name else {}
-        metrics[name] = BUILDERS[task.kind][metric_family(name)](**own, **first, dist_sync_fn=gather_tensors)
+    for name in metric_names(task):
+        if name not in ERRORS:
+            first = {"k": int(name.partition("@")[2])} if "@" in name else {}
+            metrics[name] = BUILDERS[task.kind][metric_family(name)](**own, **first, dist_sync_fn=gather_tensors)
     if task.kind == "regression":  # in float64 the sums hardly depend on the order of the rows
         metrics = {name: metric.set_dtype(torch.float64) for name, metric in metrics.items()}
     return metrics
 
 
-def averages(tasks: Sequence[TaskSpec], metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, list[str]]:
+def averages(tasks: Sequence[TaskSpec]) -> dict[str, list[str]]:
     """Return the main metrics that ``average`` and ``small_average`` are means of, as ``<task>/<metric>``.
 
-    ``metrics``: those of each task, the main one first. There are no averages unless every task names its metrics, and
-    of each main one higher is better; and no ``small_average`` if no task is small.
+    There are no averages unless every task names its metrics, and of each main one higher is better; and no
+    ``small_average`` if no task is small.
     """
-    mains = {task.name: next(iter(metrics[task.name])) for task in tasks}
-    if not all(task.metrics and metrics[task.name][mains[task.name]].higher_is_better for task in tasks):
+    mains = {task.name: metric_names(task)[0] for task in tasks}
+    if not all(task.metrics and higher_is_better(mains[task.name]) for task in tasks):
         return {}
     everyone = [f"{task.name}/{mains[task.name]}" for task in tasks]
     small = [f"{task.name}/{mains[task.name]}" for task in tasks if task.small]
@@ -115,7 +118,7 @@ def higher_is_better(name: str) -> bool | None:
             builder: Any = builders[last]
             better: bool | None = getattr(builder, "func", builder).higher_is_better
             return better
-    return False if last == "loss" else None
+    return False if last == "loss" or last in ERRORS else None
 
 
 def mode_of(monitor: str, mode: str = "auto") -> str:
@@ -125,25 +128,15 @@ def mode_of(monitor: str, mode: str = "auto") -> str:
     return mode
 
 
-class LossMeter(nn.Module):
+class LossMeter(TaskSums):
     """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
 
     ``sums [2, T]``, float64: this process's summed losses and numbers of labels.
     """
 
-    sums: Tensor
-
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__()
-        self.tasks = list(tasks)
-        self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
+        super().__init__(tasks, 2)
         self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-        self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> LossMeter:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
-        self.sums = self.sums.double()  # keep float64, which a half-precision trainer would convert
-        return self
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
@@ -174,9 +167,6 @@ class LossMeter(nn.Module):
                 weighted += task.weight * loss / count
         return {"loss": weighted, **result}
 
-    def reset(self) -> None:
-        self.sums.zero_()
-
 
 class Evaluation(nn.Module):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics."""
@@ -186,7 +176,9 @@ class Evaluation(nn.Module):
         self.meter = LossMeter(tasks)
         self.tasks = {task.name: task for task in tasks}
         self.metrics = nn.ModuleDict({str(i): nn.ModuleDict(task_metrics(task)) for i, task in enumerate(tasks)})
-        self.averages = averages(tasks, {name: self._of(name) for name in self.tasks})
+        self.shown = {task.name: metric_names(task) for task in tasks}
+        self.errors = MeanErrors([task for task in tasks if not ERRORS.keys().isdisjoint(self.shown[task.name])])
+        self.averages = averages(tasks)
 
     def update(
         self,
@@ -203,8 +195,11 @@ class Evaluation(nn.Module):
         metrics.
         """
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
+        self.errors.update(predictions, targets)
         for name, prediction in predictions.items():
             task, target = self.tasks[name], targets[name]
+            if not self._of(name):
+                continue
             if task.kind == "span":
                 self._update_spans(task, prediction, rows)
                 continue
@@ -226,11 +221,13 @@ class Evaluation(nn.Module):
 
         Like the loss, an average leaves out tasks without a label; and a task whose main metric is undefined, NaN.
         """
-        result = self.meter.compute()
+        result, errors = self.meter.compute(), self.errors.compute()
         for name in self.tasks:
             if f"{name}/loss" in result:
-                for metric_name, metric in self._of(name).items():
-                    result[f"{name}/{metric_name}"] = float(metric.compute())
+                own = self._of(name)
+                for shown in self.shown[name]:
+                    value = float(own[shown].compute()) if shown in own else errors[shown][name]
+                    result[f"{name}/{shown}"] = value
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
         means = {name: mean_of_defined(values) for name, values in found.items() if values}
         return {"loss": result["loss"], **means, **result}
@@ -249,15 +246,16 @@ class Evaluation(nn.Module):
 
     def main_metrics(self) -> dict[str, str]:
         """Return the name of the first metric of each task."""
-        return {name: next(iter(self._of(name))) for name in self.tasks}
+        return {name: shown[0] for name, shown in self.shown.items()}
 
     def names(self) -> list[str]:
         """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
-        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self._of(task)))
+        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self.shown[task]))
         return ["loss", *self.averages, *by_task]
 
     def reset(self) -> None:
         self.meter.reset()
+        self.errors.reset()
         for name in self.tasks:
             for metric in self._of(name).values():
                 metric.reset()

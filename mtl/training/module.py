@@ -62,6 +62,7 @@ class MultiTaskModule(LightningModule):
         self.evaluation = Evaluation(tasks)
         self.undefined: dict[str, str] = {}  # of the latest evaluation: values that are NaN or left out, what they need
         self._named: set[str] = set()  # those that a warning has named
+        self._is_shown = True  # whether the values of this training step are to be logged
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         output: NetworkOutput = self.network(inputs, tasks)
@@ -85,13 +86,20 @@ class MultiTaskModule(LightningModule):
                     self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach()
             routings = output.routings
         self.aux_batches += 1
-        self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
+        if self._is_shown:  # self.log takes as long as a small network
+            self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
         return {"loss": self.weighting(parts, self.global_step), "routings": routings}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.weighting.before_step(self.global_step)
         if self.weighting.in_force is not None and is_logged(self.trainer, self.global_step):
             self.log_dict({f"train/weight/{n}": w for n, w in zip(self.tasks, self.weighting.in_force, strict=True)})
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Find out whether loggers or the progress bar show the values of this step, or it is the last of its epoch."""
+        rate: int = getattr(self.trainer.progress_bar_callback, "refresh_rate", 0)
+        in_bar = rate > 0 and (batch_idx + 1) % rate == 0
+        self._is_shown = in_bar or is_logged(self.trainer, self.trainer.global_step) or self.trainer.is_last_batch
 
     def logged_names(self) -> list[str]:
         """Return the names that this module logs in training and validation; ``*`` stands for any text."""

@@ -260,6 +260,15 @@ def test_tasks_without_an_expert_are_counted() -> None:
     assert "idle_tasks" not in one.values()
 
 
+def test_a_static_gate_counts_for_every_row() -> None:
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.7]])
+    names, once, each = ["a", "b", "c"], Tally(3), Tally(3)
+    once.add(Routing(weights), rows=7)
+    each.add(Routing(weights.expand(7, -1, -1)), rows=7)
+    assert once.values(names, 100) == pytest.approx(each.values(names, 100))
+    assert once.rows == each.rows == 7
+
+
 def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     tally = Tally(3)
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)

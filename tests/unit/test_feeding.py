@@ -64,6 +64,16 @@ def test_dataset_selects_rows() -> None:
     assert batch.to("cpu").targets["y"].tolist() == [3.0, 1.0]
 
 
+@pytest.mark.parametrize("count", [2, 40])
+def test_many_targets_are_selected_like_few(count: int) -> None:
+    targets = {f"task_{number}": torch.randn(9) for number in range(count)}
+    index = torch.tensor([7, 0, 0])
+    batch = RowsDataset(Batch({"x": torch.arange(9)}, targets, groups=torch.arange(9)))[index]
+    assert list(batch.targets) == list(targets)
+    assert all(torch.equal(batch.targets[name], target[index]) for name, target in targets.items())
+    assert batch.inputs["x"].tolist() == batch.groups.tolist() == [7, 0, 0]
+
+
 def test_epoch_resumes_after_the_batches_done() -> None:
     whole = list(sampler(3))
     assert [batch.tolist() for batch in sampler(3, done=2)] == [batch.tolist() for batch in whole[2:]]

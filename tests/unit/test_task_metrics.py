@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.training import metrics
+from mtl.training import errors, metrics
 from mtl.training.metrics import BUILDERS, Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, InputError, TaskSpec
@@ -112,10 +112,12 @@ def test_values_by_hand(cuts: list[int]) -> None:
 def test_two_processes_report_the_values_of_all_rows(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each metric sees its own rows; what it would gather from the other process is handed to it."""
     monkeypatch.setattr(metrics, "gather_tensors", lambda value, group=None: [value, other.pop(0)])
+    monkeypatch.setattr(errors, "all_reduce_sum", lambda sums: sums + theirs.errors.sums)
     mine, theirs = Evaluation(TASKS), Evaluation(TASKS)
     add(mine, slice(0, cut))
     if cut < 9:
         add(theirs, slice(cut, 9))
+    assert mine.errors.compute()["mse"] == pytest.approx({"stsb": expected()["stsb/mse"]})
     for task in TASKS:
         for name, metric in mine._of(task.name).items():
             metric.distributed_available_fn = lambda: True
@@ -196,7 +198,9 @@ def test_tasks_without_labels_are_left_out_of_the_averages() -> None:
 
 
 def test_every_metric_that_a_task_may_name_is_built() -> None:
-    assert {kind: tuple(builders) for kind, builders in BUILDERS.items()} == METRICS
+    built = {kind: set(builders) for kind, builders in BUILDERS.items()}
+    built["regression"] |= set(errors.ERRORS)
+    assert built == {kind: set(names) for kind, names in METRICS.items()}
 
 
 @pytest.mark.parametrize(
