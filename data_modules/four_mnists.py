@@ -1,4 +1,4 @@
-"""Four MNISTs as four tasks: two upright copies and two rotated ones (Maziarz et al. 2019, section 5.1)."""
+"""Four MNISTs as four tasks: two upright copies and two rotated ones (Maziarz et al. 2019, section 6.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Omniglot: each alphabet is a task (Meyerson & Miikkulainen 2018; Maziarz et al. 2019, section 5.2)."""
+"""Omniglot: each alphabet is a task (Meyerson & Miikkulainen 2018; Maziarz et al. 2019, section 6.2)."""
 
 from __future__ import annotations
 

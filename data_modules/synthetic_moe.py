@@ -69,4 +69,9 @@ def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tens
 
 def relu_sum(x: Tensor, weight: Tensor) -> Tensor:
     """Return the expert outputs sum_u relu(w_eu . x), ``[N, E]``, for ``x [N, D]`` and ``weight [E, U, D]``."""
-    return torch.einsum("nd,eud->neu", x, weight).relu().sum(-1)
+    return relu_units(x, weight).sum(-1)
+
+
+def relu_units(x: Tensor, weight: Tensor) -> Tensor:
+    """Return relu(w_eu . x), ``[N, E, U]``, for ``x [N, D]`` and ``weight [E, U, D]``."""
+    return torch.einsum("nd,eud->neu", x, weight).relu()

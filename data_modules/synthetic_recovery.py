@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from data_modules.base import TensorDataModule
-from data_modules.options import fits_memory, number, whole
+from data_modules.options import choice, fits_memory, number, whole
 from data_modules.splits import check_rows, split_rows
-from data_modules.synthetic_moe import UNITS, draw_experts, relu_sum
+from data_modules.synthetic_moe import UNITS, draw_experts, relu_sum, relu_units
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 
 class SyntheticRecoveryDataModule(TensorDataModule):
     """Serve a binary task over ``x [B, D]`` ~ N(0, I), D = ``input_dim``, with labels of ``num_true`` experts.
 
-    P(y = 1 | x) = sigmoid(``signal`` * m(x)), where m is the standardised mean of the true experts' outputs.
+    An expert has 4 ReLU units with N(0, 1) weights. ``design`` says how the labels come from the true experts:
+
+    * ``sampled``: P(y = 1 | x) = sigmoid(``signal`` * m(x)), where m is the standardised mean of the true experts'
+      outputs, which are the sums of their units.
+    * ``published``: an expert's output is its 4 units; a logistic unit with N(0, 1) weights and a bias sees their mean
+      over the true experts, and its sign is the label. The bias makes half of the labels positive: without one, units
+      whose weights have the same sign, one in eight, would have labels of one class.
+
     ``extras["expert_weight"] [E, 4, D]`` are the weights of all ``num_experts`` experts, ``extras["true_experts"]``
-    ``[num_true]`` the random indices of the true ones. The other experts have the same distribution and do not affect
-    the labels.
+    ``[num_true]`` the random indices of the true ones; if published, ``unit_weight [4]`` and ``unit_bias []`` those of
+    the logistic unit. The other experts have the same distribution and do not affect the labels.
     """
 
     def __init__(
@@ -29,6 +36,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         num_true: int = 4,
         rows: Sequence[int] = (20_000, 5_000, 5_000),
         signal: float = 4.0,
+        design: Literal["sampled", "published"] = "sampled",
         input_dim: int = 10,
         **common: Any,
     ) -> None:
@@ -36,6 +44,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         self.num_experts, self.rows = whole("num_experts", num_experts, 1), check_rows(rows)
         self.num_true = whole("num_true", num_true, 1, self.num_experts)
         self.signal, self.input_dim = number("signal", signal, 1e-6, 1e6), whole("input_dim", input_dim, 1)
+        self.design = choice("design", design, ("sampled", "published"))
         size = (sum(self.rows) * (1 + UNITS * self.num_true) + UNITS * self.num_experts) * self.input_dim
         fits_memory("data.rows, data.input_dim and data.num_experts", 4 * size)
 
@@ -44,9 +53,16 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
         weight = draw_experts(self.num_experts, self.input_dim, generator)
         true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values
-        mixture = relu_sum(x, weight[true]).mean(1)
-        logits = self.signal * (mixture - mixture.mean()) / mixture.std()
-        label = torch.bernoulli(logits.sigmoid(), generator=generator)
         extras = {"expert_weight": weight, "true_experts": true}
+        if self.design == "published":
+            unit = torch.randn(UNITS, generator=generator)
+            score = relu_units(x, weight[true]).mean(1) @ unit
+            bias = -score.median()
+            label = (score + bias > 0).float()
+            extras |= {"unit_weight": unit, "unit_bias": bias}
+        else:
+            mixture = relu_sum(x, weight[true]).mean(1)
+            logits = self.signal * (mixture - mixture.mean()) / mixture.std()
+            label = torch.bernoulli(logits.sigmoid(), generator=generator)
         spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], extras)
         return spec, split_rows(Batch({"x": x}, {"label": label}), self.rows)

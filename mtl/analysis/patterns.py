@@ -1,4 +1,4 @@
-"""Describe the connections of a routed network (Maziarz et al. 2019, section 5 and figure 3)."""
+"""Describe the connections of a routed network (Maziarz et al. 2019, section 6 and figure 3)."""
 
 from __future__ import annotations
 

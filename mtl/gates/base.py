@@ -93,11 +93,15 @@ class Gate(nn.Module):
         weight = at_least_float32(weight)
         return affine(x, weight if tasks is None else weight[tasks], bias)
 
-    def add_affine(self, name: str, shape: Sequence[int], bound: float) -> None:
-        """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound)."""
+    def add_affine(self, name: str, shape: Sequence[int], bound: float, bias_bound: float | None = None) -> None:
+        """Add parameters ``<name>weight [*shape, D]`` (unless static) and ``<name>bias [*shape]``, U(-bound, bound).
+
+        ``bias_bound``: another bound for the biases.
+        """
         if self.input_dim is not None:
             weight = torch.empty(*shape, self.input_dim).uniform_(-bound, bound)
             self.register_parameter(f"{name}weight", nn.Parameter(weight))
+        bound = bound if bias_bound is None else bias_bound
         self.register_parameter(f"{name}bias", nn.Parameter(torch.empty(*shape).uniform_(-bound, bound)))
 
     def add_schedulable(self, name: str, value: float, persistent: bool = False) -> None:

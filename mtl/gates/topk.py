@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_choice, check_k, check_number
-from mtl.kinds import Choice, Count, NotNegative
+from mtl.kinds import Choice, Count, NotNegative, Positive
 from mtl.types import Routing, require
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ class TopKGate(Gate):
     ``normalize="after"``: softmax over the kept logits; ``"before"``: softmax over all, then keep, so that the weights
     sum to less than 1 but have a gradient even at k = 1. ``noisy`` adds N(0, 1) softplus(W_n x + b_n) in training.
     Parameters ``weight [T, E, D]``, ``bias [T, E]``, and ``noise_weight``, ``noise_bias`` of the same shapes.
+
+    W and b start U(-``initial_range``, ``initial_range``). With None they start as in COMET's repository, by the
+    defaults of Keras: W Glorot uniform, U(+-sqrt(6 / (D + E))), and b = 0; the logits b of a static gate, to Keras a
+    weight of shape [E], U(+-sqrt(3 / E)).
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class TopKGate(Gate):
         load_weight: NotNegative = 0.0,
         balance_weight: NotNegative = 0.0,
         z_weight: NotNegative = 0.0,
+        initial_range: Positive | None = WEIGHT_RANGE,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
@@ -62,7 +67,13 @@ class TopKGate(Gate):
         self.k, self.noisy, self.normalize = k, noisy, normalize
         self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)
-        self.add_affine("", shape, WEIGHT_RANGE)
+        if initial_range is not None:
+            check_number("initial_range", initial_range, above=True)
+            self.add_affine("", shape, initial_range)
+        elif input_dim is None:
+            self.add_affine("", shape, (3 / num_experts) ** 0.5)
+        else:
+            self.add_affine("", shape, (6 / (input_dim + num_experts)) ** 0.5, bias_bound=0.0)
         if noisy:
             self.add_affine("noise_", shape, WEIGHT_RANGE)
 

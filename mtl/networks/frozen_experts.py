@@ -12,28 +12,30 @@ from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
-from mtl.networks.heads import wanted_tasks
+from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import DataSpec, NetworkOutput, require, sum_losses
+from mtl.types import Columns, DataSpec, NetworkOutput, require, sum_losses
 
 
 class FrozenExperts(Experts):
     """Experts that do not train: expert e is a sum of U ReLU units, f_e(x) = sum_u relu(w_eu . x).
 
-    ``weight [E, U, D]``.
+    ``weight [E, U, D]``. Without ``summed`` the output of an expert is its U units.
     """
 
     weight: Tensor
 
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(len(weight), 1)
+    def __init__(self, weight: Tensor, summed: bool = True) -> None:
+        super().__init__(len(weight), 1 if summed else weight.shape[1])
+        self.summed = summed
         self.register_buffer("weight", weight.clone())
 
     def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
-        """Map ``x [B, D]`` to ``[B, E, 1]``."""
+        """Map ``x [B, D]`` to ``[B, E, 1]``, or to the units ``[B, E, U]``."""
         weight = self.weight if subset is None else self.weight[list(subset)]
         units = F.linear(x, weight.flatten(0, 1)).view(len(x), *weight.shape[:2])  # [B, E, U]
-        return units.relu().sum(-1, keepdim=True)
+        units = units.relu()
+        return units.sum(-1, keepdim=True) if self.summed else units
 
 
 class LogisticUnits(nn.Module):
@@ -60,7 +62,9 @@ class LogisticUnits(nn.Module):
 class FrozenExpertsMoE(nn.Module):
     """Mix the frozen experts of simulated data with a static gate, then apply one logistic unit per task.
 
-    ``spec.extras["expert_weight"]``: see ``FrozenExperts``. Only the gate and the logistic units train.
+    ``spec.extras["expert_weight"]``: see ``FrozenExperts``. If the data has a logistic unit on several numbers
+    (``spec.extras["unit_weight"] [U]``, ``["unit_bias"]``), so has the network, and with ``true_unit`` it is that one.
+    Only the gate and the logistic units train, with ``true_unit`` only the gate.
     ``permutation(num_experts=, num_tasks=)`` adds local search around the gate.
     """
 
@@ -70,12 +74,17 @@ class FrozenExpertsMoE(nn.Module):
         gate: Callable[..., Gate],
         input_name: str = "x",
         permutation: Callable[..., Permutation] | None = None,
+        true_unit: bool = False,
     ) -> None:
         super().__init__()
         known = "expert_weight" in spec.extras
         require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
         self.tasks, self.input_name = list(spec.tasks), input_name
-        experts = FrozenExperts(spec.extras["expert_weight"])
+        vectors = "unit_weight" in spec.extras
+        require(
+            vectors or not true_unit, "network.true_unit=true needs data with a logistic unit: data.design=published"
+        )
+        experts = FrozenExperts(spec.extras["expert_weight"], summed=not vectors)
         self.mixture = MixtureOfExperts(
             experts.weight.shape[-1],
             len(self.tasks),
@@ -88,14 +97,20 @@ class FrozenExpertsMoE(nn.Module):
             execution="dense",
         )
         ones = experts.weight.new_ones(len(self.tasks))
-        self.head = LogisticUnits(ones, torch.zeros_like(ones))
+        self.head: LogisticUnits | Heads
+        self.head = Heads(self.tasks, experts.output_dim) if vectors else LogisticUnits(ones, torch.zeros_like(ones))
+        if true_unit:
+            for parameter, name in zip(self.head.parameters(), ("unit_weight", "unit_bias"), strict=True):
+                parameter.requires_grad_(False).copy_(spec.extras[name].expand_as(parameter))
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        mixed, routing = self.mixture(inputs[self.input_name], inputs, wanted)  # [B, T, 1]
-        logits = self.head(mixed.squeeze(-1), wanted)
-        names = [self.tasks[index].name for index in wanted]
-        predictions = dict(zip(names, logits.unbind(-1), strict=True))
+        mixed, routing = self.mixture(inputs[self.input_name], inputs, wanted)  # [B, T, 1], or [B, T, U]
+        if isinstance(self.head, LogisticUnits):
+            predictions: dict[str, Tensor]
+            predictions = Columns((self.tasks[index].name for index in wanted), self.head(mixed.squeeze(-1), wanted))
+        else:
+            predictions = self.head(mixed, wanted)
         routings = {"mixture": routing}
         return NetworkOutput(predictions, routings, sum_losses(routings))

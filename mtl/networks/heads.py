@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.kinds import Count, Dropout
-from mtl.types import TaskSpec, require
+from mtl.types import Columns, TaskSpec, require
 
 
 class Heads(nn.Module):
@@ -50,9 +50,14 @@ class Heads(nn.Module):
             subset = None if len(columns) == len(rows) else [rows.index(wanted[column]) for column in columns]
             taken = hidden if len(columns) == len(wanted) else hidden[:, columns]
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
-            for column, value in zip(columns, outputs.unbind(1), strict=True):
-                task = self.tasks[wanted[column]]
-                predictions[task.name] = value if task.kind == "multiclass" else value.squeeze(-1)
+            names = [self.tasks[wanted[column]].name for column in columns]
+            if self.tasks[rows[0]].kind != "multiclass":
+                found = Columns(names, outputs.squeeze(-1))
+                if len(columns) == len(wanted):
+                    return found
+                predictions |= found
+            else:
+                predictions |= zip(names, outputs.unbind(1), strict=True)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
     def task_parameters(self) -> list[nn.Parameter]:
@@ -102,6 +107,25 @@ class SeparateHeads(nn.Module):
         return head
 
 
+class SumHeads(nn.Module):
+    """No heads: the prediction of a task is its mixture, or the sum of the mixture's numbers if there are several."""
+
+    def __init__(self, tasks: Sequence[TaskSpec], input_dim: Count) -> None:
+        super().__init__()
+        many = [f"{task.name} ({task.kind})" for task in tasks if task.kind not in ("binary", "regression")]
+        require(not many, f"network.heads: SumHeads gives one number a task, too little for {', '.join(many)}")
+        self.tasks, self.input_dim = list(tasks), input_dim
+
+    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(wanted), H]`` to predictions ``[B]`` by task name."""
+        totals = x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)
+        return Columns((self.tasks[task].name for task in wanted), totals)
+
+    def only(self, task: int) -> SumHeads:
+        """Return the same for one task."""
+        return SumHeads([self.tasks[task]], self.input_dim)
+
+
 def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list[int]:
     """Return the indices of the named tasks, in the order of ``tasks``; None means all."""
     if names is None:
@@ -109,4 +133,5 @@ def wanted_tasks(tasks: Sequence[TaskSpec], names: Sequence[str] | None) -> list
     unknown = set(names) - {task.name for task in tasks}
     if unknown:
         raise ValueError(f"no such task: {', '.join(sorted(unknown))}; there are {', '.join(t.name for t in tasks)}")
-    return [index for index, task in enumerate(tasks) if task.name in names]
+    chosen = set(names)
+    return [index for index, task in enumerate(tasks) if task.name in chosen]

@@ -12,7 +12,7 @@ from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.kinds import Count
-from mtl.networks.heads import Heads, wanted_tasks
+from mtl.networks.heads import Heads, SumHeads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import DataSpec, NetworkOutput, require, sum_losses
 
@@ -34,7 +34,7 @@ class MMoE(nn.Module):
         bottom: Callable[..., nn.Module],
         experts: Callable[..., Experts],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads],
+        heads: Callable[..., Heads | SumHeads],
         static_gate: bool = False,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,

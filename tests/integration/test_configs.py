@@ -63,7 +63,9 @@ BRINGS = {  # files that the run of another file trains, as the test makes sure:
     "experiment=synthetic_recovery": [
         *("data=synthetic_recovery", "recipe=synthetic_recovery", "network=frozen_experts", "schedule=entropy_weight"),
     ],
-    "experiment=synthetic_16tasks_annealed": ["schedule=temperature"],
+    "experiment=synthetic_16tasks": ["network=headless", "experts=relu_sum"],
+    "experiment=synthetic_16tasks_annealed_published": ["schedule=temperature"],
+    "experiment=movielens_dselect_k": ["optimizer=adagrad"],
     "experiment=synthetic_pairs_sharing": ["schedule=none"],
     **{f"data={name}": [f"recipe={name}"] for name in ("four_mnists", "omniglot", "table")},
     "experiment=glue_mt_tag": ["data=glue", "recipe=glue", "network=transformer", "lr_schedule=linear"],
@@ -200,11 +202,11 @@ def test_what_comes_later_wins(tmp_path: Path) -> None:
     words = ["experiment=synthetic_128tasks", "recipe=jester"]
     setting = compose_small(tmp_path, *words, "setting.max_epochs=7").setting
     assert setting.gumbel_softmax.sparsity_weight == 1e-3  # train.yaml
-    assert (setting.embedding_dim, setting.comet.gamma) == (64, 0.03)  # the recipe
+    assert (setting.embedding_dim, setting.head_units) == (64, [256])  # the recipe
     assert (setting.num_experts, setting.batch_size) == (32, 256)  # the experiment: 16 and 2048 in the recipe
     assert setting.max_epochs == 7
     cfg = compose_small(tmp_path, "experiment=synthetic_16tasks")
-    assert cfg.callbacks.entropy_schedule.epochs == 10  # 15 in the recipe
+    assert "_target_" not in cfg.callbacks.entropy_schedule  # what the recipe says of it has no effect
 
 
 @pytest.mark.parametrize("data", names("data"))

@@ -14,6 +14,7 @@ from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.ffn import StackedFFN
 from mtl.experts.pairs import Pairs
+from mtl.experts.relu_sum import ReluSum
 from mtl.gates import (
     CometGate,
     DSelectKGate,
@@ -60,6 +61,7 @@ KINDS = {
     "two layers": partial(StackedDense, units=[7, WIDTH]),
     "three layers": partial(StackedDense, units=[7, 6, WIDTH]),
     "gated": partial(GatedExperts, units=WIDTH),
+    "sums of units": lambda experts, width, dropout=0.0: ReluSum(experts, width, 4),
     "ffn": partial(StackedFFN, width=7),
     "ffn with a norm": partial(StackedFFN, width=7, own_norm=True),
 }

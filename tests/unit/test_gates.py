@@ -95,6 +95,18 @@ def test_top1_needs_normalising_before_selection() -> None:
     assert gradients["before"] > 0
 
 
+def test_start_of_top_k() -> None:
+    drawn = TopKGate(2, 50, 150, initial_range=0.2)
+    assert 0.19 < float(drawn.weight.detach().abs().max()) <= 0.2
+    assert 0.15 < float(drawn.bias.detach().abs().max()) <= 0.2
+    glorot = TopKGate(2, 50, 150, initial_range=None)
+    bound = (6 / 200) ** 0.5
+    assert 0.99 * bound < float(glorot.weight.detach().abs().max()) <= bound
+    assert not glorot.bias.any()
+    static = TopKGate(40, 12, None, initial_range=None)
+    assert 0.48 < float(static.bias.detach().abs().max()) <= 0.5  # sqrt(3 / 12)
+
+
 def test_hash_table() -> None:
     inputs = {"x": Numeric(2), "user": Categorical(100), "item": Categorical(30)}
     gate = HashGate(2, E, D, inputs=inputs)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear
-from mtl.gates import CometGate, DSelectKGate, SoftmaxGate
+from mtl.experts.relu_sum import ReluSum
+from mtl.gates import CometGate, DSelectKGate, FixedGate, SoftmaxGate
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
-from mtl.networks.heads import Heads
+from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.run import build
@@ -142,6 +143,27 @@ def test_experts_without_layers_pass_the_input_on() -> None:
     assert torch.equal(StackedDense(4, 3, [])(x), x[:, None].expand(4, 4, 3))
     network = MMoE(SPEC, num_experts=B, gate=SoftmaxGate, **PARTS | {"experts": partial(StackedDense, units=[])})
     check_shapes(network(inputs()))
+
+
+def test_a_network_without_heads_predicts_the_mixture() -> None:
+    """As DSelect-k's supplement C.1: y_t(x) = sum_e w_te sum_u relu(w_eu . x + b_eu)."""
+    tasks = [TaskSpec("a", "regression"), TaskSpec("b", "regression")]
+    gate = partial(FixedGate, weights=[[0.2, 0.8, 0.0], [0.0, 0.5, 0.5]])
+    experts = partial(ReluSum, units=4)
+    network = MMoE(DataSpec({"x": Numeric(5)}, tasks), 3, TabularBottom, experts, gate, SumHeads, static_gate=True)
+    x, layer = torch.randn(6, 5), network.mixture.experts.layer
+    units = torch.stack([x @ w.T + b for w, b in zip(layer.weight, layer.bias, strict=True)], 1).relu()
+    found = network({"x": x}).predictions
+    torch.testing.assert_close(found["a"], 0.2 * units[:, 0].sum(-1) + 0.8 * units[:, 1].sum(-1))
+    torch.testing.assert_close(network({"x": x}, ["b"]).predictions["b"], units[:, 1:].sum(-1).mean(-1))
+    assert not list(network.heads.parameters())
+    wide = SumHeads(tasks, 3)(torch.ones(6, 2, 3), [0, 1])
+    assert wide["b"].tolist() == [3.0] * 6
+
+
+def test_one_number_is_too_little_for_classes() -> None:
+    with pytest.raises(InputError, match=r"network\.heads: SumHeads gives one number a task.* c \(multiclass\)"):
+        SumHeads([TaskSpec("c", "multiclass", num_classes=3)], 1)
 
 
 def test_unknown_tasks_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from data_modules.synthetic_moe import SyntheticMoEDataModule, relu_sum
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.gates import FixedGate
+from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.types import Batch, InputError
 
 
@@ -75,6 +78,29 @@ def test_recovery_labels_come_from_the_true_experts() -> None:
     others = torch.tensor([e for e in range(16) if e not in true.tolist()])
     assert separation(true) > 1.3
     assert separation(true) > separation(others) + 0.3
+
+
+def test_published_recovery_labels_are_the_sign_of_the_true_unit() -> None:
+    data = SyntheticRecoveryDataModule(batch_size=8, rows=(2000, 50, 50), design="published")
+    spec, splits = data.load()
+    inputs, label = splits["train"].inputs, splits["train"].targets["label"]
+    assert float(label.mean()) == pytest.approx(0.5, abs=0.03)
+    network = FrozenExpertsMoE(
+        spec, partial(FixedGate, weights=weights_of(spec.extras["true_experts"])), true_unit=True
+    )
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    logits = network(inputs).predictions["label"]
+    assert ((logits > 0) == (label > 0)).float().mean() > 0.999  # but for ties with the median
+
+
+def weights_of(true: torch.Tensor) -> list[list[float]]:
+    return [torch.zeros(16).index_fill(0, true, 0.25).tolist()]
+
+
+def test_a_true_unit_needs_data_that_has_one() -> None:
+    spec, _ = SyntheticRecoveryDataModule(batch_size=8, rows=(50, 50, 50)).load()
+    with pytest.raises(InputError, match=r"network\.true_unit=true needs data .* data\.design=published"):
+        FrozenExpertsMoE(spec, partial(FixedGate, pattern="full"), true_unit=True)
 
 
 @pytest.mark.parametrize(
