@@ -82,7 +82,9 @@ def build_module(
     options = {str(key): value for key, value in config.items()}
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
-    return MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting)
+    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting)
+    # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
+    return module.double() if str(cfg.trainer.precision) in ("64", "64-true") else module
 
 
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:

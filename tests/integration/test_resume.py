@@ -113,6 +113,19 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     assert logged == whole["losses"]
 
 
+def test_stopped_in_float64(tmp_path: Path) -> None:
+    words = [*WORDS, "trainer.precision=64-true", "trainer.max_epochs=2"]
+    run(compose_small(tmp_path / "whole", *words))
+    cfg = compose_small(tmp_path / "parts", *words)
+    with open_dict(cfg):
+        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": 6}
+    with pytest.raises(Stopped):
+        run(cfg)
+    go_on(tmp_path / "parts")
+    for key, value in state(tmp_path / "whole").items():
+        assert same(value, state(tmp_path / "parts")[key]), key
+
+
 TASKS = [  # matrices drawn in every step, steps of two tasks in random order, dropout
     *("data=four_mnists", "network=routed_mnists", "gate=gumbel_matrix", "schedule=matrix_temperature"),
     *("data.tasks_per_step=2", "data.order=temperature", "trainer.max_epochs=2", "logger=csv"),
