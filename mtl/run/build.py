@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,6 +124,12 @@ def build_trainer(cfg: DictConfig) -> Trainer:
         cfg.trainer, callbacks=callbacks, logger=loggers or False, plugins=[files], enable_progress_bar=shown
     )
     return trainer
+
+
+def build_part(section: str, node: Mapping[str, Any]) -> Any:
+    """Return the object that the plain ``node`` of ``section`` describes, such as the sampler of a study."""
+    with _plain_errors(section):
+        return hydra.utils.instantiate(dict(node), _convert_="all")
 
 
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:

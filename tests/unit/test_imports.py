@@ -24,7 +24,7 @@ LAYERS = [
     {"report"},
     {"run"},
     {"trained"},
-    {"prune", "importance", "predict", "export", "serve"},  # commands
+    {"prune", "importance", "predict", "export", "serve", "tune"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.

@@ -1,0 +1,93 @@
+"""The command ``tune.py``, but for composing configurations, which it is given a function for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import optuna
+from omegaconf import DictConfig
+from optuna.samplers import RandomSampler
+from optuna.study import create_study
+
+from mtl.run.console import make_lasting
+from mtl.training.metrics import mode_of
+from mtl.tune import definition as definitions
+from mtl.tune.launch import Launcher
+from mtl.tune.queue import Queue, study_of
+from mtl.tune.show import show_best, show_trial
+from mtl.tune.space import distributions, words
+from mtl.tune.storage import open_storage, reached
+from mtl.tune.work import stoppable, work
+from mtl.types import InputError, require
+
+Composer = Callable[[Sequence[str]], DictConfig]
+
+
+def tune(
+    cfg: DictConfig,
+    name: str,
+    gates: Sequence[str],
+    options: Sequence[str],
+    show: str | None,
+    compose: Composer,
+    program: Path,
+) -> None:
+    """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
+
+    ``name``: of the study's file; ``gates``, ``options``: as in ``definition.read``; ``show``: only print the "best"
+    trials, or that of a number. ``compose(words)`` returns the checked configuration of a run; ``program``: train.py.
+    """
+    require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
+    make_lasting()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
+    found = definitions.read(cfg, name, gates, options)
+    title = found[0].name.partition("/")[0]
+    runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else _checked(found, compose)
+    folder = Path(runs[0].paths.output_dir) / "studies" / title
+    require(
+        not show or cfg.storage or (folder / "study.db").exists(),
+        f"study {title}: nothing has been run yet; there is no {folder / 'study.db'}",
+    )
+    storage = open_storage(cfg.storage, folder)
+    if show is None:
+        queues = [
+            Queue(
+                each,
+                storage,
+                monitor=str(run.monitor),
+                direction="maximize" if mode_of(run.monitor) == "max" else "minimize",
+                n_trials=cfg.n_trials,
+                heartbeat=cfg.heartbeat,
+                retries=cfg.retries,
+            )
+            for each, run in zip(found, runs, strict=True)
+        ]
+        with stoppable(), reached(cfg.storage):
+            work(queues, Launcher(program, folder, str(runs[0].monitor)), cfg.max_failures, say)
+    studies = [study for each in found if (study := study_of(each.name, storage))]
+    require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
+    if show and show != "best":
+        require(len(studies) == 1, f"show={show}: each gate has a trial of this number; add gate=NAME")
+        return show_trial(studies[0], int(show))
+    for study in studies:
+        show_best(study)
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a file."""
+    print(text, flush=True)
+
+
+def _checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
+    """Return the configuration of a first trial of each study, so that a wrong option is found before any is run."""
+    runs = [compose([*each.words, *_some_parameters(each)]) for each in found]
+    monitors = {str(run.monitor) for run in runs}
+    if len(monitors) > 1:
+        raise InputError(f"the gates have different metrics to monitor: {', '.join(sorted(monitors))}")
+    return runs
+
+
+def _some_parameters(each: definitions.Definition) -> list[str]:
+    trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(each.space))
+    return words(trial.params)

@@ -1,0 +1,127 @@
+"""Run a trial as ``train.py`` in a process of its own: a crash, a leak or a lack of memory ends this trial alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from optuna.trial import Trial
+
+from mtl.records import LOCK, RESULTS, read_json
+from mtl.tune.channel import VARIABLE
+from mtl.tune.queue import Lease, Outcome, Queue
+from mtl.tune.space import words
+
+OUTPUT = "output.txt"  # all that the process prints
+LAST = Path("checkpoints") / "last.ckpt"
+PRUNED, FITTED = "pruned", "fitted"
+SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit status of a stopped run
+PATIENCE = 300  # seconds in which the process of a worker that is gone completes its step and saves
+
+
+def command(queue: Queue, trial: Trial) -> list[str]:
+    """Return the words of train.py that train ``trial``: with them alone it gives the same value again."""
+    own = words({**trial.params, "seed": queue.training_seed(trial.number)})
+    return [*queue.definition.words, *own]
+
+
+class Launcher:
+    """Run trials as ``program``, the path of train.py, in folders below ``folder``; ``monitor`` is the metric."""
+
+    def __init__(self, program: Path, folder: Path, monitor: str) -> None:
+        self.program, self.folder, self.monitor = program, folder, monitor
+
+    def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
+        """Run ``trial`` to its end, from its last checkpoint if it has one, and return how it ended.
+
+        Return None if the process was killed or the trial went to another worker. If this worker is stopped, the
+        process saves its state first.
+        """
+        folder = (self.folder / queue.definition.label / f"trial_{trial.number:05d}").absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            FileLock(folder / LOCK).acquire(timeout=PATIENCE).lock.release()
+        except Timeout:  # the process of an earlier worker does not end
+            return None
+        attributes, given = trial.user_attrs, command(queue, trial)
+        queue.set(trial.number, "folder", str(folder))
+        queue.set(trial.number, "command", given)
+        queue.set(trial.number, "seed", queue.training_seed(trial.number))
+        if not (folder / RESULTS).exists():
+            if (folder / LAST).exists() and not attributes.get(FITTED):
+                given = [f"ckpt={_quoted(folder / LAST)}"]
+            else:  # a run that was killed during its test has nothing to train, and no results: it starts again
+                shutil.rmtree(folder)
+                folder.mkdir()
+                queue.set(trial.number, FITTED, False)
+                given = [*given, f"hydra.run.dir={_quoted(folder)}"]
+            status, lost = self._run(queue, trial, folder, given)
+            if lost or status < 0 or status in SIGNALS:
+                return None
+            if status:
+                return Outcome(error=_message(folder))
+        value = read_json(folder / RESULTS).get(f"best_{self.monitor.replace('/', '_')}")
+        if PRUNED in queue.frozen(trial.number).user_attrs:
+            return Outcome(pruned=True)
+        return Outcome(value=value) if value is not None else Outcome(error=f"no finite {self.monitor} was measured")
+
+    def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
+        """Return the exit status of ``train.py given``, and whether the trial went to another worker meanwhile."""
+        ours, theirs = socket.socketpair()
+        with (folder / OUTPUT).open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(self.program), *given],
+                env=os.environ | {VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the worker, which stops the process
+            )
+        theirs.close()
+        try:
+            with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
+                for message in line:
+                    line.write(_answer(queue, trial, json.loads(message)))
+                    line.flush()
+                return process.wait(), lease.is_lost
+        finally:
+            ours.close()
+            process.terminate()
+            process.wait()
+
+
+def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:
+    """Store what the run reports, and return the answer."""
+    if FITTED in message:
+        queue.set(trial.number, FITTED, True)
+        return ""
+    epoch = int(message["epoch"])
+    if epoch not in queue.frozen(trial.number).intermediate_values:  # else it was trained twice
+        trial.report(message["value"], epoch)
+    if not trial.should_prune():
+        return "go\n"
+    queue.set(trial.number, PRUNED, epoch)
+    return "stop\n"
+
+
+def _message(folder: Path) -> str:
+    """Return what the process said about its error."""
+    lines = (folder / OUTPUT).read_text(errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or [line for line in lines if line.strip()] or ["the process ended without a message"])[-1]
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+Launch = Callable[[Queue, Trial], Outcome | None]

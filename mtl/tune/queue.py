@@ -1,0 +1,214 @@
+"""The trials of a study, shared by any number of workers: who takes which, and which are free again.
+
+Trial ``number`` is the same trial for ever. A worker that runs it holds its lease, an attribute of the trial that names
+the worker and is renewed every ``heartbeat`` seconds. When the lease of a running trial is old, its worker is gone:
+another one takes the lease over and goes on with the same trial, so that it keeps its parameters, seed and folder and
+counts once. Clocks of different machines must agree to within a few heartbeats.
+
+To take a trial that waits is one atomic operation of the storage. To take over a lease is not: of two workers that try
+at once the last one to write has it, the other one sees this when it looks again, at the latest at its next heartbeat,
+and stops its run. A result is stored once in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from mtl.run import build
+from mtl.tune.definition import Definition, require_same
+from mtl.tune.space import derived_seed, distributions, suggest
+
+LEASE = "lease"
+STALE = 4  # heartbeats after which a lease is old
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: with the ``value`` of the monitored metric, pruned, or failed with the message ``error``."""
+
+    value: float | None = None
+    pruned: bool = False
+    error: str = ""
+
+
+class Queue:
+    """The trials of one study, as one worker sees them.
+
+    ``n_trials``: how many trials the study is to have in all, finished by any worker at any time.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        storage: BaseStorage,
+        monitor: str,
+        direction: Literal["minimize", "maximize"],
+        n_trials: int,
+        heartbeat: float,
+        retries: int,
+    ) -> None:
+        self.definition, self.n_trials, self.heartbeat, self.retries = definition, n_trials, heartbeat, retries
+        self.storage, self.worker = storage, uuid.uuid4().hex
+        self.sampler = build.build_part("sampler", definition.sampler)
+        pruner = build.build_part("pruner", definition.pruner)
+        self.study = optuna.create_study(
+            storage=storage, study_name=definition.name, direction=direction, pruner=pruner, load_if_exists=True
+        )
+        self._study_id = storage.get_study_id_from_name(definition.name)
+        now = definition.record(monitor)
+        before = self.study.user_attrs.get("definition")
+        if before is None:
+            self.study.set_user_attr("definition", now)
+        else:
+            require_same(definition.name, before, now)
+
+    def take(self) -> Trial | None:
+        """Return a trial to run, or None if there is none at present: look again as long as not all are ``finished``.
+
+        Trials that wait or whose worker is gone come before new ones. A trial that was begun again ``retries`` times,
+        and whose worker is gone again, has failed.
+        """
+        trials = self._trials()
+        try:
+            for trial in trials[: self.n_trials]:
+                if trial.state == TrialState.RUNNING and self._is_stale(trial) and self._take_over(trial):
+                    starts = int(trial.user_attrs.get("starts", 0))
+                    if starts <= self.retries:
+                        return self._begin(trial, starts)
+                    error = f"its process or worker was killed {starts} times"
+                    self.finish(trial.number, Outcome(error=error))
+                elif trial.state == TrialState.WAITING and self._start(trial.number):
+                    return self._begin(trial, 0)
+        except optuna.exceptions.UpdateFinishedTrialError:  # by another worker, meanwhile
+            return self.take()
+        if len(trials) < self.n_trials:  # if several workers add one, the surplus waits for a greater n_trials
+            self.study.add_trial(create_trial(state=TrialState.WAITING))
+            return self.take()
+        return None
+
+    def finished(self) -> bool:
+        """Return whether all ``n_trials`` trials have ended."""
+        return sum(trial.state.is_finished() for trial in self._trials()[: self.n_trials]) == self.n_trials
+
+    def finish(self, number: int, outcome: Outcome) -> None:
+        """Store how trial ``number`` ended, unless another worker has done so."""
+        ended = TrialState.PRUNED if outcome.pruned else TrialState.COMPLETE
+        state = TrialState.FAIL if outcome.error else ended
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            if outcome.error:
+                self.set(number, "error", outcome.error)
+            value = outcome.value if state == TrialState.COMPLETE else None
+            self.study.tell(number, value, state, skip_if_finished=True)
+
+    def release(self, number: int, counts: bool) -> None:
+        """Give back a trial that did not end: the next worker goes on with it at once.
+
+        ``counts``: whether its start is one of the ``retries``.
+        """
+        starts = int(self.frozen(number).user_attrs["starts"])
+        self.set(number, "starts", starts - (not counts))
+        self.set(number, LEASE, {"worker": "", "time": 0})
+
+    def _start(self, number: int) -> bool:
+        """Take a trial that waits, in one operation; return whether no other worker was faster."""
+        taken: bool = self.storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
+        if taken:
+            self.renew(number)
+        return taken
+
+    def _begin(self, trial: FrozenTrial, starts: int) -> Trial:
+        self.set(trial.number, "starts", starts + 1)
+        seed = derived_seed(self.definition.seed, self.definition.label, trial.number, "parameters")
+        self.study.sampler = self.sampler(seed=seed)  # so that no draw depends on which worker drew before
+        begun = Trial(self.study, self._id(trial.number))
+        for name, distribution in distributions(self.definition.space).items():
+            suggest(begun, name, distribution)
+        return begun
+
+    def training_seed(self, number: int) -> int:
+        """Return the option ``seed`` of the run of trial ``number``."""
+        return derived_seed(self.definition.seed, self.definition.label, number, "training")
+
+    def set(self, number: int, name: str, value: Any) -> None:
+        """Store a user attribute of a trial that has not ended."""
+        self.storage.set_trial_user_attr(self._id(number), name, value)
+
+    def renew(self, number: int) -> None:
+        """Write the lease of trial ``number`` anew, for this worker."""
+        self.set(number, LEASE, {"worker": self.worker, "time": time.time()})
+
+    def holds(self, number: int) -> bool:
+        """Return whether this worker has the lease of trial ``number``."""
+        return bool(self.frozen(number).user_attrs.get(LEASE, {}).get("worker") == self.worker)
+
+    def frozen(self, number: int) -> FrozenTrial:
+        """Return trial ``number`` as the storage has it now."""
+        return self.storage.get_trial(self._id(number))
+
+    def _id(self, number: int) -> int:
+        return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def _is_stale(self, trial: FrozenTrial) -> bool:
+        lease = trial.user_attrs.get(LEASE)
+        if lease is None:  # its worker is about to write one, or was killed before it could
+            begun = trial.datetime_start
+            return begun is not None and abs((datetime.now() - begun).total_seconds()) > STALE * self.heartbeat
+        return bool(time.time() - lease["time"] > STALE * self.heartbeat)
+
+    def _take_over(self, trial: FrozenTrial) -> bool:
+        self.renew(trial.number)
+        time.sleep(min(1.0, self.heartbeat))  # another worker that found it stale writes its lease meanwhile
+        return self.holds(trial.number)
+
+
+class Lease:
+    """Renew the lease of trial ``number`` in a thread, inside a ``with`` block.
+
+    ``lost`` is called when another worker has taken the lease.
+    """
+
+    def __init__(self, queue: Queue, number: int, lost: Callable[[], None]) -> None:
+        self.is_lost = False
+        self._queue, self._number, self._lost = queue, number, lost
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._queue.heartbeat):
+            with contextlib.suppress(Exception):  # a storage that is away for a while must not end hours of training
+                if not self._queue.holds(self._number):
+                    self.is_lost = True
+                    self._lost()
+                    return
+                self._queue.renew(self._number)
+
+
+def study_of(name: str, storage: BaseStorage) -> Study | None:
+    """Return the study ``name``, None if the storage has none."""
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        return None

@@ -1,0 +1,87 @@
+"""Open the storage of a study: SQLite, any database that SQLAlchemy knows, or a journal file."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from mtl.types import InputError
+
+JOURNAL = "journal:"
+PATIENCE = 60  # seconds that a worker waits for the others' writes to an SQLite file
+ATTEMPTS = 5  # to open a database in which another worker is making the tables
+
+
+def open_storage(address: str | None, folder: Path) -> BaseStorage:
+    """Return the storage at ``address``; None: the file study.db in ``folder``, which is made.
+
+    ``journal:FILE`` is Optuna's JournalStorage in a file; else ``address`` is a URL of SQLAlchemy. Raises InputError if
+    it cannot be reached.
+    """
+    if address is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        address = f"sqlite:///{folder / 'study.db'}"
+    shown = _shown(address)
+    if address.startswith(JOURNAL):
+        path = Path(address.removeprefix(JOURNAL))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(JournalFileBackend(str(path)))
+        except OSError as error:
+            raise InputError(f"storage={shown}: {error}") from None
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _database(address)
+        except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+            raise InputError(f"storage={shown}: {_first_line(error)}; accepted are URLs and {JOURNAL}FILE") from None
+        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
+            if attempt == ATTEMPTS:
+                raise InputError(f"storage={shown}: cannot be opened: {_first_line(error)}") from None
+            time.sleep(0.2 * attempt)
+    raise AssertionError
+
+
+@contextmanager
+def reached(address: str | None) -> Iterator[None]:
+    """Raise InputError if the storage at ``address`` can no longer be reached inside the ``with`` block."""
+    try:
+        yield
+    except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise InputError(
+            f"storage={_shown(address or 'study.db')}: {_first_line(error)}; start the same command again to go on"
+        ) from error
+
+
+def _shown(address: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", address)  # without the password
+
+
+def _database(address: str) -> RDBStorage:
+    if not address.startswith("sqlite"):
+        return RDBStorage(address, engine_kwargs={"pool_pre_ping": True})
+    storage = RDBStorage(address, engine_kwargs={"connect_args": {"timeout": PATIENCE}})
+
+    # By itself SQLite reads before it locks: two workers would both see a waiting trial, and both take it
+    @sqlalchemy.event.listens_for(storage.engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(storage.engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    storage.engine.dispose()  # connections that were made before
+    return storage
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error.__cause__ or error).strip().splitlines()[0]

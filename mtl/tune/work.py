@@ -1,0 +1,86 @@
+"""Work on studies until all of their trials have ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from optuna.trial import Trial
+
+from mtl.tune.launch import Launch
+from mtl.tune.queue import Outcome, Queue
+from mtl.tune.space import words
+from mtl.types import InputError, Stopped
+
+
+def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
+    """Run trials of ``queues``, the first ones first, until all have ended.
+
+    Waits while other workers run the last trials, since one of them might be killed. Raises InputError after
+    ``max_failures`` failed trials in a row.
+    """
+    failures, waiting = 0, False
+    while not all(queue.finished() for queue in queues):
+        taken = next(((queue, trial) for queue in queues if (trial := queue.take())), None)
+        if taken is None:
+            if not waiting:
+                say("waiting for the trials of other workers; Ctrl-C leaves them alone")
+            waiting = True
+            time.sleep(min(queue.heartbeat for queue in queues))
+            continue
+        waiting = False
+        outcome = _one(*taken, launch, say)
+        failures = failures + 1 if outcome and outcome.error else 0
+        if max_failures and failures >= max_failures:
+            raise InputError(
+                f"{failures} trials in a row failed, the last one with: {outcome.error if outcome else ''}. "
+                "Correct this, or set max_failures=null, and start the same command again"
+            )
+
+
+def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None]) -> Outcome | None:
+    """Run one trial and store its outcome; None if it did not end."""
+    began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
+    again = " again" if trial.user_attrs["starts"] > 1 else ""
+    say(f"{name}{again}: {' '.join(words(trial.params))}")
+    try:
+        outcome = launch(queue, trial)
+    except BaseException:
+        if queue.holds(trial.number):
+            queue.release(trial.number, counts=False)
+        raise
+    if outcome is None:
+        if queue.holds(trial.number):
+            queue.release(trial.number, counts=True)
+        say(f"{name}: its process was killed, or another worker has it")
+        return None
+    queue.finish(trial.number, outcome)
+    result = (outcome.error and f"failed: {outcome.error}") or ("pruned" if outcome.pruned else f"{outcome.value:.6g}")
+    say(f"{name}: {result} ({time.monotonic() - began:.0f} s)")
+    return outcome
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raise Stopped where the program is, on the first of the signals that ask a program to stop; ignore the others."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in earlier:
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(
+            f"stopped by {signal.Signals(number).name}; the same command, or another worker, goes on",
+            number,
+        )
+
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        for number, handler in earlier.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -1,0 +1,212 @@
+"""Real trials: a run that reports and is pruned, every study's file, and workers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import optuna
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import tune
+from mtl.records import read_json
+from mtl.tune import channel
+from mtl.tune.definition import read
+from mtl.tune.space import distributions, words
+from mtl.types import InputError
+from tests.conftest import ROOT
+from tests.integration.helpers import compose_small
+from tests.programs import free_port
+from train import run
+
+STUDIES = sorted((ROOT / "conf" / "study").glob("*.yaml"))
+SMALL = ["data.rows=[400,80,80]", "data.tasks_per_group=3", "data.batch_size=20", "trainer.accelerator=cpu"]
+SMALL += ["callbacks.routing.pictures_every=null", "trainer.max_epochs=5", "heartbeat=1"]
+
+
+def test_a_pruned_run_stops_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv(channel.VARIABLE, str(theirs.detach()))
+    said: list[dict[str, Any]] = []
+
+    def worker() -> None:
+        with ours.makefile("rw") as line:
+            for message in line:
+                said.append(json.loads(message))
+                line.write("stop\n" if said[-1].get("epoch") == 1 else "go\n" if "epoch" in said[-1] else "")
+                line.flush()
+                if "fitted" in said[-1]:
+                    return
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    run(compose_small(tmp_path, "trainer.max_epochs=4"))
+    thread.join()
+    ours.close()
+    results = read_json(tmp_path / "results.json")
+    assert [message.get("epoch") for message in said] == [0, 1, None]
+    assert min(message["value"] for message in said[:2]) == results["best_val_loss"]
+    assert results["epochs"] == 2
+
+
+@pytest.mark.parametrize("gates", ["last", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_has_trials_that_train_accepts(path: Path, gates: str) -> None:
+    """Compose a trial of each gate, with the first and the last value of each option; or of the last gate alone."""
+    text = path.read_text()
+    assert text.startswith("# @package _global_\n# ")
+    assert f"Example: python tune.py study={path.stem}" in text.splitlines()[1]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        found = read(hydra.compose("tune", [f"study={path.stem}"]), path.stem, [], [])
+        assert all(each.space for each in found)
+        for each in found if gates == "all" else found[-1:]:
+            for first in (True, False) if gates == "all" else (False,):
+                values = {key: end(d, first) for key, d in distributions(each.space).items()}
+                assert tune.first_run([*each.words, *words(values)]).monitor == "val/loss"
+
+
+def end(distribution: Any, first: bool) -> Any:
+    """Return the first or the last value of a distribution."""
+    if hasattr(distribution, "choices"):
+        return distribution.choices[0 if first else -1]
+    return distribution.low if first else distribution.high
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, str(ROOT / "tune.py"), "study=synthetic_moe", "gate=topk", "name=small", *SMALL, *options]
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*options),
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_value(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "studies" / "small"
+    one = start(tmp_path, "n_trials=4")
+    deadline = time.monotonic() + 300
+    while not list(folder.glob("topk/trial_*/checkpoints/last.ckpt")):
+        assert one.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    two = start(tmp_path, "n_trials=4")
+    [run_of_one] = Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split()
+    os.kill(one.pid, signal.SIGKILL)
+    os.kill(int(run_of_one), signal.SIGKILL)
+    output, _ = two.communicate(timeout=900)
+    assert two.returncode == 0, output
+    assert " again: " in output
+    study = optuna.load_study(study_name="small/topk", storage=f"sqlite:///{folder}/study.db")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
+    assert [trial.user_attrs["starts"] for trial in study.trials].count(2) == 1
+    best = study.best_trial
+    again = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *best.user_attrs["command"], f"hydra.run.dir={tmp_path}/again"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stderr
+    assert read_json(tmp_path / "again" / "results.json")["best_val_loss"] == best.value
+    killed = next(trial for trial in study.trials if trial.user_attrs["starts"] == 2)
+    subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *killed.user_attrs["command"], f"hydra.run.dir={tmp_path}/whole"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    assert read_json(tmp_path / "whole" / "results.json")["best_val_loss"] == killed.value
+
+
+@pytest.fixture
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a PostgreSQL server and return the URL of its database."""
+    pytest.importorskip("psycopg")
+    tools = {name: shutil.which(name) for name in ("initdb", "postgres")}
+    missing = [name for name, path in tools.items() if path is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not found: install the package postgresql")
+    folder, port = tmp_path_factory.mktemp("postgresql"), free_port()
+    as_user: dict[str, Any] = {}
+    if os.geteuid() == 0:  # which PostgreSQL refuses
+        as_user = {"user": "postgres", "cwd": "/"}
+        for path in (folder, *folder.parents[:-2]):
+            path.chmod(0o755)
+        shutil.chown(folder, "postgres")
+    data = folder / "data"
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([str(tools["initdb"]), "-D", str(data), "-A", "trust", "-U", "mtl"], check=True, **quiet, **as_user)
+    options = ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-k", str(folder), "-c", "fsync=off"]
+    server = subprocess.Popen([str(tools["postgres"]), "-D", str(data), *options], **quiet, **as_user)
+    address = f"postgresql+psycopg://mtl@127.0.0.1:{port}/postgres"
+    try:
+        _wait_for_server(address)
+        yield address
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(30)
+
+
+def _wait_for_server(address: str) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(address.replace("+psycopg", "")).close()
+            return
+        except psycopg.OperationalError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_four_workers_on_postgresql_neither_lose_nor_double_one_of_60_trials(postgresql: str, tmp_path: Path) -> None:
+    workers = [
+        subprocess.Popen([sys.executable, "-m", "tests.tune_worker", postgresql, "60", str(tmp_path)], cwd=ROOT)
+        for _ in range(4)
+    ]
+    assert [worker.wait(600) for worker in workers] == [0] * 4
+    ran = [(path.stem, int(line)) for path in tmp_path.glob("*.txt") for line in path.read_text().split()]
+    assert sorted(number for _, number in ran) == list(range(60))
+    assert len({name for name, _ in ran}) == 4
+    storage = optuna.storages.RDBStorage(postgresql)
+    trials = optuna.load_study(study_name="s/g", storage=storage).trials
+    storage.remove_session()
+    storage.engine.dispose()
+    assert [trial.state.name for trial in trials[:60]] == ["COMPLETE"] * 60
+    assert {trial.state.name for trial in trials[60:]} <= {"WAITING"}
+    print({name: sum(one == name for one, _ in ran) for name, _ in ran}, f"{len(trials)} trials in the study")
+
+
+def test_tune_answers_mistakes_with_one_message() -> None:
+    for given, message in (
+        (["study=synthetic_moe", "gate=comett"], "gate=comett: study synthetic_moe has the gates comet, topk"),
+        (["study=synthetic_moe", "show=worst"], "show=worst: must be best or the number of a trial"),
+        (["study=synthetic_moe", "show=best", "name=none"], "study none: nothing has been run yet"),
+        (["gate=topk"], "give a study, as in study=comet_movielens; there are "),
+    ):
+        with pytest.raises(InputError, match=message):
+            tune.run(given)

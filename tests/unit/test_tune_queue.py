@@ -1,0 +1,238 @@
+"""Who runs which trial: workers that share a study, die, come back, and fail, with an objective that only computes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import Trial, TrialState
+
+from mtl.tune.definition import Definition
+from mtl.tune.queue import STALE, Lease, Outcome, Queue
+from mtl.tune.storage import open_storage
+from mtl.tune.work import work
+from mtl.types import InputError
+
+HEARTBEAT = 2.0  # seconds; a slow machine must not lose a lease by accident
+SPACE = {
+    "optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True},
+    "gate.k": [1, 2, 4],
+    "data.rows": {"low": 1, "high": 9},
+}
+RANDOM = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}
+NEVER = {"_target_": "optuna.pruners.NopPruner"}
+SIMPLE = Definition("s/g", "g", ["data=x"], SPACE, RANDOM, NEVER, seed=0)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    return f"journal:{tmp_path}/study.log"
+
+
+@pytest.fixture(params=["sqlite", "journal"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/study.db" if request.param == "sqlite" else f"journal:{tmp_path}/study.log"
+
+
+def worker(address: str, n_trials: int, definition: Definition = SIMPLE, **options: Any) -> Queue:
+    """Return the queue of a worker of its own, with its own connection."""
+    values = {"monitor": "val/loss", "direction": "minimize", "heartbeat": HEARTBEAT, "retries": 2} | options
+    return Queue(definition, open_storage(address, Path()), n_trials=n_trials, **values)
+
+
+def objective(queue: Queue, trial: Trial) -> Outcome:
+    return Outcome(value=abs(math.log10(trial.params["optimizer.lr"]) + 2) + trial.params["gate.k"])
+
+
+def run(*queues: Queue, launch: Any = objective, max_failures: int | None = None) -> list[str]:
+    said: list[str] = []
+    work(queues, launch, max_failures, said.append)
+    return said
+
+
+def states(queue: Queue) -> list[str]:
+    return [trial.state.name for trial in queue.study.trials]
+
+
+def old(queue: Queue, number: int) -> None:
+    """Let the lease of a trial be that of a worker that gave its last sign of life long ago."""
+    queue.set(number, "lease", {"worker": "gone", "time": 0})
+
+
+def test_a_study_has_as_many_trials_as_asked_and_takes_more_later(address: str) -> None:
+    first = worker(address, 3)
+    run(first)
+    assert states(first) == ["COMPLETE"] * 3
+    values = [trial.value for trial in first.study.trials]
+    assert run(worker(address, 3)) == []  # nothing is repeated
+    more = worker(address, 5)
+    assert len(run(more)) == 4  # two lines for each of two trials
+    assert [trial.value for trial in more.study.trials][:3] == values
+    assert states(more) == ["COMPLETE"] * 5
+
+
+def test_random_search_depends_on_the_number_of_the_trial_alone(address: str, tmp_path: Path) -> None:
+    whole = worker(f"journal:{tmp_path}/whole.log", 4)
+    run(whole)
+    one, two = worker(address, 4), worker(address, 4)
+    taken = [one.take(), two.take(), two.take(), one.take()]
+    for trial in reversed(taken):
+        assert trial is not None
+        assert trial.params == whole.study.trials[trial.number].params
+    assert [trial.number for trial in taken if trial] == [0, 1, 2, 3]
+    assert one.take() is None
+    assert len({tuple(trial.params.values()) for trial in whole.study.trials}) == 4
+    seeds = [one.training_seed(number) for number in range(4)]
+    assert seeds == [whole.training_seed(number) for number in range(4)]
+    other = worker(address, 4, replace(SIMPLE, name="s/h", label="h"))
+    assert len({*seeds, *(other.training_seed(number) for number in range(4))}) == 8
+
+
+def test_tpe_by_one_worker_gives_the_same_trials_again_also_after_a_restart(tmp_path: Path) -> None:
+    sampler = {"_target_": "optuna.samplers.TPESampler", "_partial_": True, "n_startup_trials": 3}
+    tpe = replace(SIMPLE, sampler=sampler)
+    whole = worker(f"journal:{tmp_path}/a.log", 8, tpe)
+    run(whole)
+    for n_trials in (5, 8):
+        again = worker(f"journal:{tmp_path}/b.log", n_trials, tpe)
+        run(again)
+    assert [trial.params for trial in again.study.trials] == [trial.params for trial in whole.study.trials]
+    plain = worker(f"journal:{tmp_path}/c.log", 8)
+    run(plain)
+    assert [t.params for t in plain.study.trials][3:] != [t.params for t in whole.study.trials][3:]
+
+
+def test_the_trial_of_a_dead_worker_goes_on_as_the_same_trial(address: str) -> None:
+    dead, alive = worker(address, 2), worker(address, 2)
+    lost = dead.take()
+    assert lost is not None
+    before = dict(lost.params)
+    assert alive.take().number == 1  # type: ignore[union-attr]
+    assert alive.take() is None  # the other one's lease is fresh
+    old(dead, 0)
+    again = alive.take()
+    assert again is not None
+    assert (again.number, again.params, again.user_attrs["starts"]) == (0, before, 2)
+    assert not dead.holds(0)
+    alive.finish(0, Outcome(value=1.0))
+    dead.finish(0, Outcome(value=2.0))  # it was not dead, but its result comes too late
+    assert alive.study.trials[0].value == 1.0
+    alive.finish(1, Outcome(value=1.0))
+    assert alive.finished()
+    assert len(alive.study.trials) == 2
+
+
+def test_a_lease_is_renewed_and_its_loss_is_noticed(address: str) -> None:
+    one, two, lost = worker(address, 1, heartbeat=0.4), worker(address, 1, heartbeat=0.4), threading.Event()
+    assert one.take() is not None
+    with Lease(one, 0, lost.set) as lease:
+        assert not lost.wait(STALE * one.heartbeat * 1.5)
+        assert two.take() is None
+        two.renew(0)
+        assert lost.wait(5)
+        assert lease.is_lost
+
+
+def test_a_trial_whose_process_is_killed_again_and_again_fails(journal: str) -> None:
+    starts = []
+
+    def killed(queue: Queue, trial: Trial) -> None:
+        starts.append(trial.number)
+
+    queue = worker(journal, 1, retries=2)
+    run(queue, launch=killed)
+    assert starts == [0, 0, 0]
+    assert states(queue) == ["FAIL"]
+    assert queue.study.trials[0].user_attrs["error"] == "its process or worker was killed 3 times"
+
+
+def test_a_stopped_worker_gives_its_trial_back_at_once(journal: str) -> None:
+    def stopped(queue: Queue, trial: Trial) -> Outcome:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(worker(journal, 1), launch=stopped)
+    queue = worker(journal, 1)
+    run(queue)
+    assert states(queue) == ["COMPLETE"]
+    assert queue.study.trials[0].user_attrs["starts"] == 1
+
+
+def test_failed_trials_are_recorded_and_end_the_worker_when_there_are_many(journal: str) -> None:
+    def failing(queue: Queue, trial: Trial) -> Outcome:
+        return Outcome(error="out of memory") if trial.number % 3 else objective(queue, trial)
+
+    queue = worker(journal, 4)
+    run(queue, launch=failing, max_failures=3)
+    assert states(queue) == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
+    assert queue.study.trials[1].user_attrs["error"] == "out of memory"
+    with pytest.raises(InputError, match="2 trials in a row failed, the last one with: out of memory"):
+        run(worker(journal, 9), launch=failing, max_failures=2)
+    assert len(queue.study.trials) == 6
+
+
+def test_pruned_trials_count(journal: str) -> None:
+    queue = worker(journal, 2)
+    run(queue, launch=lambda queue, trial: Outcome(pruned=True) if trial.number else objective(queue, trial))
+    assert states(queue) == ["COMPLETE", "PRUNED"]
+
+
+def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
+    ran, queues = [], [worker(address, 20) for _ in range(4)]
+
+    def launch(queue: Queue, trial: Trial) -> Outcome:
+        ran.append(trial.number)
+        return objective(queue, trial)
+
+    threads = [threading.Thread(target=run, args=(queue,), kwargs={"launch": launch}) for queue in queues[1:]]
+    for thread in threads:
+        thread.start()
+    run(queues[0], launch=launch)
+    for thread in threads:
+        thread.join()
+    assert sorted(ran) == list(range(20))
+    assert states(queues[0])[:20] == ["COMPLETE"] * 20
+    assert all(trial.state == TrialState.WAITING for trial in queues[0].study.trials[20:])
+
+
+def test_gates_are_studies_of_their_own(journal: str) -> None:
+    storage = open_storage(journal, Path())
+    options = {"monitor": "val/loss", "direction": "minimize", "heartbeat": HEARTBEAT, "retries": 2, "n_trials": 2}
+    queues = [Queue(replace(SIMPLE, name=f"s/{gate}", label=gate), storage, **options) for gate in ("a", "b")]
+    said = run(*queues)
+    assert [line.split(":")[0] for line in said[::2]] == ["s/a trial 0", "s/a trial 1", "s/b trial 0", "s/b trial 1"]
+    assert queues[0].study.trials[0].params != queues[1].study.trials[0].params
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"space": SPACE | {"gate.k": [1, 2]}}, r"space.gate.k was \[1, 2, 4\], is \[1, 2\]"),
+        ({"words": ["data=y"]}, r"words was \['data=x'\], is \['data=y'\]"),
+        ({"seed": 1}, "seed was 0, is 1"),
+    ],
+)
+def test_a_study_that_has_changed_is_refused(change: dict[str, Any], message: str, journal: str) -> None:
+    worker(journal, 1)
+    with pytest.raises(InputError, match=f"study s/g was begun with other options: .*{message}"):
+        worker(journal, 1, replace(SIMPLE, **change))
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("nonsense", "storage=nonsense: .*journal:FILE"),
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", r"storage=postgresql\+psycopg://127.*1/x: cannot be opened"),
+        ("sqlite:////proc/none/study.db", "cannot be opened: .*unable to open"),
+        ("journal:/proc/none/study.log", "storage=journal:"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mtl.tune.storage.ATTEMPTS", 1)
+    with pytest.raises(InputError, match=message) as caught:
+        open_storage(storage, Path())
+    assert "secret" not in str(caught.value)
