@@ -31,7 +31,7 @@ class Definition:
     def record(self, monitor: str) -> dict[str, Any]:
         """Return what must not change as long as the study lives, as plain data; folders may differ by machine."""
         return {
-            "words": [word for word in self.words if not word.startswith("paths.")],
+            "words": {_key(word): word for word in self.words if not word.startswith("paths.")},
             "space": self.space,
             "sampler": self.sampler,
             "pruner": self.pruner,
@@ -88,7 +88,7 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
         return
     old, new = flatten(before), flatten(now)
     changed = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
-    shown = "; ".join(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}" for key in changed)
+    shown = "; ".join(f"{key} was {old.get(key, 'not given')}, is {new.get(key, 'not given')}" for key in changed)
     raise InputError(
         f"study {name} was begun with other options: {shown}. Its trials would not be comparable: take these changes "
         "back, or begin another study with name=NAME"

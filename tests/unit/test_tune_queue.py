@@ -212,7 +212,7 @@ def test_gates_are_studies_of_their_own(journal: str) -> None:
     ("change", "message"),
     [
         ({"space": SPACE | {"gate.k": [1, 2]}}, r"space.gate.k was \[1, 2, 4\], is \[1, 2\]"),
-        ({"words": ["data=y"]}, r"words was \['data=x'\], is \['data=y'\]"),
+        ({"words": ["data=y"]}, "words.data was data=x, is data=y"),
         ({"seed": 1}, "seed was 0, is 1"),
     ],
 )
