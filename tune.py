@@ -29,7 +29,8 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
     given = dict(zip(keys, words, strict=True))
     study = [word for key, word in given.items() if key.split(".")[0] in STUDY_OPTIONS or key == BOTH]
     special = {key: given[key].partition("=")[2] for key in ("gate", "show") if key in given}
-    return study, special, [word for key, word in given.items() if word not in study and key not in special]
+    others = [word for key, word in given.items() if key == BOTH or (word not in study and key not in special)]
+    return study, special, others
 
 
 def first_run(words: Sequence[str]) -> DictConfig:
@@ -44,9 +45,12 @@ def first_run(words: Sequence[str]) -> DictConfig:
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
-    from mtl.tune.command import tune
     from mtl.types import InputError
 
+    try:
+        from mtl.tune.command import tune
+    except ModuleNotFoundError as error:
+        raise InputError(f"tune.py needs the package {error.name}: pip install -e '.[tune]'") from None
     study, special, others = split(words)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         if not any(word.startswith("study=") for word in study):

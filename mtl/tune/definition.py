@@ -31,7 +31,7 @@ class Definition:
     def record(self, monitor: str) -> dict[str, Any]:
         """Return what must not change as long as the study lives, as plain data; folders may differ by machine."""
         return {
-            "words": {_key(word): word for word in self.words if not word.startswith("paths.")},
+            "words": {_key(word): word for word in self.words if not word.startswith(("paths.", "hydra."))},
             "space": self.space,
             "sampler": self.sampler,
             "pruner": self.pruner,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
@@ -22,6 +24,7 @@ from mtl.tune.space import words
 
 OUTPUT = "output.txt"  # all that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
+LOCAL = ("paths.", "hydra.", "trust=")  # options that a checkpoint does not bring with it
 PRUNED, FITTED = "pruned", "fitted"
 SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit status of a stopped run
 PATIENCE = 300  # seconds in which the process of a worker that is gone completes its step and saves
@@ -57,7 +60,7 @@ class Launcher:
         queue.set(trial.number, "seed", queue.training_seed(trial.number))
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not attributes.get(FITTED):
-                given = [f"ckpt={_quoted(folder / LAST)}"]
+                given = [f"ckpt={_quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
             else:  # a run that was killed during its test has nothing to train, and no results: it starts again
                 shutil.rmtree(folder)
                 folder.mkdir()
@@ -89,14 +92,25 @@ class Launcher:
         theirs.close()
         try:
             with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
-                for message in line:
-                    line.write(_answer(queue, trial, json.loads(message)))
-                    line.flush()
+                while (message := _received(line)) is not None:
+                    answer = _answer(queue, trial, message)
+                    with contextlib.suppress(OSError):  # it was killed meanwhile
+                        line.write(answer)
+                        line.flush()
                 return process.wait(), lease.is_lost
         finally:
             ours.close()
             process.terminate()
             process.wait()
+
+
+def _received(line: TextIO) -> dict[str, float] | None:
+    """Return the next message of the run, None if it has ended."""
+    try:
+        text = line.readline()
+    except OSError:
+        return None
+    return dict(json.loads(text)) if text.endswith("\n") else None  # else it was killed while it wrote
 
 
 def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:

@@ -133,6 +133,18 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
     assert others.isdisjoint({"hydra", "pytorch_lightning", "lightning_fabric", "torchmetrics", "transformers"})
 
 
+def test_only_studies_load_optuna() -> None:
+    """A run loads what reports to its study, and starts no later for it."""
+    studies = set((ROOT / "mtl" / "tune").glob("*.py"))
+    light = {path for path in studies if path.stem in ("__init__", "channel")}
+    for path in {*FILES, ROOT / "train.py"} - (studies - light):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        heavy = {f"mtl.tune.{other.stem}" for other in studies - light}
+        assert not {name for name in names if name.split(".")[0] in ("optuna", "sqlalchemy")} | (names & heavy), path
+
+
 def test_every_export_is_there() -> None:
     assert all(getattr(mtl, name).__name__ == name for name in mtl.EXPORTS)
     assert set(mtl.EXPORTS) <= set(dir(mtl))

@@ -1,0 +1,129 @@
+"""How a trial runs as a process: a program that stands for train.py ends in all ways that a run can end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mtl.tune.launch import Launcher
+from mtl.tune.queue import Queue
+from mtl.tune.storage import open_storage
+from mtl.tune.work import work
+from tests.unit.test_tune_queue import SIMPLE, states
+
+# It notes its words, reports two epochs, and then does what is under test
+PROGRAM = """
+import json, os, pathlib, signal, socket, sys
+words = dict(word.split("=", 1) for word in sys.argv[1:])
+given = words.get("hydra.run.dir") or words["ckpt"].replace("/checkpoints/last.ckpt", "")
+folder = pathlib.Path(given.strip("'"))
+with (folder.parent / "words.txt").open("a") as file:
+    file.write(json.dumps(words) + "\\n")
+(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+line = socket.socket(fileno=int(os.environ["MTL_TRIAL"])).makefile("rw")
+def tell(**message):
+    line.write(json.dumps(message) + "\\n")
+    line.flush()
+again = "ckpt" in words
+for epoch in (0, 1):
+    tell(epoch=epoch, value=1.0 - epoch / 2)
+    if line.readline() == "stop\\n":
+        break
+def results(value):
+    (folder / "results.json").write_text(json.dumps({"best_val_loss": value}))
+"""
+
+
+def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher]:
+    """Return a study of one trial, whose program ends with the code ``rest``."""
+    (tmp_path / "program.py").write_text(PROGRAM + rest)
+    definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)  # type: ignore[arg-type]
+    storage = open_storage(f"journal:{tmp_path}/log", Path())
+    queue = Queue(definition, storage, "val/loss", "minimize", n_trials=1, heartbeat=0.3, retries=2)
+    return queue, Launcher(tmp_path / "program.py", tmp_path / "runs", "val/loss")
+
+
+def words_of(tmp_path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (tmp_path / "runs" / "g" / "words.txt").read_text().splitlines()]
+
+
+def run(queue: Queue, launch: Launcher) -> list[str]:
+    said: list[str] = []
+    work([queue], launch, None, said.append)
+    return said
+
+
+def test_a_trial_is_a_run_with_its_own_folder_and_seed(tmp_path: Path) -> None:
+    queue, launch = study(tmp_path, "results(0.5)")
+    run(queue, launch)
+    [trial] = queue.study.trials
+    assert (trial.state.name, trial.value, trial.intermediate_values) == ("COMPLETE", 0.5, {0: 1.0, 1: 0.5})
+    folder = tmp_path / "runs" / "g" / "trial_00000"
+    assert trial.user_attrs["folder"] == str(folder)
+    [words] = words_of(tmp_path)
+    assert words["seed"] == str(trial.user_attrs["seed"]) == str(queue.training_seed(0))
+    assert words["hydra.run.dir"] == f"'{folder}'"
+    assert float(words["optimizer.lr"]) == trial.params["optimizer.lr"]
+    assert trial.user_attrs["command"] == [f"{key}={value}" for key, value in words.items() if key != "hydra.run.dir"]
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    kill = "(folder / 'checkpoints' / 'last.ckpt').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
+    queue, launch = study(tmp_path, f"if not again:\n    {kill.replace(chr(10), chr(10) + '    ')}\nresults(0.25)")
+    run(queue, launch)
+    first, second = words_of(tmp_path)
+    assert "hydra.run.dir" in first
+    last = tmp_path / "runs" / "g" / "trial_00000" / "checkpoints" / "last.ckpt"
+    assert second == {"ckpt": f"'{last}'", "paths.output_dir": str(tmp_path)}
+    assert (queue.study.trials[0].value, queue.study.trials[0].user_attrs["starts"]) == (0.25, 2)
+
+
+def test_a_run_that_was_killed_after_its_training_begins_anew(tmp_path: Path) -> None:
+    """From its last checkpoint it might train further: an early stop is over once it is reported."""
+    rest = "(folder / 'checkpoints' / 'last.ckpt').touch()\nif len(list(open(folder.parent / 'words.txt'))) == 1:\n"
+    rest += "    tell(fitted=True)\n    os.kill(os.getpid(), signal.SIGKILL)\nresults(0.25)"
+    queue, launch = study(tmp_path, rest)
+    run(queue, launch)
+    assert ["hydra.run.dir" in words for words in words_of(tmp_path)] == [True, True]
+    assert states(queue) == ["COMPLETE"]
+
+
+def test_a_run_that_has_results_is_not_repeated(tmp_path: Path) -> None:
+    queue, launch = study(tmp_path, "results(0.25)\nos.kill(os.getpid(), signal.SIGKILL)")
+    run(queue, launch)
+    assert len(words_of(tmp_path)) == 1
+    assert queue.study.trials[0].value == 0.25
+
+
+@pytest.mark.parametrize(
+    ("rest", "error"),
+    [
+        ("sys.exit('error: out of memory (16 GiB)')", "out of memory (16 GiB)"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("results(None)", "no finite val/loss was measured"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "its process or worker was killed 3 times"),
+    ],
+)
+def test_a_run_that_fails_says_why(rest: str, error: str, tmp_path: Path) -> None:
+    queue, launch = study(tmp_path, rest)
+    run(queue, launch)
+    assert states(queue) == ["FAIL"]
+    assert queue.study.trials[0].user_attrs["error"] == error
+
+
+def test_a_pruned_run_stops_after_the_epoch(tmp_path: Path) -> None:
+    pruner = {"_target_": "optuna.pruners.ThresholdPruner", "upper": 0.75}
+    queue, launch = study(tmp_path, "results(1.0)", pruner=pruner)
+    said = run(queue, launch)
+    assert said[-1].startswith("s/g trial 0: pruned")
+    assert (states(queue), queue.study.trials[0].intermediate_values) == (["PRUNED"], {0: 1.0})
+
+
+def test_the_process_is_python_of_this_environment(tmp_path: Path) -> None:
+    queue, launch = study(tmp_path, "results(float(sys.prefix == " + repr(sys.prefix) + "))")
+    run(queue, launch)
+    assert queue.study.trials[0].value == 1.0
