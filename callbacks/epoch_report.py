@@ -23,10 +23,14 @@ class EpochReport(Callback):
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._start = 0.0
+        self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
 
     def logged_names(self) -> list[str]:
         """Return the names of the values that are logged at the end of an epoch."""
         return ["train/seconds_per_epoch"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._start = time.perf_counter() - self._before  # a run that resumes within an epoch does not start it again
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._start = time.perf_counter()
@@ -45,7 +49,8 @@ class EpochReport(Callback):
         log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": list(self.seconds)}
+        return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds = list(state_dict["seconds"])
+        self._before = state_dict.get("elapsed", 0.0)

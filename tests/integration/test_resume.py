@@ -98,6 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "step", [0, slow(2), 4, slow(5), 6, 7, slow(8), slow(9), 12]
 )  # epochs end with steps 4 and 9, hardening comes before step 7
 def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> None:
+    began = time.perf_counter()
     cfg = compose_small(tmp_path, *WORDS)
     with open_dict(cfg):
         cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
@@ -111,6 +112,9 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     for key, value in whole["state"].items():
         assert same(value, again[key]), key
     assert logged == whole["losses"]
+    seconds = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["seconds"]
+    assert len(seconds) == 3
+    assert 0 < sum(seconds) < time.perf_counter() - began
 
 
 def test_stopped_in_float64(tmp_path: Path) -> None:

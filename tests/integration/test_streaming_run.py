@@ -22,7 +22,7 @@ WORDS = [
     *("data=table", "data.streaming=true", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
     *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
     *("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
-    *("logger.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
+    *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
 ]
 
 
