@@ -10,7 +10,6 @@ from pytorch_lightning import Callback, Trainer
 from callbacks.length import ends_epoch
 from mtl.training.module import MultiTaskModule
 from mtl.tune import channel
-from mtl.types import check_name
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +20,7 @@ class TrialReport(Callback):
     In a run that tune.py did not start it does nothing. A value that is NaN or infinite is not reported.
     """
 
-    def __init__(self, monitor: str = "val/loss") -> None:
-        check_name("callbacks.trial.monitor", monitor)
-        self.monitor = monitor
+    def __init__(self) -> None:
         self._line: channel.RunEnd | None = None
         self._validated = False  # whether there was a validation since the value was last looked at
 
@@ -38,12 +35,13 @@ class TrialReport(Callback):
         if not channel.started() or not ends_epoch(trainer):
             return
         validated, self._validated = self._validated, False
-        value = float(trainer.callback_metrics.get(self.monitor, math.nan))
+        monitor = str(pl_module.config.get("monitor", "val/loss"))
+        value = float(trainer.callback_metrics.get(monitor, math.nan))
         stop = False
-        if self._line and validated and math.isfinite(value) and self.monitor not in pl_module.undefined:
+        if self._line and validated and math.isfinite(value) and monitor not in pl_module.undefined:
             stop = self._line.report(trainer.current_epoch, value)
         if trainer.strategy.reduce_boolean_decision(stop, all=False):  # the first process alone has asked
-            log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)
+            log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, monitor, value)
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
