@@ -2,7 +2,8 @@
 
 Words that ``conf/tune.yaml`` lists are options of the study, all others are options of train.py for all of its trials.
 The same command, started again or on other machines, works on the same study. ``show=best`` prints the best trials,
-``show=12`` trial 12. The studies are in ``conf/study/``.
+``show=12`` trial 12. The studies are in ``conf/study/``; ``hydra.searchpath=[file:///FOLDER]`` finds yours in
+``FOLDER/study/``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 import train
-from conf.explain import CONF
+from conf.explain import CONF, explain
 
 STUDY_OPTIONS = [*OmegaConf.load(CONF / "tune.yaml"), "sampler", "pruner", "study"]
 STUDY_OPTIONS = [name for name in STUDY_OPTIONS if name not in ("defaults", "fixed", "space", "gates")]
@@ -36,8 +37,15 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
 def first_run(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``train.py words``, with every value checked."""
     from mtl.run import schema
+    from mtl.types import InputError
 
-    cfg = train.composed(words)
+    try:
+        cfg = train.composed(words)
+    except Exception as error:
+        sentence = explain(error, words)
+        if sentence is None:
+            raise
+        raise InputError(sentence) from error
     cfg.label, cfg.paths.run_dir = "trial", "."
     schema.check(cfg)
     return cfg

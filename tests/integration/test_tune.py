@@ -113,6 +113,7 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     [run_of_one] = Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split()
     os.kill(one.pid, signal.SIGKILL)
     os.kill(int(run_of_one), signal.SIGKILL)
+    one.communicate()
     output, _ = two.communicate(timeout=900)
     assert two.returncode == 0, output
     assert " again: " in output
@@ -199,6 +200,18 @@ def test_four_workers_on_postgresql_neither_lose_nor_double_one_of_60_trials(pos
     assert [trial.state.name for trial in trials[:60]] == ["COMPLETE"] * 60
     assert {trial.state.name for trial in trials[60:]} <= {"WAITING"}
     print({name: sum(one == name for one, _ in ran) for name, _ in ran}, f"{len(trials)} trials in the study")
+
+
+def test_a_study_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    text = "# @package _global_\nfixed: [data=synthetic_moe]\nspace:\n  gate.{}: [1, 2]\n"
+    for name, option in (("mine", "k"), ("wrong", "kk")):
+        (tmp_path / "study" / f"{name}.yaml").write_text(text.format(option))
+    given = [f"hydra.searchpath=[file://{tmp_path}]", "gate=topk", "show=best", f"paths.output_dir={tmp_path}"]
+    with pytest.raises(InputError, match="study mine: nothing has been run yet"):
+        tune.run(["study=mine", *given])
+    with pytest.raises(InputError, match=r"gate\.kk=.: no such option; did you mean gate\.k="):
+        tune.run(["study=wrong", *given])
 
 
 def test_tune_answers_mistakes_with_one_message() -> None:
