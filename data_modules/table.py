@@ -43,8 +43,8 @@ class TableDataModule(TensorDataModule):
     list the first ``max_length`` elements, None: all, become ids as categories do; ``lists`` maps columns to what
     separates the elements, such as "|". Kinds, categories, means and classes come from the training rows only.
 
-    A cell of an input that is no number or date where one is expected raises InputError, or with ``on_bad`` "missing"
-    is an empty one, and a warning gives their number. A bad label or weight always raises InputError.
+    A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
+    empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
     ``weight_column`` holds a weight of each row, at least 0, by which its losses are multiplied; the loss of a split is
     the weighted mean. Metrics take all rows alike. It is no input. ``group_column`` says for ``ndcg@K``, ``hit_rate@K``

@@ -376,9 +376,10 @@ class Routing:
 
 
 class Columns(dict[str, Tensor]):
-    """Tensors ``[B]`` by name, the columns of one ``table [B, N]``: what wants them side by side need not stack them.
+    """Tensors ``[B]`` by name: the columns of one ``table [B, N]``.
 
-    It cannot be changed; ``columns | {...}`` is a plain dict.
+    Code that needs all columns reads ``table``, without stacking them. It cannot be changed; ``columns | {...}`` is a
+    plain dict.
     """
 
     def __init__(self, names: Iterable[str], table: Tensor) -> None:
@@ -388,7 +389,7 @@ class Columns(dict[str, Tensor]):
     def __setitem__(self, *change: Any) -> Any:
         raise TypeError("Columns cannot be changed: make a dict of them")
 
-    update = __delitem__ = __ior__ = __setitem__  # type: ignore[assignment]
+    update = __delitem__ = __ior__ = __setitem__  # type: ignore[assignment]  # they raise, whatever they are given
 
 
 def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

@@ -29,7 +29,8 @@ def check_kind(frame: pl.DataFrame, name: str, where: str, hint: str) -> None:
 def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
     """Return a column as float64, NaN for empty cells.
 
-    A cell that is no number counts in ``bad`` and becomes NaN; without ``bad`` it raises InputError, which names it.
+    A cell that cannot be read as a number becomes NaN and is counted in ``bad``. Without ``bad`` it raises InputError;
+    the message names the cell.
     """
     column, parsed = frame[name], parse(frame[name])
     finite = parsed.set(parsed.is_infinite(), None)

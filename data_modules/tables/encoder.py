@@ -161,9 +161,9 @@ class TableEncoder:
         """Return the inputs of the rows of ``frame``: ``[N]``, of lists ``[N, length]``, and numbers ``[N, width]``.
 
         Categories that the training rows do not have get id 0, like those that were too rare. An empty cell is a
-        category of its own, the mean, or an empty list. A cell does not depend on other rows. Raises InputError for a
-        missing column and, unless ``on_bad`` is "missing", for a cell, with its row, that is no number or date where
-        one is expected.
+        category of its own, the mean, or an empty list. A cell does not depend on other rows. Raises InputError
+        for a missing column. Unless ``on_bad`` is "missing", it also does for a cell that cannot be read as a number
+        or date; the message names the row.
         """
         frame = numbered(frame)
         check_columns(frame, self.columns, where)

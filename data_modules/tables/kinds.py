@@ -29,7 +29,8 @@ class Given:
 
     ``lists``: the separator of each column whose cells are lists, "" if they are no text. ``min_count``: how many
     training rows a category needs for an id of its own. ``max_length``: the most elements of a list that are read,
-    None: as many as the longest list of the training rows has. ``on_bad``: what a cell is that is no number or date.
+    None: as many as the longest list of the training rows has. ``on_bad``: "error" or "missing",
+    what a cell becomes that cannot be read as a number or date.
     """
 
     categorical: Collection[str] = ()

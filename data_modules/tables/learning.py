@@ -81,7 +81,8 @@ class Moments:
         self.squares += squares + apart * apart * self.count / both * count
         self.mean += apart * count / both
         self.count = both
-        self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))  # type: ignore[arg-type]
+        self.least = min(self.least, float(values.min()))
+        self.largest = max(self.largest, float(values.max()))
 
     @property
     def std(self) -> float:
@@ -157,7 +158,7 @@ class Column:
             self._to_numbers()
 
     def _refuse(self, blocks: Blocks) -> None:
-        """Raise InputError, which names the first cell that is no number."""
+        """Raise InputError for the first cell that cannot be read as a number; the message names the cell."""
         for frame, where in blocks():
             bad = (frame[self.name].is_not_null() & parse(frame[self.name]).is_null()).arg_true()
             if len(bad):

@@ -38,7 +38,7 @@ class Elements:
         """
         lists = listed(column, separator, empty)
         elements = lists.list.unique().explode().drop_nulls()
-        longest = max(1, int(lists.list.len().max() or 0))  # type: ignore[arg-type]  # the lengths are numbers
+        longest = max(1, int(lists.list.len().max() or 0))
         length = longest if max_length is None else min(longest, max_length)
         return Elements(Vocabulary.of(elements, min_count), length, separator)
 

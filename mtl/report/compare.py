@@ -151,8 +151,10 @@ def wins(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str, tasks: 
         means = [
             cell(each, None, quantity.column).value.mean for each in (group, first) if quantity.column in each.columns
         ]
-        if len(means) == 2 and None not in means and quantity.higher is not None:
-            counts.append((means[0] > means[1]) == quantity.higher and means[0] != means[1])  # type: ignore[operator]
+        defined = [mean for mean in means if mean is not None]
+        if len(defined) == 2 and quantity.higher is not None:
+            own, other = defined
+            counts.append(own > other if quantity.higher else own < other)
     return f"{name} is better than {base} on {sum(counts)} of {len(counts)} tasks."
 
 

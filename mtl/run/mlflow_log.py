@@ -52,7 +52,7 @@ class MLflowLog(MLFlowLogger):
         return client
 
     @rank_zero_only
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:  # type: ignore[override]  # Lightning's takes a Namespace too
         """Write the options of the run; those that a resumed run changes become tags ``resumed.<option>``.
 
         MLflow refuses to change an option.

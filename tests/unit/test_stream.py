@@ -116,7 +116,7 @@ def test_next_window_is_read_while_one_is_used() -> None:
         while len(blocks) < number + 2:
             assert read.acquire(timeout=10)
         assert blocks == [*range(number + 2)]
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 

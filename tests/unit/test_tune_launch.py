@@ -41,7 +41,7 @@ def results(value):
 def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher]:
     """Return a study of one trial, whose program ends with the code ``rest``."""
     (tmp_path / "program.py").write_text(PROGRAM + rest)
-    definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)  # type: ignore[arg-type]
+    definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", "minimize", n_trials=1, heartbeat=0.3, retries=2)
     return queue, Launcher(tmp_path / "program.py", tmp_path / "runs", "val/loss")

@@ -106,9 +106,9 @@ class JacobianWeighting(Weighting):
 
 
 class _WithGradients(torch.autograd.Function):
-    """Return ``value``, as if ``gradients`` were its gradients at ``parameters``; ``keep`` gets the gradient of it.
+    """Return ``value`` with ``gradients`` as its gradients at ``parameters``; ``keep`` gets the gradient that arrives.
 
-    So the loss is differentiated once, by whoever trains: that counts accumulated batches and reduces over processes.
+    Lightning then calls backward on one loss as usual: it scales for accumulation, and DDP averages over processes.
     """
 
     @staticmethod
