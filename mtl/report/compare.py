@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Difference, Summary, difference, summarise
+from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise, welch
 from mtl.types import InputError
 
 MOST_TASKS = 16  # of which each is shown; of more tasks, the mean and the extremes
@@ -29,11 +29,24 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Cell:
-    """A quantity of one setting; ``best``: no setting has a better mean, and this one has a value in each run."""
+    """A quantity of one setting, and the bootstrap interval of its mean.
+
+    ``best``: no setting has a better mean, and this one has a value in each run.
+    """
 
     value: Summary
+    interval: Interval
     difference: Difference | None
     best: bool = False
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The best setting against the best other one: the p-value of Welch's t test that it is better, one-sided."""
+
+    best: str
+    other: str
+    p: float
 
 
 @dataclass(frozen=True)
@@ -41,14 +54,17 @@ class Comparison:
     """Settings beside each other, in the order of their runs; differences are those to the first one.
 
     ``runs``: for each setting, how many of its runs have finished, and how many there are. ``cells`` has an entry for
-    each (setting, name of a quantity). ``notes`` say what the quantities leave out.
+    each (setting, name of a quantity), ``contests`` one for each quantity whose best settings could be tested.
+    ``notes`` say what the quantities leave out. ``unit``: what the runs of a setting are.
     """
 
     heading: str
     runs: dict[str, tuple[int, int]]
     quantities: list[Quantity]
     cells: dict[tuple[str, str], Cell]
+    contests: dict[str, Contest] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    unit: str = "seeds"
 
     @property
     def settings(self) -> list[str]:
@@ -56,48 +72,82 @@ class Comparison:
         return list(self.runs)
 
 
-def compare(runs: Runs, also: Sequence[str] = ()) -> Comparison:
-    """Return the comparison of all settings; ``also`` names further columns to show, without "test " or with it.
+def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), unit: str = "seeds") -> Comparison:
+    """Return the comparison of all settings, of the loss and the main metrics, or of ``columns`` of the table alone.
 
-    Raises InputError for a column that no run has.
+    ``also`` names further columns to show, without "test " or with it: InputError for one that no run has. Those of
+    ``columns`` that no run has (yet) are left out. ``unit``: what the runs of a setting are, in the plural.
     """
     table = with_means(runs)
-    shown = [Quantity("loss", "test loss", False)]
-    shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
-    shown += [Quantity(name, name, runs.is_higher_better(name)) for name in table.columns if name.startswith(MEAN)]
-    tasks = [
-        Quantity(f"{task} {metric}", f"test {task}/{metric}", runs.is_higher_better(metric))
-        for task, metric in runs.main.items()
-    ]
-    notes = []
-    if len(tasks) > MOST_TASKS:
-        kept = extremes(table, tasks)
-        notes.append(f"Of {len(tasks)} tasks, those with the best and the worst means are shown; summary.csv has all.")
-    else:
-        kept = tasks
-    shown += [*kept, *(_also(runs, name) for name in also)]
+    shown, notes = _chosen(runs, columns) if columns else _main(runs, table)
+    shown += [_also(runs, name) for name in also]
     shown = [quantity for quantity in shown if quantity.column in table.columns]
     groups = {str(group["setting"][0]): group for group in table.partition_by("setting", maintain_order=True)}
     counts = {name: (group["state"].to_list().count(FINISHED), len(group)) for name, group in groups.items()}
     first = next(iter(groups))
     cells: dict[tuple[str, str], Cell] = {}
+    contests = {}
     for quantity in shown:
-        row = {
-            name: cell(group, groups[first] if name != first else None, quantity.column)
-            for name, group in groups.items()
-        }
-        best = best_of({name: each.value for name, each in row.items()}, quantity.higher)
-        cells |= {(name, quantity.name): Cell(c.value, c.difference, name in best) for name, c in row.items()}
+        values = {name: _by_seed(group, quantity.column) for name, group in groups.items()}
+        means = {name: summarise(list(each.values())) for name, each in values.items()}
+        best = best_of(means, quantity.higher)
+        for name, own in values.items():
+            apart = difference(own, values[first]) if name != first else None
+            cells[name, quantity.name] = Cell(means[name], interval(list(own.values())), apart, name in best)
+        if found := contest(values, quantity.higher):
+            contests[quantity.name] = found
     notes += [line for name in list(groups)[1:] if (line := common_seeds(groups[first], first, groups[name], name))]
+    if len(runs.main) > MOST_TASKS and not columns:
+        notes += [wins(groups[first], first, groups[name], name, _tasks(runs)) for name in list(groups)[1:]]
+    return Comparison(runs.heading, counts, shown, cells, contests, notes, unit)
+
+
+def _main(runs: Runs, table: pl.DataFrame) -> tuple[list[Quantity], list[str]]:
+    """Return the loss and the main metrics, and what is left out of them."""
+    shown = [Quantity("loss", "test loss", False)]
+    shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
+    shown += [Quantity(name, name, runs.is_higher_better(name)) for name in table.columns if name.startswith(MEAN)]
+    tasks, notes = _tasks(runs), []
     if len(tasks) > MOST_TASKS:
-        notes += [wins(groups[first], first, groups[name], name, tasks) for name in list(groups)[1:]]
-    return Comparison(runs.heading, counts, shown, cells, notes)
+        notes.append(f"Of {len(tasks)} tasks, those with the best and the worst means are shown; summary.csv has all.")
+        tasks = extremes(table, tasks)
+    return [*shown, *tasks], notes
 
 
-def cell(group: pl.DataFrame, other: pl.DataFrame | None, column: str) -> Cell:
-    """Return the summary of ``column`` over the finished runs of a group, and its difference to another group."""
-    own = _by_seed(group, column)
-    return Cell(summarise(list(own.values())), None if other is None else difference(own, _by_seed(other, column)))
+def _tasks(runs: Runs) -> list[Quantity]:
+    return [
+        Quantity(f"{task} {metric}", f"test {task}/{metric}", runs.is_higher_better(metric))
+        for task, metric in runs.main.items()
+    ]
+
+
+def _chosen(runs: Runs, columns: Sequence[str]) -> tuple[list[Quantity], list[str]]:
+    """Return the numeric ones of ``columns``, and a note on the others."""
+    have = [name for name in columns if name in runs.table.columns and runs.table[name].dtype.is_numeric()]
+    left = [name for name in columns if name not in have]
+    shown = [Quantity(name.removeprefix("test ").replace("/", " "), name, runs.is_higher_better(name)) for name in have]
+    return shown, [f"No run has {', '.join(left)}."] if left else []
+
+
+def contest(values: Mapping[str, Mapping[int, Value]], higher: bool | None) -> Contest | None:
+    """Test the setting with the best mean against the one with the next best; ``values`` by setting and seed.
+
+    As in ``best_of``, a setting with an undefined value takes no part. None if there is no single best setting, or if
+    the test is undefined, as of a single run.
+    """
+    means = {name: summarise(list(each.values())) for name, each in values.items()}
+    best = best_of(means, higher)
+    if len(best) != 1:
+        return None
+    [winner] = best
+    others = {name: mean.mean for name, mean in means.items() if name != winner and not mean.undefined}
+    known = {name: mean for name, mean in others.items() if mean is not None}
+    if not known:
+        return None
+    next_best = (max if higher else min)(known, key=lambda name: known[name])
+    own, other = (list(values[name].values()) for name in (winner, next_best))
+    p = welch(own, other, "greater" if higher else "less")
+    return None if p is None else Contest(winner, next_best, p)
 
 
 def best_of(values: dict[str, Summary], higher: bool | None) -> set[str]:
@@ -148,9 +198,9 @@ def wins(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str, tasks: 
     """Say on how many tasks the mean of a group is better than that of the first one."""
     counts = []
     for quantity in tasks:
-        means = [
-            cell(each, None, quantity.column).value.mean for each in (group, first) if quantity.column in each.columns
-        ]
+        if quantity.column not in group.columns:
+            continue
+        means = [summarise(list(_by_seed(each, quantity.column).values())).mean for each in (group, first)]
         defined = [mean for mean in means if mean is not None]
         if len(defined) == 2 and quantity.higher is not None:
             own, other = defined

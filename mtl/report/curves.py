@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,6 +22,8 @@ from mtl.report.runs import find_runs, name_settings
 from mtl.types import InputError, require
 
 Course = dict[int, float]  # training step -> value
+BAND = 0.9  # level of the confidence interval
+CSV_LOG = Path("csv") / "metrics.csv"  # of logger=csv
 _PANEL = (6.0, 4.0)  # inches, whatever stands in the legend
 _MARGINS = (0.8, 0.15, 0.55, 0.45)  # left, right, bottom and top of the panel, in inches
 _GAP = 0.3  # around the legend, in inches
@@ -42,6 +45,12 @@ class Curve:
 
 def read_course(folder: Path, metric: str) -> Course:
     """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none."""
+    table = folder / CSV_LOG
+    if table.is_file():
+        columns = pl.read_csv(table, infer_schema_length=None)
+        known = sorted(name for name in columns.columns if "/" in name)
+        require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
+        return dict(columns.select("step", pl.col(metric).cast(pl.Float64, strict=False)).drop_nulls().iter_rows())
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     known = sorted(events.Reload().Tags()["scalars"]) if Path(events.path).is_dir() else []
     require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
@@ -67,23 +76,32 @@ def average(label: str, courses: Sequence[Course], band: float) -> Curve:
 def read_curves(folder: Path, metric: str, band: float) -> tuple[str, list[Curve]]:
     """Return what the settings are, and a curve for each among the runs in ``folder``, in the order of the runs.
 
-    Runs that have not logged the metric (yet) are left out, with a message on stderr.
+    Runs that have not logged the metric (yet) are left out, with a message on stderr; InputError if none has.
     """
     runs = find_runs([folder])
     heading, names, _ = name_settings(runs)
-    groups: dict[str, list[Course]] = {}
-    missing: list[InputError] = []
-    for run, label in zip(runs, names, strict=True):
-        try:
-            groups.setdefault(label, []).append(read_course(run, metric))
-        except InputError as error:
-            missing.append(error)
-    if len(missing) == len(runs):
+    curves, missing = curves_of(list(zip(runs, names, strict=True)), metric, band)
+    if not curves:
         raise missing[0]
     for reason in missing:
         print(f"left out: {str(reason).split(';')[0]}", file=sys.stderr)
-    groups = {label: courses for label, courses in groups.items() if courses}
-    return heading, [average(label, courses, band) for label, courses in groups.items()]
+    return heading, curves
+
+
+def curves_of(
+    runs: Sequence[tuple[Path, str]], metric: str, band: float = BAND
+) -> tuple[list[Curve], list[InputError]]:
+    """Return a curve for each setting among ``runs``, pairs of (folder, setting), and why a run is left out."""
+    groups: dict[str, list[Course]] = {}
+    missing: list[InputError] = []
+    for run, label in runs:
+        try:
+            course = read_course(run, metric)
+        except InputError as error:
+            missing.append(error)
+        else:
+            groups.setdefault(label, []).append(course)
+    return [average(label, courses, band) for label, courses in groups.items()], missing
 
 
 def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Figure:
@@ -139,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m mtl.report.curves", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of a sweep, or any folder that contains runs")
     parser.add_argument("--metric", default="val/loss")
-    parser.add_argument("--band", type=float, default=0.9, help="level of the confidence interval")
+    parser.add_argument("--band", type=float, default=BAND, help="level of the confidence interval")
     given = parser.parse_args(arguments)
     try:
         require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")

@@ -17,6 +17,7 @@ from mtl.report.labels import Options, config_options, differing, given_options,
 from mtl.types import require
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
+Named = tuple[str, int | None]  # the setting of a run, and its seed
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 _PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
 _LINE = re.compile(
@@ -64,14 +65,34 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)
-    records = [read_json(path / RESULTS) for path in paths]
     heading, settings, options = name_settings(paths)
+    return _table(paths, settings, [None] * len(paths), options, heading)
+
+
+def read_named_runs(named: Mapping[Path, Named], heading: str = "setting") -> Runs:
+    """Return the runs in the folders ``named``, each with its (setting, seed); seed None: the one that the run knows.
+
+    A folder that is not there yet is a run that has not finished. InputError if there is none.
+    """
+    require(bool(named), "there is no run to compare")
+    settings, seeds = zip(*named.values(), strict=True)
+    return _table(list(named), settings, seeds, [{}] * len(named), heading)
+
+
+def _table(
+    paths: Sequence[Path],
+    settings: Sequence[str],
+    seeds: Sequence[int | None],
+    options: Sequence[Options],
+    heading: str,
+) -> Runs:
+    records = [read_json(path / RESULTS) for path in paths]
     names = differing(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
-    for path, record, setting, chosen in zip(paths, records, settings, options, strict=True):
+    for path, record, setting, given, chosen in zip(paths, records, settings, seeds, options, strict=True):
         state, reason = (FINISHED, None) if record else last_message(path / LOG)
-        seed = (record or command(path) or config(path)).get("seed")
+        seed = (record or command(path) or config(path)).get("seed") if given is None else given
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
         row["seed"] = seed if isinstance(seed, int) else None  # a run that fails may be told anything
         rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(record))

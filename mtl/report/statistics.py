@@ -7,9 +7,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.stats import ttest_ind_from_stats
 
 Value = float | None
+Interval = tuple[float, float] | None
+LEVEL = 0.95  # of bootstrap intervals
+RESAMPLES = 2000
+SIGNIFICANCE = 0.05  # below which a p-value gets an asterisk
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,16 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Diff
     errors = mine.error, theirs.error
     error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
     return Difference(mine.mean - theirs.mean, error, 0, p)
+
+
+def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Return the percentile bootstrap interval of the mean of the defined values; None with less than two of them.
+
+    It never leaves the range of the values, so that it is too narrow for a few of them.
+    """
+    numbers = np.array(defined(values))
+    if len(numbers) < 2:
+        return None
+    means = np.random.default_rng(seed).choice(numbers, (resamples, len(numbers))).mean(1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import polars as pl
 from rich.console import Console
 from rich.text import Text
 
 from mtl.records import write_text
 from mtl.report.compare import Comparison, compare
-from mtl.report.runs import FINISHED, Runs, read_runs
-from mtl.report.tables import console_tables, explanation, markdown
-
-_MOST_NAMED = 10  # runs that have not finished; summary.csv has all
-_LONGEST_REASON = 300  # characters
+from mtl.report.runs import Runs, read_runs
+from mtl.report.tables import console_tables, explanation, markdown, missing
 
 
 def write(folders: Sequence[Path], target: Path, also: Sequence[str] = ()) -> tuple[Runs, Comparison]:
@@ -43,14 +39,3 @@ def show(runs: Runs, comparison: Comparison, target: Path) -> None:
     for line in missing(runs):
         console.print(Text(line))
     console.print(f"[dim]{target / 'summary.csv'}, summary.md[/dim]", soft_wrap=True)
-
-
-def missing(runs: Runs) -> list[str]:
-    """Return a line for each run that has not finished: its folder, what became of it, and its last message."""
-    rows = runs.table.filter(pl.col("state") != FINISHED)
-    lines = [f"{Path(row['run']).name} {row['state']}: {row['reason'] or 'no message'}" for row in rows.to_dicts()]
-    if not lines:
-        return []
-    more = [f"... and {len(lines) - _MOST_NAMED} more, in summary.csv"] if len(lines) > _MOST_NAMED else []
-    head = f"{len(lines)} of {len(runs.table)} runs have not finished:"
-    return [head, *(line[:_LONGEST_REASON] for line in lines[:_MOST_NAMED]), *more]

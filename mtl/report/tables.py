@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
+import polars as pl
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from mtl.report.compare import Cell, Comparison, Quantity
-from mtl.report.statistics import Summary
+from mtl.report.compare import Comparison
+from mtl.report.grid import Entry, Grid, Published, grid, written_grid
+from mtl.report.runs import FINISHED, Runs
+from mtl.report.statistics import LEVEL, RESAMPLES, SIGNIFICANCE
 
-_GAP = 3  # characters between columns
-_WIDEST_NAME = 28  # of the first column; longer names take several lines
-_WHOLE_HEADER = 14  # a header of another column takes one line up to this width
-_WIDEST_HEADER = 20  # and is broken inside a word above this one, unless the cells are wider
-_MOST_COLUMNS = 8  # of a table in Markdown
-_DIGITS = 4  # significant ones of a mean whose error is not known
-_MOST_DECIMALS = 6
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of texts. A cell is (value, what stands below it or "", whether it is the best)."""
-
-    corner: str
-    rows: list[str]
-    columns: list[str]
-    cells: list[list[tuple[str, str, bool]]]  # by row and column
-
-    def part(self, start: int, end: int) -> Grid:
-        """Return the grid of the columns from ``start`` to ``end``."""
-        return Grid(self.corner, self.rows, self.columns[start:end], [row[start:end] for row in self.cells])
-
-    def transposed(self, corner: str) -> Grid:
-        """Return the grid with columns as rows."""
-        return Grid(corner, self.columns, self.rows, [list(row) for row in zip(*self.cells, strict=True)])
-
-    def widths(self) -> list[int]:
-        """Return the width of the first column, and of each other one, in characters."""
-        first = min(_WIDEST_NAME, max(len(name) for name in (self.corner, *self.rows)))
-        widths = [first]
-        for index, header in enumerate(self.columns):
-            inside = max((len(text) for row in self.cells for text in row[index][:2]), default=0)
-            words = [header] if len(header) <= _WHOLE_HEADER else header.split(" ")
-            widths.append(max(inside, min(_WIDEST_HEADER, max(map(len, words)))))
-        return widths
-
-    def blocks(self, width: int) -> list[Grid]:
-        """Return grids that fit into ``width`` characters, each with the first column and some of the others."""
-        first, *others = self.widths()
-        blocks, start, used = [], 0, first
-        for index, other in enumerate(others):
-            if index > start and used + _GAP + other > width:
-                blocks.append(self.part(start, index))
-                start, used = index, first
-            used += _GAP + other
-        return [*blocks, self.part(start, len(others))]
-
-
-def grid(comparison: Comparison, detailed: bool = False) -> Grid:
-    """Return the comparison with a row for each setting; ``detailed``: with the errors of the differences."""
-    columns = ["seeds", *(_with_arrow(quantity) for quantity in comparison.quantities)]
-    rows = []
-    for setting in comparison.settings:
-        done, every = comparison.runs[setting]
-        row = [(str(done) if done == every else f"{done} of {every}", "", False)]
-        for quantity in comparison.quantities:
-            cells = [comparison.cells[other, quantity.name] for other in comparison.settings]
-            places = decimals([each.value for each in cells])
-            cell = comparison.cells[setting, quantity.name]
-            row.append((value_text(cell.value, places), difference_text(cell, places, detailed), cell.best))
-        rows.append(row)
-    return Grid(comparison.heading, comparison.settings, columns, rows)
+_MOST_NAMED = 10  # runs that have not finished; summary.csv has all
+_LONGEST_REASON = 300  # characters
 
 
 def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]:
@@ -86,40 +27,40 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
     upright = grid(comparison)
     space = " " * len(mark)  # where other cells have the mark, so that numbers are aligned
 
-    def marked(value: str, below: str, best: bool) -> tuple[str, str, bool]:
-        return value + (mark if best else space), below and below + space, best
+    def marked(entry: Entry) -> Entry:
+        value = entry.value + (mark if entry.best else space)
+        return entry._replace(value=value, below=entry.below and entry.below + space)
 
-    upright.cells[:] = [[row[0], *(marked(*cell) for cell in row[1:])] for row in upright.cells]
+    upright.cells[:] = [[row[0], *map(marked, row[1:])] for row in upright.cells]
     choices = [each.blocks(width) for each in (upright, upright.transposed(f"{upright.corner} →"))]
     return [_table(block) for block in min(choices, key=len)]
 
 
-def markdown(comparison: Comparison) -> str:
-    """Return the comparison as one Markdown table, with the best values in bold."""
-    upright = grid(comparison, detailed=True)
-    shown = upright if len(upright.columns) <= _MOST_COLUMNS else upright.transposed(upright.corner)
+def markdown(comparison: Comparison, published: Sequence[Published] = ()) -> str:
+    """Return the comparison as one Markdown table, with the best values in bold, and what explains it."""
+    shown = written_grid(comparison, published)
 
-    def line(texts: Sequence[str]) -> str:
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+    def text(entry: Entry) -> str:
+        value = f"**{entry.value}**" if entry.best else entry.value
+        return "<br>".join([value + ("\\*" if entry.significant else ""), *filter(None, entry.below.split("\n"))])
 
-    lines = [line([shown.corner, *shown.columns]), "|" + "---|" * (1 + len(shown.columns))]
-    for name, row in zip(shown.rows, shown.cells, strict=True):
-        texts = [f"**{value}**" if best else value for value, _, best in row]
-        lines.append(
-            line(
-                [
-                    name,
-                    *(f"{text}<br>{below}" if below else text for text, (_, below, _) in zip(texts, row, strict=True)),
-                ]
-            )
-        )
-    return "\n".join([*lines, "", *explanation(comparison, "in bold"), ""])
+    rows = [[name, *map(text, row)] for name, row in zip(shown.rows, shown.cells, strict=True)]
+    table = markdown_table([shown.corner, *shown.columns], rows)
+    return "\n".join([table, "", *explanation(comparison, "in bold", True, published), ""])
 
 
-def explanation(comparison: Comparison, best: str) -> list[str]:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def explanation(
+    comparison: Comparison, best: str, detailed: bool = False, published: Sequence[Published] = ()
+) -> list[str]:
     """Return the sentences that belong below a table; ``best`` says how the best values are marked."""
     lines = [
-        "Test of the checkpoint that the run chose: mean ± standard error over seeds"
+        f"Test of the checkpoint that the run chose: mean ± standard error over {comparison.unit}"
         + (f"; best {best}." if len(comparison.settings) > 1 else ".")
     ]
     cells = comparison.cells.values()
@@ -129,54 +70,33 @@ def explanation(comparison: Comparison, best: str) -> list[str]:
         how = "over runs of the same seed" if paired else "over runs of the same seed where there are any"
         test = "; p: Welch's t test, two-sided" if any(each.p is not None for each in differences) else ""
         lines.append(f"Second line: difference to {comparison.settings[0]}, {how}{test}.")
+    if detailed and any(cell.interval for cell in cells):
+        lines.append(
+            f"In brackets: {LEVEL:.0%} percentile bootstrap interval of the mean, of {RESAMPLES} resamples of the "
+            f"{comparison.unit} (seed 0); it is too narrow for a few of them."
+        )
+    if detailed and comparison.contests:
+        lines.append(
+            f"Last line: p-value of the best mean being better than the next best, by Welch's t test, one-sided and "
+            f"unpaired; an asterisk marks p < {SIGNIFICANCE:g}, not corrected for the number of settings and columns."
+        )
     if any(cell.value.undefined for cell in cells):
         lines.append(
             "(m/n): only m of n runs have a defined value, which the mean is of; such a setting is never best."
         )
+    lines += [f"{each.setting}, published: {each.note}" for each in published if each.note]
     return [*lines, *comparison.notes]
 
 
-def decimals(values: Sequence[Summary]) -> int:
-    """Return the decimals of a quantity: two digits of its typical standard error, or four of its largest mean."""
-    errors = [value.error for value in values if value.error]
-    if errors:
-        last = 1 - math.floor(math.log10(statistics.median(errors)))
-    else:
-        largest = max((abs(value.mean) for value in values if value.mean), default=1.0)
-        last = _DIGITS - 1 - math.floor(math.log10(largest))
-    return min(max(last, 0), _MOST_DECIMALS)
-
-
-def value_text(value: Summary, places: int) -> str:
-    """Return ``mean ± standard error``, followed by (m/n) if only m of n runs have a value; "-" if none has one."""
-    if value.mean is None:
-        return "-" if not value.undefined else f"- (0/{value.undefined})"
-    error = "" if value.error is None else f" ± {value.error:.{places}f}"
-    missing = f" ({value.count}/{value.count + value.undefined})" if value.undefined else ""
-    return f"{value.mean:,.{places}f}{error}{missing}"
-
-
-def difference_text(cell: Cell, places: int, detailed: bool) -> str:
-    """Return the difference to the first setting with its p-value; "" for the first setting, or without any."""
-    found = cell.difference
-    if found is None:
-        return ""
-    error = f" ± {found.error:.{places}f}" if detailed and found.error is not None else ""
-    p = (
-        ""
-        if found.p is None
-        else " p<0.001"
-        if found.p < 0.001
-        else f" p={found.p:.3f}"
-        if found.p < 0.1
-        else f" p={found.p:.2f}"
-    )
-    return f"{found.mean:+,.{places}f}{error}{p}"
-
-
-def _with_arrow(quantity: Quantity) -> str:
-    arrows: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
-    return quantity.name + arrows[quantity.higher]
+def missing(runs: Runs) -> list[str]:
+    """Return a line for each run that has not finished: its folder, what became of it, and its last message."""
+    rows = runs.table.filter(pl.col("state") != FINISHED)
+    lines = [f"{Path(row['run']).name} {row['state']}: {row['reason'] or 'no message'}" for row in rows.to_dicts()]
+    if not lines:
+        return []
+    more = [f"... and {len(lines) - _MOST_NAMED} more, in summary.csv"] if len(lines) > _MOST_NAMED else []
+    head = f"{len(lines)} of {len(runs.table)} runs have not finished:"
+    return [head, *(line[:_LONGEST_REASON] for line in lines[:_MOST_NAMED]), *more]
 
 
 def _table(block: Grid) -> Table:
@@ -187,8 +107,8 @@ def _table(block: Grid) -> Table:
         table.add_column(Text(name), width=width, justify="right", overflow="fold")
     for name, row in zip(block.rows, block.cells, strict=True):
         texts = []
-        for value, below, best in row:
-            text = Text(value, style="bold" if best else "")
-            texts.append(text.append(f"\n{below}", style="not bold dim") if below else text)
+        for entry in row:
+            text = Text(entry.value, style="bold" if entry.best else "")
+            texts.append(text.append(f"\n{entry.below}", style="not bold dim") if entry.below else text)
         table.add_row(Text(name), *texts)
     return table

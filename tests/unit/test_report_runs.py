@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtl.report.labels import config_options, given_options, labels
-from mtl.report.runs import find_runs, read_runs
+from mtl.report.runs import find_runs, read_named_runs, read_runs
 from mtl.types import InputError
 from tests.run_folders import write_run
 
@@ -31,6 +31,22 @@ def test_runs_are_read_in_the_order_of_jobs(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty contains no run; a run is a folder with a config.yaml"):
         read_runs([tmp_path / "empty"])
+
+
+def test_runs_with_names_of_the_caller(tmp_path: Path) -> None:
+    for number in range(3):
+        write_run(tmp_path / str(number), [f"gate=g{number}", "x=1"], {"loss": float(number)}, MAIN, seed=number)
+    named = {tmp_path / "2": ("COMET", 7), tmp_path / "0": ("top-k", None), tmp_path / "9": ("top-k", 3)}
+    runs = read_named_runs(named, "gate of the paper")
+    assert runs.heading == "gate of the paper"
+    assert runs.table.select("setting", "seed", "state", "test loss").rows() == [
+        ("COMET", 7, "finished", 2.0),
+        ("top-k", 0, "finished", 0.0),
+        ("top-k", 3, "unfinished", None),  # not begun
+    ]
+    assert not [name for name in runs.table.columns if name.startswith("option")]
+    with pytest.raises(InputError, match="no run to compare"):
+        read_named_runs({})
 
 
 LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO callbacks.epoch_report: epoch 0: train/loss 0.5\n"

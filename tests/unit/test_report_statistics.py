@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
+import numpy as np
 import pytest
-from scipy.stats import sem, t, ttest_ind
+from scipy.stats import bootstrap, sem, t, ttest_ind
 
-from mtl.report.statistics import Difference, Summary, difference, summarise, welch
+from mtl.report.statistics import Difference, Summary, difference, interval, summarise, welch
 
 SAMPLES = [([0.2, 0.5, 0.9], [1.0, 0.7, 1.4]), ([3.0, 3.5], [3.1, 9.0, 2.0, 2.5]), ([1.0, 1.0], [2.0, 3.0])]
 
@@ -68,3 +70,24 @@ def test_difference_without_common_seeds_is_that_of_the_means() -> None:
     assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 0, None)
     assert difference({1: None}, {1: 1.0}) is None
     assert difference({1: 1.0}, {}) is None
+
+
+def test_bootstrap_interval_against_all_resamples() -> None:
+    values = [1.0, 2.0, 4.0, 8.0]
+    means = [sum(each) / 4 for each in itertools.product(values, repeat=4)]  # the distribution that resamples draw from
+    low, high = np.quantile(means, [0.05, 0.95])
+    found = interval(values, level=0.9, resamples=20000)
+    assert found == pytest.approx((low, high), abs=0.26)  # means are quarters: at most one step
+
+
+def test_bootstrap_interval_against_scipy() -> None:
+    values = np.random.default_rng(3).normal(5.0, 2.0, 40)
+    theirs = bootstrap((values,), np.mean, n_resamples=20000, method="percentile", rng=0).confidence_interval
+    assert interval(list(values), resamples=20000) == pytest.approx((theirs.low, theirs.high), abs=0.02)
+    assert interval(list(values)) == interval(list(values))  # seeded
+    assert interval(list(values), seed=1) != interval(list(values), seed=0)
+
+
+def test_bootstrap_interval_of_few_values() -> None:
+    assert interval([1.0]) is interval([math.nan, None, 2.0]) is interval([]) is None
+    assert interval([3.0, 3.0, math.nan]) == (3.0, 3.0)

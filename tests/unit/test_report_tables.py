@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import polars as pl
 import pytest
 from rich.console import Console
+from scipy.stats import ttest_ind
 
 from mtl.report.__main__ import main
-from mtl.report.compare import Comparison, compare
+from mtl.report.compare import Comparison, Contest, compare, contest
+from mtl.report.grid import Published, grid
 from mtl.report.runs import Runs, read_runs
 from mtl.report.tables import console_tables, explanation, markdown
 from mtl.types import InputError
@@ -149,9 +152,52 @@ def test_a_mean_over_tasks_needs_all_of_them() -> None:
 def test_markdown(sweep: Path) -> None:
     lines = markdown(compare(read_runs([sweep]))).splitlines()
     assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
-    assert lines[2] == "| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |"
-    assert lines[4].startswith("| single_task | 2 | 0.5000 ± 0.0000<br>+0.0000 | **0.795 ± 0.105**<br>-0.010 p=0.57 |")
-    assert any("Welch's t test" in line for line in lines)
+    assert lines[2] == (
+        "| mmoe | 2 | 0.5000 ± 0.0000<br>[0.5000, 0.5000] | 0.710 ± 0.010<br>[0.700, 0.720] | "
+        "1.60 ± 0.10<br>[1.50, 1.70] |"
+    )
+    assert "| **0.795 ± 0.105**<br>-0.010 p=0.57<br>[0.690, 0.900] |" in lines[4]
+    against = "single_task against mmoe"  # shared_bottom has an undefined value
+    assert lines[5] == f"| best against the next |  | - | p=0.28<br>{against} | p=0.084<br>{against} |"
+    assert any("Welch's t test, two-sided" in line for line in lines)
+    assert any("one-sided and unpaired; an asterisk marks p < 0.05" in line for line in lines)
+
+
+def test_the_best_setting_is_tested_against_the_next_best() -> None:
+    values = {
+        f"s{n}": dict(enumerate(row)) for n, row in enumerate([(1.0, 1.2, 1.1), (2.0, 2.3, 1.9), (2.4, 2.2, 3.0)])
+    }
+    found = contest(values, higher=True)
+    p = ttest_ind([2.4, 2.2, 3.0], [2.0, 2.3, 1.9], equal_var=False, alternative="greater").pvalue
+    assert found == Contest("s2", "s1", pytest.approx(p))
+    found = contest(values, higher=False)
+    p = ttest_ind([1.0, 1.2, 1.1], [2.0, 2.3, 1.9], equal_var=False, alternative="less").pvalue
+    assert found == Contest("s0", "s1", pytest.approx(p))
+    assert contest(values, higher=None) is None  # no direction is the better one
+    assert contest({"s0": {0: 1.0}, "s1": {0: 2.0}}, higher=True) is None  # single runs
+    assert contest({"s0": values["s0"]}, higher=True) is None
+    missing = values | {"s3": {0: 9.0, 1: 9.1, 2: math.nan}}  # a run that diverged
+    assert contest(missing, higher=True) == contest(values, higher=True)
+
+
+def test_columns_of_ones_own(sweep: Path) -> None:
+    comparison = compare(read_runs([sweep]), columns=["test experts_per_sample", "test click/auprc", "test none"])
+    assert [quantity.name for quantity in comparison.quantities] == ["experts_per_sample", "click auprc"]
+    assert comparison.notes[0] == "No run has test none."
+
+
+def test_published_rows_follow_ours(sweep: Path) -> None:
+    published = [
+        Published("shared_bottom", {"test click/auprc": (0.65, 0.01), "test loss": 0.4}, "100 runs"),
+        Published("gumbel", {"test loss": 0.25}),
+    ]
+    comparison = compare(read_runs([sweep]))
+    found = grid(comparison, True, published)
+    assert found.rows[:5] == ["mmoe", "shared_bottom", "shared_bottom, published", "single_task", "gumbel, published"]
+    assert [entry.value for entry in found.cells[2]] == ["", "0.4", "0.65 ± 0.01", "-"]
+    assert all(entry.published for entry in found.cells[2])
+    assert not any(entry.best for entry in found.cells[4])
+    assert "shared_bottom, published: 100 runs" in markdown(comparison, published)
 
 
 def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,139 @@
+"""The page of a report: what a section holds, texts that are escaped, and nothing that is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from mtl.report.grid import Published
+from mtl.report.page import Listing, Section, picture, render, render_markdown
+from mtl.report.runs import read_named_runs
+from mtl.report.section import costs_of, section_of
+from tests.run_folders import write_run
+
+MAIN = {"click": "auprc"}
+NASTY = '<script>alert("x")</script> & <b>|'
+VOID = {"meta", "img", "br", "link"}
+
+
+class Reader(HTMLParser):
+    """Collect rows of tables and what pictures and links point at, and check that tags are closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.classes: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.addresses += [given[name] or "" for name in ("src", "href") if name in given]
+        self.classes.append(given.get("class") or "")
+        self.open += [] if tag in VOID else [tag]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"th", "td"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> dict[Path, tuple[str, int | None]]:
+    """Runs of a setting with an undefined value, of one with a single run, and of one that failed."""
+    values = {"COMET": [(0.50, 0.71), (0.52, 0.72)], NASTY: [(0.60, 0.70), (0.61, None)], "alone": [(0.55, 0.5)]}
+    named: dict[Path, tuple[str, int | None]] = {}
+    for setting, found in values.items():
+        for seed, (loss, auprc) in enumerate(found):
+            test = {"loss": loss, "click/auprc": auprc, "experts_per_sample": 2.0, "flops_selected": 1234.5}
+            folder = write_run(tmp_path / str(len(named)), [], test, MAIN, seed)
+            named[folder] = (setting, seed)
+    failed = write_run(tmp_path / "failed", [], None, log=f"12:00:01 ERROR mtl: NaN loss {NASTY}\n")
+    return named | {failed: ("broken", 0)}
+
+
+def test_a_page_stands_alone_and_shows_what_went_wrong(named: dict[Path, tuple[str, int | None]]) -> None:
+    routing = next(iter(named)) / "routing"
+    routing.mkdir()
+    drawn = picture(Figure(figsize=(1, 1)), "a caption")
+    (routing / "weights_over_training_layer_0.png").write_bytes(drawn.png)
+    published = [Published("COMET", {"test loss": (0.49, 0.01), "test other": 1.0}, f"500 runs {NASTY}")]
+    section = section_of(read_named_runs(named, NASTY), NASTY, f"one\n\n{NASTY}", published=published)
+    page = render(NASTY, NASTY, [section])
+    reader = Reader(page)
+    assert "<script" not in page
+    assert not re.search(r"https?:|@import|url\(", page)
+    assert len(reader.addresses) == 1
+    assert base64.b64decode(reader.addresses[0].removeprefix("data:image/png;base64,")) == drawn.png
+    table = {row[0]: row[1:] for row in reader.rows[:6]}
+    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.032[0.6000, 0.6100]", "0.7000 (1/2)-0.0100"]
+    assert table["COMET"][1] == "0.5100 ± 0.0100[0.5000, 0.5200]"
+    assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
+    assert table["alone"] == ["1", "0.5500+0.0500", "0.5000-0.2100"]
+    assert table["broken"] == ["0 of 1", "-", "-"]
+    assert "published" in reader.classes
+    assert "1 of 6 runs have not finished:" in page
+    assert "Published, but no run has it: test other." in page
+
+
+def test_the_best_is_bold_and_its_asterisk_is_explained(tmp_path: Path) -> None:
+    named: dict[Path, tuple[str, int | None]] = {}
+    for seed in range(3):
+        for setting, loss in (("a", 1.0), ("b", 0.5)):
+            folder = write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + 0.01 * seed}, {}, seed)
+            named[folder] = (setting, seed)
+    page = render("t", "", [section_of(read_named_runs(named), "t")])
+    assert "<b>0.5100 ± 0.0058*</b>" in page
+    assert "p&lt;0.001" in page
+    assert "one-sided and unpaired; an asterisk marks p &lt; 0.05" in page
+
+
+def test_costs_are_means_of_what_runs_say(named: dict[Path, tuple[str, int | None]]) -> None:
+    costs = costs_of(read_named_runs(named))
+    assert costs.header[1:4] == ["experts per sample", "FLOPs per sample", "parameters"]
+    assert list(costs.rows[0]) == ["COMET", "2", "1,234", "1,234", "3", "1.5"]
+    assert list(costs.rows[-1]) == ["broken", "-", "-", "-", "-", "-"]
+    failed = {folder: name for folder, name in named.items() if name[0] == "broken"}
+    assert section_of(read_named_runs(failed), "t").listings == []
+
+
+def test_markdown_of_sections() -> None:
+    listing = Listing("Claims", ["claim", "ours", "holds"], [["a | b", "1.0", "yes"]], "One note.")
+    section = Section("16 tasks", "Text.", listings=[listing], notes=["first", "second"])
+    expected = """# Title
+
+Intro.
+
+## 16 tasks
+
+Text.
+
+### Claims
+
+| claim | ours | holds |
+| --- | --- | --- |
+| a \\| b | 1.0 | yes |
+
+One note.
+
+* first
+* second
+"""
+    assert render_markdown("Title", "Intro.", [section]) == expected
+    assert Reader(render("Title", "Intro.", [section])).rows == [
+        ["claim", "ours", "holds"],
+        ["a | b", "1.0", "yes"],
+    ]
