@@ -249,8 +249,8 @@ def test_texts(tmp_path: Path) -> None:
     assert used["weight"].is_between(0, 1.001).all()
 
 
-def test_block_of_the_readme(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [block] = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def test_block_of_the_page(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = re.findall(r"```py\n(.*?)```", (ROOT / "docs/in_use.md").read_text(), flags=re.DOTALL)
     (tmp_path / "RUN").symlink_to(trained)
     table().write_csv(tmp_path / "new.csv")
     monkeypatch.chdir(tmp_path)

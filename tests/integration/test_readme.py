@@ -1,4 +1,4 @@
-"""The README's blocks of Python, as a package outside the repository: they train, are permuted and are pruned."""
+"""The blocks of Python in README and docs, as a package outside the repository: they train, are permuted and pruned."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from tests.conftest import ROOT
 from tests.programs import Forked, Outcome
 
 YAML = {
-    "gate/threshold.yaml": "_target_: mine.ThresholdGate\n_partial_: true\n",
-    "experts/gated.yaml": "_target_: mine.GatedLinear\n_partial_: true\nwidth: 8\n",
+    "experts/gated.yaml": "_target_: my_package.GatedLinear\n_partial_: true\nwidth: 8\n",
     "network/two_mixtures.yaml": (
-        "_target_: mine.TwoMixtures\n"
+        "_target_: my_package.TwoMixtures\n"
         "num_experts: ${setting.num_experts}\nstatic_gate: ${setting.static_gate}\nexecution: auto\n"
         "bottom: {_target_: mtl.networks.bottom.bottom_for, _partial_: true, embedding_dim: 4}\n"
         "experts: ${experts}\ngate: ${gate}\npermutation: ${permutation}\n"
         "heads: {_target_: mtl.networks.heads.Heads, _partial_: true}\n"
     ),
     "data/mine.yaml": (
-        "# @package _global_\ndata: {_target_: mine.MyData, batch_size: 512, shuffle_seed: 0}\n"
+        "# @package _global_\ndata: {_target_: my_package.MyData, batch_size: 512, shuffle_seed: 0}\n"
         "setting: {num_experts: 4, max_epochs: 1}\n"
     ),
 }
@@ -36,11 +35,12 @@ QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routin
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the README's Python as the module ``mine``, and YAML files that name its classes."""
+    """Return a folder with the pages' Python as the module ``my_package``, and YAML files that name its classes."""
     folder = tmp_path_factory.mktemp("package")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    (folder / "mine.py").write_text("\n".join(blocks))
-    for name, text in YAML.items():
+    pages = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/extend.md"))
+    (folder / "my_package.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", pages, flags=re.DOTALL)))
+    [gate] = re.findall(r"```yaml\n(.*?)```", pages, flags=re.DOTALL)
+    for name, text in {**YAML, "gate/threshold.yaml": gate}.items():
         (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "conf" / name).write_text(text)
     return folder
@@ -70,7 +70,7 @@ def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path
 
 
 def test_layer_in_a_plain_model(package: Path) -> None:
-    mine = runpy.run_path(str(package / "mine.py"))
+    mine = runpy.run_path(str(package / "my_package.py"))
     (dense, loss), (sparse, other) = (mine["train_two_tasks"](execution) for execution in ("dense", "sparse"))
     assert loss == pytest.approx(other, rel=1e-4)
     _, routing = sparse.mixture(torch.randn(64, 20))
@@ -84,8 +84,8 @@ def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "run" / "checkpoints" / "best.ckpt")
     done = prune(package, tmp_path / "output", checkpoint)
     assert done.status == 1
-    assert "add trust=[mine]" in done.output
-    done = prune(package, tmp_path / "output", "--trust", "mine", checkpoint)
+    assert "add trust=[my_package]" in done.output
+    done = prune(package, tmp_path / "output", "--trust", "my_package", checkpoint)
     assert done.status == 0, done.output
     savings = json.loads((tmp_path / "run" / "pruned" / "savings.json").read_text())
     assert savings.keys() == {"click", "seconds"}
