@@ -24,14 +24,11 @@ STUDY_OPTIONS = [name for name in STUDY_OPTIONS if name not in ("defaults", "fix
 BOTH = "hydra.searchpath"  # where further YAML files are
 
 
-def split(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the words of the study, gate and show with their values, and the words of train.py."""
-    keys = [word.partition("=")[0] for word in words]
-    given = dict(zip(keys, words, strict=True))
-    study = [word for key, word in given.items() if key.split(".")[0] in STUDY_OPTIONS or key == BOTH]
-    special = {key: given[key].partition("=")[2] for key in ("gate", "show") if key in given}
-    others = [word for key, word in given.items() if key == BOTH or (word not in study and key not in special)]
-    return study, special, others
+def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of the options ``own``, and those of train.py; of an option that is given twice, the last one."""
+    given = {word.partition("=")[0]: word for word in words}
+    ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
+    return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
 
 
 def first_run(words: Sequence[str]) -> DictConfig:
@@ -59,7 +56,9 @@ def run(words: Sequence[str]) -> None:
         from mtl.tune.command import tune
     except ModuleNotFoundError as error:
         raise InputError(f"tune.py needs the package {error.name}: pip install -e '.[tune]'") from None
-    study, special, others = split(words)
+    study, others = split_words(words, STUDY_OPTIONS)
+    special = {key: word.partition("=")[2] for word in others if (key := word.partition("=")[0]) in ("gate", "show")}
+    others = [word for word in others if word.partition("=")[0] not in special]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         if not any(word.startswith("study=") for word in study):
             names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import optuna
 from omegaconf import DictConfig
 from optuna.samplers import RandomSampler
+from optuna.storages import BaseStorage
 from optuna.study import create_study
 
 from mtl.run.console import make_lasting
@@ -43,7 +45,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
     found = definitions.read(cfg, name, gates, options)
     title = found[0].name.partition("/")[0]
-    runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else _checked(found, compose)
+    runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else checked(found, compose)
     folder = Path(runs[0].paths.output_dir) / "studies" / title
     require(
         not show or cfg.storage or (folder / "study.db").exists(),
@@ -51,18 +53,7 @@ def tune(
     )
     storage = open_storage(cfg.storage, folder)
     if show is None:
-        queues = [
-            Queue(
-                each,
-                storage,
-                monitor=str(run.monitor),
-                direction="maximize" if mode_of(run.monitor) == "max" else "minimize",
-                n_trials=cfg.n_trials,
-                heartbeat=cfg.heartbeat,
-                retries=cfg.retries,
-            )
-            for each, run in zip(found, runs, strict=True)
-        ]
+        queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
         with stoppable(), reached(cfg.storage):
             work(queues, Launcher(program, folder, str(runs[0].monitor)), cfg.max_failures, say)
     studies = [study for each in found if (study := study_of(each.name, storage))]
@@ -74,12 +65,20 @@ def tune(
         show_best(study)
 
 
+def queues_of(
+    found: Sequence[definitions.Definition], monitor: str, storage: BaseStorage, cfg: DictConfig, n_trials: int
+) -> list[Queue]:
+    """Return the queue of each study; ``cfg`` has the options of workers, ``heartbeat`` and ``retries``."""
+    direction: Literal["maximize", "minimize"] = "maximize" if mode_of(monitor) == "max" else "minimize"
+    return [Queue(each, storage, monitor, direction, n_trials, cfg.heartbeat, cfg.retries) for each in found]
+
+
 def say(text: str) -> None:
     """Print a line at once, also into a file."""
     print(text, flush=True)
 
 
-def _checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
+def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
     """Return the configuration of a first trial of each study, so that a wrong option is found before any is run."""
     runs = [compose([*each.words, *_some_parameters(each)]) for each in found]
     monitors = {str(run.monitor) for run in runs}

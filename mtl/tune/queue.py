@@ -98,6 +98,10 @@ class Queue:
             return self.take()
         return None
 
+    def begun(self) -> int:
+        """Return how many trials have been begun."""
+        return len(self._trials())
+
     def finished(self) -> bool:
         """Return whether all ``n_trials`` trials have ended."""
         return sum(trial.state.is_finished() for trial in self._trials()[: self.n_trials]) == self.n_trials
@@ -138,7 +142,13 @@ class Queue:
         return begun
 
     def training_seed(self, number: int) -> int:
-        """Return the option ``seed`` of the run of trial ``number``."""
+        """Return the option ``seed`` of the run of trial ``number``.
+
+        A study without a space repeats one setting: its trials have the seeds ``seed``, ``seed`` + 1, ..., so that the
+        trials of several such studies can be compared in pairs.
+        """
+        if not self.definition.space:
+            return self.definition.seed + number
         return derived_seed(self.definition.seed, self.definition.label, number, "training")
 
     def set(self, number: int, name: str, value: Any) -> None:

@@ -17,14 +17,15 @@ from mtl.types import InputError, Stopped
 
 
 def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
-    """Run trials of ``queues``, the first ones first, until all have ended.
+    """Run trials of ``queues``, next that of the queue with the fewest, until all have ended.
 
-    Waits while other workers run the last trials, since one of them might be killed. Raises InputError after
+    So all have about as many, wherever the work is interrupted. Waits while other workers run the last trials, since one of them might be killed. Raises InputError after
     ``max_failures`` failed trials in a row.
     """
     failures, waiting = 0, False
     while not all(queue.finished() for queue in queues):
-        taken = next(((queue, trial) for queue in queues if (trial := queue.take())), None)
+        in_turn = sorted(queues, key=Queue.begun)  # stable: of equal ones the first one
+        taken = next(((queue, trial) for queue in in_turn if (trial := queue.take())), None)
         if taken is None:
             if not waiting:
                 say("waiting for the trials of other workers; Ctrl-C leaves them alone")

@@ -1,0 +1,56 @@
+"""The command ``reproduce.py``, but for composing configurations, which it is given a function for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import optuna
+from omegaconf import DictConfig
+from optuna.storages import BaseStorage
+
+from mtl.paper.definition import Paper, Part, read
+from mtl.paper.page import write
+from mtl.run.console import make_lasting
+from mtl.tune.command import Composer, checked, queues_of, say
+from mtl.tune.launch import Launcher
+from mtl.tune.queue import study_of
+from mtl.tune.show import best_trials
+from mtl.tune.space import words
+from mtl.tune.storage import open_storage, reached
+from mtl.tune.work import stoppable, work
+from mtl.types import require
+
+
+def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Composer, program: Path) -> None:
+    """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
+
+    ``name``: of the file in ``conf/paper``. ``options``: of train.py, for all runs. ``compose(words)`` returns the
+    checked configuration of a run; ``program``: train.py.
+    """
+    make_lasting()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
+    paper = read(cfg, name, options)
+    searched = [pair for pair in paper.pairs() if paper.is_searched(pair[1])]
+    searches = [paper.definition(*pair, chosen=None) for pair in searched]
+    first = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in paper.pairs())], compose)[0]
+    folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.scale, str(first.monitor)
+    require(not cfg.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
+    storage = open_storage(cfg.storage, folder)
+    if not cfg.show:
+        launch = Launcher(program, folder, monitor)
+        with stoppable(), reached(cfg.storage):
+            work(queues_of(searches, monitor, storage, cfg, paper.n_trials), launch, cfg.max_failures, say)
+            found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
+            work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
+    chosen = {pair: choice(paper, *pair, storage) for pair in paper.pairs()}
+    write(paper, chosen, folder)
+
+
+def choice(paper: Paper, group: Part, setting: Part, storage: BaseStorage) -> tuple[list[str], int]:
+    """Return the words that the best trial of the search chose, and its number; ([], 0) without one."""
+    if not paper.is_searched(setting):
+        return [], 0
+    study = study_of(paper.definition(group, setting, chosen=None).name, storage)
+    best = best_trials(study)[:1] if study else []
+    return (words(best[0].params), best[0].number) if best else ([], 0)
