@@ -18,7 +18,8 @@ class SelectionReport(Callback):
     ``test/true_experts_found``: how many of the N experts in ``extras["true_experts"]`` are among the N with the
     largest nonzero weights, mean over samples and tasks.
     ``test/jaccard_related`` and ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks in the
-    same group and in different groups of ``extras["task_group"]``.
+    same group and in different groups of ``extras["task_group"]``; ``test/distinct_experts``: how many experts a task
+    selects, where selectors that agree count once.
     Real data has neither entry, so nothing is logged for it.
     """
 
@@ -49,6 +50,7 @@ class SelectionReport(Callback):
             values["true_experts_found"] = largest[..., true].sum(-1).double().mean()
         if "task_group" in spec.extras:
             values |= jaccard_by_group(chosen, spec.extras["task_group"])
+            values["distinct_experts"] = chosen.sum(-1).double().mean()
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value) * len(batch)
         self._rows += len(batch)

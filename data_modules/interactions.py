@@ -18,7 +18,7 @@ from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
 from data_modules.files.reading import read_bytes
-from data_modules.options import address, choice, flag, names, number, path, refused
+from data_modules.options import address, choice, flag, names, number, path, refused, whole
 from data_modules.sampling import draw_distinct, unique
 from data_modules.splits import SPLITS, check_shares, stratified_split
 from data_modules.tables.pairs import Ids, PairEncoder
@@ -81,6 +81,7 @@ class InteractionsDataModule(TensorDataModule):
         base_url: str,
         negatives: Literal["uniform", "per_user"] = "uniform",
         metrics: Mapping[str, Sequence[str]] | None = None,
+        max_rows: int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -88,6 +89,7 @@ class InteractionsDataModule(TensorDataModule):
         self.alpha, self.shares = number("alpha", alpha), check_shares(split)
         self.negatives = choice("negatives", negatives, NEGATIVES)
         self.metrics = self._checked({} if metrics is None else metrics)
+        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, low=1)
         self.download, self.base_url = flag("download", download), address("base_url", base_url)
 
     def _checked(self, metrics: Any) -> dict[str, tuple[str, ...]]:
@@ -182,7 +184,13 @@ class InteractionsDataModule(TensorDataModule):
         )
 
     def divide(self, rows: Batch, stratum: Tensor, generator: torch.Generator, start: float) -> dict[str, Batch]:
-        """Split ``rows``, stratified by ``stratum [N]``; ``start`` is the time at which loading began, for the log."""
+        """Split ``rows``, or ``max_rows`` of them, stratified by ``stratum [N]``.
+
+        ``start`` is the time at which loading began, for the log.
+        """
+        if self.max_rows is not None and self.max_rows < len(rows):
+            kept = torch.randperm(len(rows), generator=generator)[: self.max_rows].sort().values
+            rows, stratum = rows.select(kept), stratum[kept]
         parts = stratified_split(stratum, self.shares, generator)
         splits = {name: rows.select(part) for name, part in zip(SPLITS, parts, strict=True)}
         for name, batch in splits.items():

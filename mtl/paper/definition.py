@@ -13,7 +13,7 @@ from mtl.types import check_name, check_number, check_whole, require
 
 Value = tuple[float, float | None]  # mean and standard error, None if that is not published
 _SCALE = {"seeds", "n_trials", "fixed", "note"}
-_CLAIM = {"text", "group", "column", "setting", "than", "by", "at_least", "at_most"}
+_CLAIM = {"text", "group", "column", "setting", "than", "by", "higher", "at_least", "at_most"}
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Part:
 class Claim:
     """A sentence of the publication about ``setting``, in ``group``, on ``column``.
 
-    With ``than``: its mean is better than that of each of these settings, by at least the share ``by`` of theirs. Else
-    its mean is at least ``at_least`` or at most ``at_most``. The names of group and settings are their keys.
+    With ``than``: its mean is better than that of each of these settings, by at least the share ``by`` of theirs;
+    ``higher`` says whether higher values are better. Else its mean is at least ``at_least`` or at most ``at_most``. The
+    names of group and settings are their keys.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Claim:
     setting: str
     than: tuple[str, ...] = ()
     by: float | None = None
+    higher: bool = False
     at_least: float | None = None
     at_most: float | None = None
 

@@ -234,6 +234,7 @@ def test_selection_report_against_the_simulated_truth() -> None:
     callback.on_test_epoch_end(run, module)
     assert module.logged["test/true_experts_found"] == pytest.approx(1)
     assert module.logged["test/jaccard_related"] == pytest.approx(0.5)
+    assert module.logged["test/distinct_experts"] == pytest.approx(4 / 3)
     assert module.logged["test/jaccard_unrelated"] == pytest.approx(0)
 
 

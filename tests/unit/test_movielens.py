@@ -381,3 +381,25 @@ def test_preparing_survives_kills_and_concurrent_processes(tmp_path: Path, make:
         assert len(all_rows(data)) == 2 * USERS * EACH
         files = [path.name for path in (tmp_path / folder).rglob("*")]
         assert not [name for name in files if name.endswith((".tmp", ".part"))]
+
+
+def test_max_rows_keeps_a_random_part(ready: Make) -> None:
+    """The pairs kept are pairs of the whole data set, about half of them watched; other options change nothing."""
+    whole, part = ready(), ready(max_rows=300)
+    pairs = [rows(module) for module in (whole, part)]
+    assert len(pairs[0]) == 2 * USERS * EACH and len(pairs[1]) == 300
+    assert pairs[1] < pairs[0]
+    assert 100 < sum(watch for *_, watch in pairs[1]) < 200
+    assert rows(ready(max_rows=300)) == pairs[1]
+    assert rows(ready(max_rows=10**6)) == pairs[0]
+    with pytest.raises(InputError, match="data.max_rows=0: must be a whole number from 1"):
+        ready(max_rows=0)
+
+
+def rows(module: MovieLensDataModule) -> set[tuple[int, int, float]]:
+    """Return (user, item, watch) of the rows of all splits."""
+    found = set()
+    for split in module.splits.values():
+        columns = (split.inputs["user"], split.inputs["item"], split.targets["watch"])
+        found |= set(zip(*(column.tolist() for column in columns), strict=True))
+    return found
