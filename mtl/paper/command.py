@@ -31,7 +31,7 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Compo
     make_lasting()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
     paper = read(cfg, name, options)
-    searched = [pair for pair in paper.pairs() if paper.is_searched(pair[1])]
+    searched = [pair for pair in paper.pairs() if paper.space_of(pair[1])]
     searches = [paper.definition(*pair, chosen=None) for pair in searched]
     first = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in paper.pairs())], compose)[0]
     folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.scale, str(first.monitor)
@@ -47,10 +47,10 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Compo
     write(paper, chosen, folder)
 
 
-def choice(paper: Paper, group: Part, setting: Part, storage: BaseStorage) -> tuple[list[str], int]:
+def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:
     """Return the words that the best trial of the search chose, and its number; ([], 0) without one."""
-    if not paper.is_searched(setting):
+    if not paper.space_of(gate):
         return [], 0
-    study = study_of(paper.definition(group, setting, chosen=None).name, storage)
+    study = study_of(paper.definition(group, gate, chosen=None).name, storage)
     best = best_trials(study)[:1] if study else []
     return (words(best[0].params), best[0].number) if best else ([], 0)

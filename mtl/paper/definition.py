@@ -1,4 +1,4 @@
-"""What a table or figure of a publication consists of: groups of settings, read from ``conf/paper``."""
+"""What a table or figure of a publication consists of: groups of gates, read from ``conf/paper``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mtl.tune.definition import Definition
 from mtl.types import check_name, check_number, check_whole, require
 
 Value = tuple[float, float | None]  # mean and standard error, None if that is not published
-_SCALE = {"seeds", "n_trials", "fixed", "note"}
-_CLAIM = {"text", "group", "column", "setting", "than", "by", "higher", "at_least", "at_most"}
+_SCALE = {"seeds", "n_trials", "fixed", "search", "note"}
+_CLAIM = {"text", "group", "column", "gate", "than", "by", "higher", "at_least", "at_most"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A group or a setting: its key in the file, its name for the reader, its words and its space."""
+    """A group or a gate: its key in the file, its name for the reader, its words and its space."""
 
     key: str
     name: str
@@ -28,17 +28,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the publication about ``setting``, in ``group``, on ``column``.
+    """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
-    With ``than``: its mean is better than that of each of these settings, by at least the share ``by`` of theirs;
+    With ``than``: its mean is better than that of each of these gates, by at least the share ``by`` of theirs;
     ``higher`` says whether higher values are better. Else its mean is at least ``at_least`` or at most ``at_most``. The
-    names of group and settings are their keys.
+    names of group and gates are their keys.
     """
 
     text: str
     group: str
     column: str
-    setting: str
+    gate: str
     than: tuple[str, ...] = ()
     by: float | None = None
     higher: bool = False
@@ -48,10 +48,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A table or figure at one scale. ``seeds``: runs of each setting; ``n_trials``: of its search before, if any.
+    """A table or figure at one scale. ``seeds``: runs of each gate; ``n_trials``: of its search before, if any.
 
     ``words``: options of train.py that the command line adds to all runs. ``published``: values by (key of group, key
-    of setting, column), in our units.
+    of gate, column), in our units.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Paper:
     scale: str
     note: str
     groups: list[Part]
-    settings: list[Part]
+    gates: list[Part]
     search: Part
     words: list[str]
     seeds: int
@@ -73,38 +73,35 @@ class Paper:
     claims: list[Claim]
 
     def pairs(self) -> list[tuple[Part, Part]]:
-        """Return the (group, setting) of each row of the tables."""
-        return [(group, setting) for group in self.groups for setting in self.settings]
+        """Return the (group, gate) of each row of the tables."""
+        return [(group, gate) for group in self.groups for gate in self.gates]
 
-    def definition(self, group: Part, setting: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
-        """Return the study of a setting in a group: its search, or, given what that has ``chosen``, its runs.
+    def definition(self, group: Part, gate: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
+        """Return the study of a gate in a group: its search, or, given what that has ``chosen``, its runs.
 
         ``chosen``: words; ``trial``: the number of the trial that they are from.
         """
-        label = f"{group.key}/{setting.key}"
-        space: dict[str, Any] = {}
+        label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(gate)
+        clash = [word for word in self.words if _key(word) in space]
+        require(not clash, f"{' '.join(clash)}: {self.name} searches this option; leave it out")
         if chosen is None:
-            space, label = searched, f"{label}/search"
+            label, further = f"{label}/search", self.search.words
         elif chosen:
             label = f"{label}/trial_{trial}"
-        searched = self.search.space | setting.space if self.is_searched(setting) else {}
-        clash = [word for word in self.words if _key(word) in searched]
-        require(not clash, f"{' '.join(clash)}: {self.name} searches this option; leave it out")
-        further = self.search.words if chosen is None else chosen
-        words = {_key(word): word for word in (*group.words, *setting.words, *further, *self.words)}
+        words = {_key(word): word for word in (*group.words, *gate.words, *further, *self.words)}
         return Definition(
             f"{self.name}/{self.scale}/{label}",
             label,
             list(words.values()),
-            space,
+            space if chosen is None else {},
             self.sampler,
             self.pruner,
             self.seed,
         )
 
-    def is_searched(self, setting: Part) -> bool:
-        """Return whether options of the setting are searched before its runs."""
-        return self.n_trials > 0 and bool(self.search.space | setting.space)
+    def space_of(self, gate: Part) -> dict[str, Any]:
+        """Return what is searched for the gate before its runs; {} if nothing is."""
+        return self.search.space | gate.space if self.n_trials else {}
 
 
 def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
@@ -124,20 +121,18 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     check_whole(f"scales.{plain['scale']}.seeds", scale.get("seeds"), at_least=1)
     check_whole(f"scales.{plain['scale']}.n_trials", scale.get("n_trials", 0), at_least=0)
     shared = [*plain["fixed"], *scale.get("fixed", [])]
-    groups, settings = _parts("groups", plain["groups"]), _parts("settings", plain["settings"])
+    groups, gates = _parts("groups", plain["groups"], []), _parts("gates", plain["gates"], ["gate={}"])
     for claim in plain["claims"]:
         _known("claims", claim, _CLAIM)
-        for key, parts in (("group", groups), ("setting", settings)):
+        for key, parts in (("group", groups), ("gate", gates)):
             require(claim[key] in parts, f"claims: {claim['text']!r}: {key} {claim[key]} is not one of the file")
-        missing = set(claim.get("than", ())) - settings.keys()
-        require(not missing, f"claims: {claim['text']!r}: setting {', '.join(missing)} is not one of the file")
+        missing = set(claim.get("than", ())) - gates.keys()
+        require(not missing, f"claims: {claim['text']!r}: gate {', '.join(missing)} is not one of the file")
     only = [word for word in str(plain["only"] or "").split(",") if word]
-    unknown = [word for word in only if word not in {**groups, **settings}]
+    unknown = [word for word in only if word not in {**groups, **gates}]
     require(
-        not unknown, f"only={','.join(only)}: {name} has the groups {', '.join(groups)}; settings {', '.join(settings)}"
+        not unknown, f"only={','.join(only)}: {name} has the groups {', '.join(groups)}; gates {', '.join(gates)}"
     )
-    search = plain["search"] or {}
-    _known("search", search, {"fixed", "space"})
     return Paper(
         name=name,
         title=plain["title"],
@@ -147,8 +142,8 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         groups=[
             Part(each.key, each.name, [*shared, *each.words], {}) for each in _wanted(groups, only)
         ],
-        settings=_wanted(settings, only),
-        search=Part("search", "search", search.get("fixed", []), search.get("space", {})),
+        gates=_wanted(gates, only),
+        search=Part("search", "search", scale.get("search", []), plain["space"]),
         words=list(words),
         seeds=scale["seeds"],
         n_trials=scale.get("n_trials", 0),
@@ -156,18 +151,19 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         sampler=plain["sampler"],
         pruner=plain["pruner"],
         columns=plain["columns"],
-        published=_published(plain["published"] or {}, groups, settings),
+        published=_published(plain["published"] or {}, groups, gates),
         claims=[Claim(**{**claim, "than": tuple(claim.get("than", ()))}) for claim in plain["claims"]],
     )
 
 
-def _parts(where: str, given: Mapping[str, Any]) -> dict[str, Part]:
+def _parts(where: str, given: Mapping[str, Any], default: Sequence[str]) -> dict[str, Part]:
     require(bool(given), f"{where}: must have at least one entry")
     found = {}
     for key, part in given.items():
         check_name(where, key)
         _known(f"{where}.{key}", part, {"name", "fixed", "space"})
-        found[key] = Part(key, part.get("name", key.replace("_", " ")), part.get("fixed", []), part.get("space", {}))
+        words = part.get("fixed", [word.format(key) for word in default])
+        found[key] = Part(key, part.get("name", key.replace("_", " ")), words, part.get("space", {}))
     return found
 
 
@@ -176,18 +172,18 @@ def _wanted(parts: Mapping[str, Part], only: Sequence[str]) -> list[Part]:
     return [parts[key] for key in parts if key in only] or list(parts.values())
 
 
-def _published(given: Mapping[str, Any], groups: Mapping[str, Part], settings: Mapping[str, Part]) -> Any:
+def _published(given: Mapping[str, Any], groups: Mapping[str, Part], gates: Mapping[str, Part]) -> Any:
     _known("published", given, {"values", "units"})
     units = given.get("units", {})
     found = {}
     for group, rows in given.get("values", {}).items():
         require(group in groups, f"published: {group} is not a group of the file")
-        for setting, columns in rows.items():
-            require(setting in settings, f"published: {setting} is not a setting of the file")
+        for gate, columns in rows.items():
+            require(gate in gates, f"published: {gate} is not a gate of the file")
             for column, value in columns.items():
                 mean, error = value if isinstance(value, list) else (value, None)
                 unit = units.get(column, 1)
-                found[group, setting, column] = (mean / unit, None if error is None else error / unit)
+                found[group, gate, column] = (mean / unit, None if error is None else error / unit)
     return found
 
 

@@ -1,0 +1,89 @@
+"""Tables of publications: what their files say, and that train.py accepts every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import tune
+from mtl.paper.definition import Paper, read
+from mtl.tune.space import distributions, words
+from mtl.types import InputError
+from tests.conftest import ROOT
+from tests.integration.test_tune import end
+
+PAPERS = sorted((ROOT / "conf" / "paper").glob("*.yaml"))
+
+
+def paper(name: str, *own: str, options: list[str] | None = None, only: str | None = None) -> Paper:
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = hydra.compose("reproduce", [f"paper={name}", *own])
+        cfg.only = only
+        return read(cfg, name, options or [])
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_every_file_describes_itself(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# @package _global_\n# ")
+    assert f"Example: python reproduce.py {path.stem}" in text.splitlines()[1]
+    for scale in ("paper", "laptop"):
+        found = paper(path.stem, f"scale={scale}")
+        assert found.title and found.source and found.note and found.claims
+        names = [found.definition(*pair, chosen=[]).name for pair in found.pairs()]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("scale", ["paper", "laptop"])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_train_accepts_the_runs(path: Path, scale: str, every: bool) -> None:
+    found = paper(path.stem, f"scale={scale}")
+    pairs = found.pairs()
+    for group, gate in pairs if every else pairs[-1:]:
+        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            assert tune.first_run(found.definition(group, gate, chosen=[]).words).monitor == "val/loss"
+            if found.space_of(gate):
+                search = found.definition(group, gate, chosen=None)
+                values = {key: end(d, first=False) for key, d in distributions(search.space).items()}
+                tune.first_run([*search.words, *words(values)])
+        GlobalHydra.instance().clear()
+
+
+def test_runs_and_their_words() -> None:
+    found = paper("comet_movielens", "scale=laptop", only="alpha_09,hash,comet", options=["data.max_rows=3000"])
+    assert [(group.key, gate.key) for group, gate in found.pairs()] == [("alpha_09", "hash"), ("alpha_09", "comet")]
+    group, comet = found.pairs()[1]
+    search, runs = found.definition(group, comet, None), found.definition(group, comet, ["gate.gamma=5"], 7)
+    assert search.name == "comet_movielens/laptop/alpha_09/comet/search"
+    assert runs.name == "comet_movielens/laptop/alpha_09/comet/trial_7" and runs.label == "alpha_09/comet/trial_7"
+    assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"} and not runs.space
+    assert "setting.max_epochs=12" in search.words and "setting.max_epochs=20" in runs.words
+    assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
+    assert "data.max_rows=3000" in search.words and "data.max_rows=3000" in runs.words  # the command line's is the last
+    assert found.published["alpha_09", "comet", "test loss"] == pytest.approx((0.4076, 0.0002))
+
+
+@pytest.mark.parametrize(
+    "own, options, only, message",
+    [
+        (["scale=tiny"], [], None, "scale=tiny: dselect_k_static has paper, laptop"),
+        ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
+        (["scales.laptop.seeds=0"], [], None, "scales.laptop.seeds=0: must be a whole number"),
+        (["+scales.laptop.runs=3"], [], None, "scales.laptop: runs is not known; accepted: fixed, n_trials, "),
+        (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
+        (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: 'x': group no is not one of"),
+        (["heartbeat=0"], [], None, "heartbeat=0: must be"),
+    ],
+)
+def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        found = paper("dselect_k_static", *own, options=options, only=only)
+        for pair in found.pairs():
+            found.definition(*pair, chosen=None)
+    assert message in str(caught.value)
