@@ -43,8 +43,8 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Compo
             work(queues_of(searches, monitor, storage, cfg, paper.n_trials), launch, cfg.max_failures, say)
             found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
             work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
-    chosen = {pair: choice(paper, *pair, storage) for pair in paper.pairs()}
-    write(paper, chosen, folder)
+    chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
+    write(paper, chosen, folder, Path(cfg.page) if cfg.page else None)
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:

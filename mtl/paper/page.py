@@ -1,1 +1,119 @@
-def write(*a): print('written')
+"""Write the report on a table or figure of a publication: our numbers beside the published ones, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+from rich.console import Console
+from rich.table import Table
+
+from mtl.paper.definition import Paper, Part
+from mtl.paper.verdicts import RULES, Judgement, judge
+from mtl.records import write_text
+from mtl.report.grid import Published
+from mtl.report.page import Listing, Section, render, render_markdown
+from mtl.report.runs import FINISHED, Runs, read_named_runs
+from mtl.report.section import section_of
+from mtl.tune.launch import run_folder
+
+Chosen = Mapping[tuple[str, str], tuple[list[str], int]]  # by group and gate: what a search chose, and in which trial
+
+
+def write(paper: Paper, chosen: Chosen, folder: Path, page: Path | None = None) -> list[Judgement]:
+    """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
+
+    ``chosen``: what the search chose for each row of the tables. ``page``: a folder in which NAME.md and NAME.csv are
+    written too.
+    """
+    groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
+    judgements = [
+        judge(
+            claim,
+            {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates},
+            {gate.key: gate.name for gate in paper.gates},
+        )
+        for claim in paper.claims
+        if claim.group in groups
+    ]
+    sections = [claims_of(paper, judgements)]
+    for group in paper.groups:
+        if group.key in groups:
+            sections.append(section(paper, group, groups[group.key], chosen))
+    title = f"{paper.title}: {paper.source}"
+    intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
+    table = pl.concat([runs.table.insert_column(0, pl.lit(key).alias("group")) for key, runs in groups.items()], how="diagonal_relaxed") if groups else pl.DataFrame()
+    files = {folder / "report.html": render(title, intro, sections), folder / "report.md": render_markdown(title, intro, sections), folder / "runs.csv": table.write_csv()}
+    if page:
+        files |= {page / f"{paper.name}.md": files[folder / "report.md"], page / f"{paper.name}.csv": files[folder / "runs.csv"]}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    show(judgements, folder)
+    return judgements
+
+
+def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
+    """Return the runs of a group that have begun, None if none has."""
+    named: dict[Path, tuple[str, int | None]] = {}
+    for gate in paper.gates:
+        label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
+        own = {run_folder(folder, label, n): (gate.name, paper.seed + n) for n in range(paper.seeds)}
+        named |= {path: name for path, name in own.items() if path.exists()}
+    return with_means(read_named_runs(named, "gate")) if named else None
+
+
+def with_means(runs: Runs) -> Runs:
+    """Return the runs with the columns ``mean METRIC``, over the tasks that have the metric, if these are several."""
+    metrics: dict[str, list[str]] = {}
+    for column in runs.table.columns:
+        if column.startswith("test ") and "/" in column:
+            metrics.setdefault(column.rpartition("/")[2], []).append(column)
+    means = [pl.mean_horizontal(own).alias(f"mean {name}") for name, own in metrics.items() if len(own) > 1]
+    return replace(runs, table=runs.table.with_columns(means))
+
+
+def values(runs: Runs, gate: Part, column: str) -> list[float | None]:
+    """Return the values of a column in the finished runs of a gate."""
+    if column not in runs.table.columns:
+        return []
+    return runs.table.filter((pl.col("setting") == gate.name) & (pl.col("state") == FINISHED))[column].to_list()
+
+
+def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
+    """Return the section on one table."""
+    published = []
+    for gate in paper.gates:
+        own = {c: v for (g, k, c), v in paper.published.items() if (g, k) == (group.key, gate.key)}
+        if own and gate.name in runs.table["setting"]:
+            published.append(Published(gate.name, own))
+    lines = [f"{gate.name}: {' '.join(words)} (trial {number} of the search)" for gate in paper.gates for words, number in [chosen[group.key, gate.key]] if words]
+    known = [column for column in paper.columns if column in runs.table.columns]
+    names = {gate.key: gate.name for gate in paper.gates if gate.name in runs.table["setting"]}
+    baseline = names.get(paper.baseline or "")
+    found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
+    planned, done = len(paper.gates) * paper.seeds, runs.table["state"].to_list().count(FINISHED)
+    if done < planned:
+        lines.append(f"{done} of {planned} runs have been done so far.")
+    return replace(found, notes=[*found.notes, *lines])
+
+
+def claims_of(paper: Paper, judgements: Iterable[Judgement]) -> Section:
+    """Return the section on the claims of the publication."""
+    rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
+    if not rows:
+        return Section("Claims", "No group with a claim has been run yet.")
+    return Section("Claims", RULES, listings=[Listing("Verdicts", ["claim", "verdict", "our runs"], rows)])
+
+
+def show(judgements: Iterable[Judgement], folder: Path) -> None:
+    """Print the verdicts, and where the report is."""
+    console = Console(highlight=False)
+    table = Table("claim", "verdict", "our runs")
+    for each in judgements:
+        table.add_row(each.claim.text, str(each.verdict), each.reason)
+    if table.row_count:
+        console.print(table)
+    console.print(str(folder / "report.html"), soft_wrap=True)

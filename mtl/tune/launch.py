@@ -36,6 +36,11 @@ def command(queue: Queue, trial: Trial) -> list[str]:
     return [*queue.definition.words, *own]
 
 
+def run_folder(folder: Path, label: str, number: int) -> Path:
+    """Return the run folder of a trial; ``folder``: of all studies, ``label``: of the trial's definition."""
+    return folder / label / f"trial_{number:05d}"
+
+
 class Launcher:
     """Run trials as ``program``, the path of train.py, in folders below ``folder``; ``monitor`` is the metric."""
 
@@ -48,7 +53,7 @@ class Launcher:
         Return None if the process was killed or the trial went to another worker. If this worker is stopped, the
         process saves its state first.
         """
-        folder = (self.folder / queue.definition.label / f"trial_{trial.number:05d}").absolute()
+        folder = run_folder(self.folder, queue.definition.label, trial.number).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             FileLock(folder / LOCK).acquire(timeout=PATIENCE).lock.release()

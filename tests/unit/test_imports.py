@@ -25,6 +25,7 @@ LAYERS = [
     {"run"},
     {"trained"},
     {"prune", "importance", "predict", "export", "serve", "tune"},  # commands
+    {"paper"},
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.
@@ -135,13 +136,13 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
 
 def test_only_studies_load_optuna() -> None:
     """A run loads what reports to its study, and starts no later for it."""
-    studies = set((ROOT / "mtl" / "tune").glob("*.py"))
+    studies = {path for name in ("tune", "paper") for path in (ROOT / "mtl" / name).glob("*.py")}
     light = {path for path in studies if path.stem in ("__init__", "channel")}
     for path in {*FILES, ROOT / "train.py"} - (studies - light):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        heavy = {f"mtl.tune.{other.stem}" for other in studies - light}
+        heavy = {f"mtl.{other.parent.name}.{other.stem}" for other in studies - light}
         assert not {name for name in names if name.split(".")[0] in ("optuna", "sqlalchemy")} | (names & heavy), path
 
 
