@@ -91,9 +91,7 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
             published.append(Published(gate.name, own))
     lines = [f"{gate.name}: {' '.join(words)} (trial {number} of the search)" for gate in paper.gates for words, number in [chosen[group.key, gate.key]] if words]
     known = [column for column in paper.columns if column in runs.table.columns]
-    names = {gate.key: gate.name for gate in paper.gates if gate.name in runs.table["setting"]}
-    baseline = names.get(paper.baseline or "")
-    found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
+    found = section_of(runs, group.name, columns=known, published=published)
     planned, done = len(paper.gates) * paper.seeds, runs.table["state"].to_list().count(FINISHED)
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")

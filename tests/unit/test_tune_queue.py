@@ -204,7 +204,7 @@ def test_gates_are_studies_of_their_own(journal: str) -> None:
     options = {"monitor": "val/loss", "direction": "minimize", "heartbeat": HEARTBEAT, "retries": 2, "n_trials": 2}
     queues = [Queue(replace(SIMPLE, name=f"s/{gate}", label=gate), storage, **options) for gate in ("a", "b")]
     said = run(*queues)
-    assert [line.split(":")[0] for line in said[::2]] == ["s/a trial 0", "s/a trial 1", "s/b trial 0", "s/b trial 1"]
+    assert [line.split(":")[0] for line in said[::2]] == ["s/a trial 0", "s/b trial 0", "s/a trial 1", "s/b trial 1"]
     assert queues[0].study.trials[0].params != queues[1].study.trials[0].params
 
 
@@ -236,3 +236,23 @@ def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: s
     with pytest.raises(InputError, match=message) as caught:
         open_storage(storage, Path())
     assert "secret" not in str(caught.value)
+
+
+def test_a_grid_goes_through_all_combinations_and_starts_again(journal: str) -> None:
+    space = {"a": [1, 2, 3], "b": ["x", "y"]}
+    grid = {"_target_": "mtl.tune.grid.GridSampler", "_partial_": True}
+    queue = worker(journal, 7, replace(SIMPLE, space=space, sampler=grid))
+    run(queue, launch=lambda queue, trial: Outcome(1.0))
+    found = [(trial.params["a"], trial.params["b"]) for trial in queue.study.trials]
+    assert found == [(1, "x"), (1, "y"), (2, "x"), (2, "y"), (3, "x"), (3, "y"), (1, "x")]
+    other = worker(journal, 1, replace(SIMPLE, name="other", sampler=grid))
+    with pytest.raises(InputError, match="sampler=grid: space: .* must be a list of values"):
+        other.take()
+
+
+def test_trials_of_a_study_without_a_space_repeat_it_with_the_next_seeds(journal: str) -> None:
+    queues = [worker(journal, 3, replace(SIMPLE, name=name, space={}, seed=5)) for name in ("one", "two")]
+    said = run(*queues, launch=lambda queue, trial: Outcome(1.0))
+    assert [queues[0].training_seed(number) for number in range(3)] == [5, 6, 7]
+    begun = [line.split(":")[0] for line in said if line.endswith(": ")]
+    assert begun == [f"{name} trial {number}" for number in range(3) for name in ("one", "two")]  # in turn

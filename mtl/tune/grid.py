@@ -1,0 +1,49 @@
+"""A sampler that goes through every combination of values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from mtl.tune.space import distributions
+from mtl.types import InputError
+
+
+class GridSampler(BaseSampler):
+    """Give trial ``number`` combination ``number`` of all lists of values, the last list fastest; then start again.
+
+    Optuna's own samplers of grids end a study when all combinations are done, which a study whose workers ask for
+    trials cannot do. ``seed``: of no effect, accepted because all samplers have one. Raises InputError if an option of
+    the study's space is not a list.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return distributions(study.user_attrs["definition"]["space"])
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        lists = {}
+        for name, distribution in search_space.items():
+            if not isinstance(distribution, CategoricalDistribution):
+                raise InputError(f"sampler=grid: space: {name} must be a list of values; it has {distribution}")
+            lists[name] = distribution.choices
+        left = trial.number % math.prod(map(len, lists.values()))
+        chosen = {}
+        for name, choices in reversed(lists.items()):
+            left, index = divmod(left, len(choices))
+            chosen[name] = choices[index]
+        return chosen
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise AssertionError(f"{param_name} is not in the space")
