@@ -25,7 +25,7 @@ BOTH = "hydra.searchpath"  # where further YAML files are
 
 
 def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of the options ``own``, and those of train.py; of an option that is given twice, the last one."""
+    """Return the words of the options ``own``, and those of train.py. Of an option given twice, the last one counts."""
     given = {word.partition("=")[0]: word for word in words}
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
     return ours, [word for key, word in given.items() if key == BOTH or word not in ours]

@@ -130,18 +130,14 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         require(not missing, f"claims: {claim['text']!r}: gate {', '.join(missing)} is not one of the file")
     only = [word for word in str(plain["only"] or "").split(",") if word]
     unknown = [word for word in only if word not in {**groups, **gates}]
-    require(
-        not unknown, f"only={','.join(only)}: {name} has the groups {', '.join(groups)}; gates {', '.join(gates)}"
-    )
+    require(not unknown, f"only={','.join(only)}: {name} has the groups {', '.join(groups)}; gates {', '.join(gates)}")
     return Paper(
         name=name,
         title=plain["title"],
         source=plain["source"],
         scale=plain["scale"],
         note=scale.get("note", ""),
-        groups=[
-            Part(each.key, each.name, [*shared, *each.words], {}) for each in _wanted(groups, only)
-        ],
+        groups=[Part(each.key, each.name, [*shared, *each.words], {}) for each in _wanted(groups, only)],
         gates=_wanted(gates, only),
         search=Part("search", "search", scale.get("search", []), plain["space"]),
         words=list(words),

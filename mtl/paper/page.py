@@ -44,10 +44,24 @@ def write(paper: Paper, chosen: Chosen, folder: Path, page: Path | None = None) 
             sections.append(section(paper, group, groups[group.key], chosen))
     title = f"{paper.title}: {paper.source}"
     intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
-    table = pl.concat([runs.table.insert_column(0, pl.lit(key).alias("group")) for key, runs in groups.items()], how="diagonal_relaxed") if groups else pl.DataFrame()
-    files = {folder / "report.html": render(title, intro, sections), folder / "report.md": render_markdown(title, intro, sections), folder / "runs.csv": table.write_csv()}
+    table = (
+        pl.concat(
+            [runs.table.insert_column(0, pl.lit(key).alias("group")) for key, runs in groups.items()],
+            how="diagonal_relaxed",
+        )
+        if groups
+        else pl.DataFrame()
+    )
+    files = {
+        folder / "report.html": render(title, intro, sections),
+        folder / "report.md": render_markdown(title, intro, sections),
+        folder / "runs.csv": table.write_csv(),
+    }
     if page:
-        files |= {page / f"{paper.name}.md": files[folder / "report.md"], page / f"{paper.name}.csv": files[folder / "runs.csv"]}
+        files |= {
+            page / f"{paper.name}.md": files[folder / "report.md"],
+            page / f"{paper.name}.csv": files[folder / "runs.csv"],
+        }
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -89,7 +103,12 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
         own = {c: v for (g, k, c), v in paper.published.items() if (g, k) == (group.key, gate.key)}
         if own and gate.name in runs.table["setting"]:
             published.append(Published(gate.name, own))
-    lines = [f"{gate.name}: {' '.join(words)} (trial {number} of the search)" for gate in paper.gates for words, number in [chosen[group.key, gate.key]] if words]
+    lines = [
+        f"{gate.name}: {' '.join(words)} (trial {number} of the search)"
+        for gate in paper.gates
+        for words, number in [chosen[group.key, gate.key]]
+        if words
+    ]
     known = [column for column in paper.columns if column in runs.table.columns]
     found = section_of(runs, group.name, columns=known, published=published)
     planned, done = len(paper.gates) * paper.seeds, runs.table["state"].to_list().count(FINISHED)

@@ -13,8 +13,8 @@ FEWEST = 3  # runs of a gate that can be judged
 RULES = (
     f"A claim holds if the difference has the right sign, is significant (one-sided unpaired Welch test, "
     f"p < {SIGNIFICANCE}), and is as large as claimed, where a size is claimed. It holds in sign if only the sign is "
-    f"right. With fewer than {FEWEST} finished runs of a gate, it is not judged. A claim on one number holds if the mean "
-    "over runs is within its bound."
+    f"right. With fewer than {FEWEST} finished runs of a gate, it is not judged. A claim on one number holds if the "
+    "mean over runs is within its bound."
 )
 
 

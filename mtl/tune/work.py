@@ -19,8 +19,8 @@ from mtl.types import InputError, Stopped
 def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
     """Run trials of ``queues``, next that of the queue with the fewest, until all have ended.
 
-    So all have about as many, wherever the work is interrupted. Waits while other workers run the last trials, since one of them might be killed. Raises InputError after
-    ``max_failures`` failed trials in a row.
+    So all have about as many, wherever the work is interrupted. Waits while other workers run the last trials, since
+    one of them might be killed. Raises InputError after ``max_failures`` failed trials in a row.
     """
     failures, waiting = 0, False
     while not all(queue.finished() for queue in queues):

@@ -387,12 +387,13 @@ def test_max_rows_keeps_a_random_part(ready: Make) -> None:
     """The pairs kept are pairs of the whole data set, about half of them watched; other options change nothing."""
     whole, part = ready(), ready(max_rows=300)
     pairs = [rows(module) for module in (whole, part)]
-    assert len(pairs[0]) == 2 * USERS * EACH and len(pairs[1]) == 300
+    assert len(pairs[0]) == 2 * USERS * EACH
+    assert len(pairs[1]) == 300
     assert pairs[1] < pairs[0]
     assert 100 < sum(watch for *_, watch in pairs[1]) < 200
     assert rows(ready(max_rows=300)) == pairs[1]
     assert rows(ready(max_rows=10**6)) == pairs[0]
-    with pytest.raises(InputError, match="data.max_rows=0: must be a whole number from 1"):
+    with pytest.raises(InputError, match=r"data\.max_rows=0: must be a whole number from 1"):
         ready(max_rows=0)
 
 

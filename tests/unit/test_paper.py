@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import tune
 from mtl.paper.definition import Paper, read
+from mtl.tune.definition import Definition
 from mtl.tune.space import distributions, words
 from mtl.types import InputError
 from tests.conftest import ROOT
@@ -34,7 +36,10 @@ def test_every_file_describes_itself(path: Path) -> None:
     assert f"Example: python reproduce.py {path.stem}" in text.splitlines()[1]
     for scale in ("paper", "laptop"):
         found = paper(path.stem, f"scale={scale}")
-        assert found.title and found.source and found.note and found.claims
+        assert found.title
+        assert found.source
+        assert found.note
+        assert found.claims
         names = [found.definition(*pair, chosen=[]).name for pair in found.pairs()]
         assert len(set(names)) == len(names)
 
@@ -61,16 +66,20 @@ def test_runs_and_their_words() -> None:
     group, comet = found.pairs()[1]
     search, runs = found.definition(group, comet, None), found.definition(group, comet, ["gate.gamma=5"], 7)
     assert search.name == "comet_movielens/laptop/alpha_09/comet/search"
-    assert runs.name == "comet_movielens/laptop/alpha_09/comet/trial_7" and runs.label == "alpha_09/comet/trial_7"
-    assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"} and not runs.space
-    assert "setting.max_epochs=12" in search.words and "setting.max_epochs=20" in runs.words
+    assert runs.name == "comet_movielens/laptop/alpha_09/comet/trial_7"
+    assert runs.label == "alpha_09/comet/trial_7"
+    assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"}
+    assert not runs.space
+    assert "setting.max_epochs=12" in search.words
+    assert "setting.max_epochs=20" in runs.words
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
-    assert "data.max_rows=3000" in search.words and "data.max_rows=3000" in runs.words  # the command line's is the last
+    assert "data.max_rows=3000" in search.words
+    assert "data.max_rows=3000" in runs.words
     assert found.published["alpha_09", "comet", "test loss"] == pytest.approx((0.4076, 0.0002))
 
 
 @pytest.mark.parametrize(
-    "own, options, only, message",
+    ("own", "options", "only", "message"),
     [
         (["scale=tiny"], [], None, "scale=tiny: dselect_k_static has paper, laptop"),
         ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
@@ -82,8 +91,9 @@ def test_runs_and_their_words() -> None:
     ],
 )
 def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        found = paper("dselect_k_static", *own, options=options, only=only)
-        for pair in found.pairs():
-            found.definition(*pair, chosen=None)
-    assert message in str(caught.value)
+    with pytest.raises(InputError, match=re.escape(message)):
+        definitions(paper("dselect_k_static", *own, options=options, only=only))
+
+
+def definitions(found: Paper) -> list[Definition]:
+    return [found.definition(*pair, chosen=None) for pair in found.pairs()]

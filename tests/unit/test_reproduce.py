@@ -20,11 +20,12 @@ PROGRAM = """
 import json, pathlib, sys
 words = dict(word.split("=", 1) for word in sys.argv[1:])
 folder = pathlib.Path(words["hydra.run.dir"].strip("'"))
-with open(folder.parents[4] / "words.txt", "a") as file:
+with open(pathlib.Path(sys.argv[0]).with_name("words.txt"), "a") as file:
     print(json.dumps(words), file=file)
 loss = abs(float(words.get("x", 2)) - (3 if words["gate"] == "b" else 2)) + 0.001 * (int(words["seed"]) % 3) + 0.1
 test = {"loss": loss, "one/mse": loss, "two/mse": 3 * loss}
-record = {"best_val_loss": loss, "test": test, "seed": int(words["seed"]), "higher_is_better": {"loss": False, "mse": False}}
+record = {"best_val_loss": loss, "test": test, "seed": int(words["seed"])}
+record["higher_is_better"] = {"loss": False, "mse": False}
 (folder / "results.json").write_text(json.dumps(record))
 """
 FILE = {
@@ -32,7 +33,11 @@ FILE = {
     "source": "Somebody",
     "fixed": ["data=y"],
     "groups": {"first": {"name": "first group", "fixed": ["data.rows=1"]}, "second": {}},
-    "gates": {"a": {"name": "gate <a>", "space": {"x": [1, 2, 5]}}, "b": {"space": {"x": [3, 4, 9]}}, "c": {"fixed": ["gate=a", "x=4"]}},
+    "gates": {
+        "a": {"name": "gate <a>", "space": {"x": [1, 2, 5]}},
+        "b": {"space": {"x": [3, 4, 9]}},
+        "c": {"fixed": ["gate=a", "x=4"]},
+    },
     "sampler": {"_target_": "mtl.tune.grid.GridSampler", "_partial_": True},
     "pruner": {"_target_": "optuna.pruners.NopPruner"},
     "scales": {"laptop": {"seeds": 3, "n_trials": 3, "search": ["data.rows=0"], "note": "less of everything"}},
@@ -47,7 +52,9 @@ FILE = {
 
 def reproduce(tmp_path: Path, **changes: Any) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    options = {key: value for key, value in OmegaConf.load(ROOT / "conf" / "reproduce.yaml").items() if key != "defaults"}
+    options = {
+        key: value for key, value in OmegaConf.load(ROOT / "conf" / "reproduce.yaml").items() if key != "defaults"
+    }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
     command.reproduce(cfg, "mine", [], lambda words: first, tmp_path / "program.py")  # type: ignore[arg-type, return-value]
@@ -58,14 +65,23 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     told = [json.loads(line) for line in (tmp_path / "words.txt").read_text().splitlines()]
     searches = [words for words in told if words["data.rows"] == "0"]
     runs = [words for words in told if words["data.rows"] == "1"]
-    assert sorted((words["gate"], words["x"]) for words in searches) == [("a", "1"), ("a", "2"), ("a", "5"), ("b", "3"), ("b", "4"), ("b", "9")]
+    assert sorted((words["gate"], words["x"]) for words in searches) == [
+        ("a", "1"),
+        ("a", "2"),
+        ("a", "5"),
+        ("b", "3"),
+        ("b", "4"),
+        ("b", "9"),
+    ]
     assert sorted((words["gate"], words["x"], words["seed"]) for words in runs) == [
         (*key, seed) for key in (("a", "2"), ("a", "4"), ("b", "3")) for seed in "012"
     ]
     assert [words["seed"] for words in runs] == sorted(words["seed"] for words in runs)  # whole seeds first
     folder = tmp_path / "paper" / "mine" / "laptop"
     html, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    assert "A &lt;title&gt;" in html and "gate &lt;a&gt;" in html and "less of everything" in html
+    assert "A &lt;title&gt;" in html
+    assert "gate &lt;a&gt;" in html
+    assert "less of everything" in html
     assert "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better" in markdown
     assert "| c beats a. | does not hold |" in markdown
     assert "x=2 (trial " in markdown
@@ -76,7 +92,9 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
 
     reproduce(tmp_path, only="first")  # nothing is run again
     assert len((tmp_path / "words.txt").read_text().splitlines()) == len(told)
-    reproduce(tmp_path, only="first", scales={"laptop": FILE["scales"]["laptop"] | {"seeds": 4}})  # but more can be added
+    reproduce(
+        tmp_path, only="first", scales={"laptop": FILE["scales"]["laptop"] | {"seeds": 4}}
+    )  # but more can be added
     assert len((tmp_path / "words.txt").read_text().splitlines()) == len(told) + 3
 
 
@@ -85,7 +103,8 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     reproduce(tmp_path, show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
     markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
     assert "1 of 6 runs have been done so far." in markdown
-    assert "first group" not in markdown and "No group with a claim has been run yet." in markdown
+    assert "first group" not in markdown
+    assert "No group with a claim has been run yet." in markdown
 
 
 def test_nothing_to_show_is_one_message(tmp_path: Path) -> None:

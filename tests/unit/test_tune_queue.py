@@ -246,7 +246,7 @@ def test_a_grid_goes_through_all_combinations_and_starts_again(journal: str) -> 
     found = [(trial.params["a"], trial.params["b"]) for trial in queue.study.trials]
     assert found == [(1, "x"), (1, "y"), (2, "x"), (2, "y"), (3, "x"), (3, "y"), (1, "x")]
     other = worker(journal, 1, replace(SIMPLE, name="other", sampler=grid))
-    with pytest.raises(InputError, match="sampler=grid: space: .* must be a list of values"):
+    with pytest.raises(InputError, match=r"sampler=grid: space: .* must be a list of values"):
         other.take()
 
 

@@ -68,7 +68,7 @@ def test_the_weakest_of_several_comparisons_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds, expected",
+    ("bounds", "expected"),
     [
         ({"at_least": 3.5}, Verdict.HOLDS),
         ({"at_least": 3.9}, Verdict.FAILS),
