@@ -25,7 +25,7 @@ OWN = [name for name in OWN if name not in ("defaults", "fixed", "groups", "gate
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the runs of a table, do those that are missing, and write the report."""
-    from mtl.types import InputError
+    from mtl.checks import InputError
 
     try:
         from mtl.paper.command import reproduce

@@ -125,13 +125,13 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
+    from mtl.checks import InputError, require
     from mtl.records import CONFIG, RESULTS, write_json
     from mtl.run import build, errors, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
-    from mtl.types import InputError, require
 
     schema.check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -201,8 +201,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    from mtl.run.signals import stop_signals
-    from mtl.types import Stopped
+    from mtl.run.signals import Stopped, stop_signals
 
     try:
         with stop_signals.listening():
@@ -218,13 +217,13 @@ def main(cfg: DictConfig) -> float | None:
 
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
+    from mtl.checks import require
     from mtl.records import COMMAND, CONFIG, write_json
     from mtl.run import errors, schema
     from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
     from mtl.run.resume import config_from_checkpoint
-    from mtl.types import require
 
     make_lasting()
     if not IS_FIRST:
@@ -303,8 +302,8 @@ def data_of_checkpoint(words: Sequence[str]) -> list[str]:
     path = given.get("evaluate") or given.get("ckpt")
     if not path or "data" in given or not any(word.startswith("data.") for word in given):
         return []
+    from mtl.checks import InputError
     from mtl.run.checkpoint import read_whole
-    from mtl.types import InputError
 
     try:
         choices = read_whole(path.strip("'\""))["config"].get("choices", {})

@@ -33,8 +33,8 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
 
 def first_run(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``train.py words``, with every value checked."""
+    from mtl.checks import InputError
     from mtl.run import schema
-    from mtl.types import InputError
 
     try:
         cfg = train.composed(words)
@@ -50,7 +50,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
-    from mtl.types import InputError
+    from mtl.checks import InputError
 
     try:
         from mtl.tune.command import tune

@@ -7,9 +7,9 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from mtl.checks import InputError
 from mtl.distributed import gather, world_size
 from mtl.records import flatten
-from mtl.types import InputError
 
 
 class ProcessAgreement(Callback):

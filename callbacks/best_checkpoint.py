@@ -12,12 +12,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from callbacks.length import ends_epoch, validates_within_epoch
 from callbacks.monitored import require_logged
+from mtl.checks import check_choice, check_name, check_switch, check_whole, require
 from mtl.distributed import gather
 from mtl.kinds import Count, Whole
 from mtl.run.checkpoint import give_second_name
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
-from mtl.types import check_choice, check_name, check_switch, check_whole, require
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from callbacks.length import took_step
+from mtl.checks import check_number
 from mtl.functional import at_least_float32
 from mtl.kinds import Share
-from mtl.types import check_number
 
 
 class WeightAverage(Callback):

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from mtl.checks import check_whole
 from mtl.run.pictures import save_picture
-from mtl.types import MISSING_CLASS, Batch, check_whole
+from mtl.types import MISSING_CLASS, Batch
 
 
 class ExampleImages(Callback):

@@ -7,8 +7,8 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import took_step
+from mtl.checks import check_whole
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import check_whole
 
 
 class ExecutionSwitch(Callback):

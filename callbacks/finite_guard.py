@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from mtl.types import InputError, check_whole
+from mtl.checks import InputError, check_whole
 
 
 class FiniteGuard(Callback):

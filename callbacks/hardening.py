@@ -8,8 +8,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import Length
+from mtl.checks import require
 from mtl.gates.permuted import Permutation
-from mtl.types import require
 
 log = logging.getLogger(__name__)
 

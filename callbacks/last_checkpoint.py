@@ -16,10 +16,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from callbacks.length import ends_epoch, took_step, validates_within_epoch
+from mtl.checks import check_number, check_whole
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.run.checkpoint import keep_previous
-from mtl.run.signals import stop_signals
-from mtl.types import Stopped, check_number, check_whole
+from mtl.run.signals import Stopped, stop_signals
 
 log = logging.getLogger(__name__)
 

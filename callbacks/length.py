@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pytorch_lightning import Trainer
 
-from mtl.types import check_number, check_whole, require
+from mtl.checks import check_number, check_whole, require
 
 
 def took_step(trainer: Trainer, batch_idx: int) -> bool:

@@ -11,8 +11,8 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from callbacks.lr_schedule import PlateauRate
+from mtl.checks import require
 from mtl.training.module import MultiTaskModule
-from mtl.types import require
 
 log = logging.getLogger(__name__)
 

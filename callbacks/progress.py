@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytorch_lightning.callbacks import RichProgressBar
 
-from mtl.types import check_whole
+from mtl.checks import check_whole
 
 
 class Progress(RichProgressBar):

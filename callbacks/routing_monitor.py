@@ -13,10 +13,11 @@ from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, layers_with_gates
 from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
+from mtl.checks import check_switch, check_whole
 from mtl.gates.permuted import Permutation
 from mtl.run.pictures import save_picture
 from mtl.training.module import is_logged
-from mtl.types import Batch, Routing, check_switch, check_whole
+from mtl.types import Batch, Routing
 
 # What a validation pass may log; the names of a network of several layers end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from data_modules.options import SEEDS, flag, whole
 from data_modules.splits import SPLITS
 from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
-from mtl.types import Batch, Columns, DataSpec, RowEncoder, require
+from mtl.checks import require
+from mtl.types import Batch, Columns, DataSpec, RowEncoder
 
 MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
 

@@ -16,7 +16,7 @@ from data_modules.files.reading import quote
 from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
 from data_modules.options import number, whole
 from data_modules.sampling import unique
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from data_modules.files.celeba_images import decode_all, reduced
 from data_modules.images import pixel_statistics
 from data_modules.options import flag, names, path, shown, whole
 from data_modules.splits import SPLITS
-from mtl.types import Batch, DataSpec, Image, TaskSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from data_modules.files import mnist, svhn
 from data_modules.images import pixel_statistics
 from data_modules.options import address, flag, names, path, shown
 from data_modules.splits import SPLITS
-from mtl.types import Batch, DataSpec, Image, TaskSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 logger = logging.getLogger(__name__)
 

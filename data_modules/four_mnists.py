@@ -13,7 +13,8 @@ from data_modules.images import pixel_statistics
 from data_modules.options import address, flag, path
 from data_modules.splits import SPLITS, check_rows
 from data_modules.task_batches import TasksDataModule
-from mtl.types import Batch, DataSpec, Image, TaskSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 SIDE = 28
 VALIDATION = 6  # one in this many training images is for validation

@@ -16,7 +16,8 @@ from data_modules.options import MOST, address, flag, names, refused, shown, who
 from data_modules.splits import SPLITS, stratified_split
 from data_modules.text_tasks import SMALL, TextTasksDataModule
 from data_modules.texts.rows import Texts
-from mtl.types import TaskSpec, require
+from mtl.checks import require
+from mtl.types import TaskSpec
 
 logger = logging.getLogger(__name__)
 

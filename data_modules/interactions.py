@@ -22,18 +22,8 @@ from data_modules.options import address, choice, flag, names, number, path, ref
 from data_modules.sampling import draw_distinct, unique
 from data_modules.splits import SPLITS, check_shares, stratified_split
 from data_modules.tables.pairs import Ids, PairEncoder
-from mtl.types import (
-    RANKING,
-    Batch,
-    Categorical,
-    DataSpec,
-    InputError,
-    TaskKind,
-    TaskSpec,
-    check_metrics,
-    metric_family,
-    require,
-)
+from mtl.checks import InputError, require
+from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
 logger = logging.getLogger(__name__)
 

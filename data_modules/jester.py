@@ -17,7 +17,8 @@ from torch import Tensor
 from data_modules.files.cache import cached
 from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
 from data_modules.interactions import InteractionsDataModule, Words, repair, versions
-from mtl.types import Batch, DataSpec, InputError, require
+from mtl.checks import InputError, require
+from mtl.types import Batch, DataSpec
 
 logger = logging.getLogger(__name__)
 

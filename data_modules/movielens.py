@@ -16,7 +16,7 @@ from data_modules.files.cache import cached
 from data_modules.files.reading import quote
 from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
 from data_modules.options import choice
-from mtl.types import InputError
+from mtl.checks import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from data_modules.images import pixel_statistics
 from data_modules.options import address, check_task_name, flag, names, path, whole
 from data_modules.splits import SPLITS
 from data_modules.task_batches import TasksDataModule
-from mtl.types import Batch, DataSpec, Image, InputError, TaskSpec, require
+from mtl.checks import InputError, require
+from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 MOST = 1_000_000_000  # of rows and other counts; far larger numbers overflow somewhere
 SEEDS = 2**32  # number of seeds, as in Lightning

@@ -23,7 +23,8 @@ from data_modules.texts.answers import AnswerScorer
 from data_modules.texts.encoder import Encoder
 from data_modules.texts.rows import RaggedRows, Texts
 from data_modules.texts.windows import FORMAT, Windows, windows
-from mtl.types import DataSpec, TaskSpec, Tokens, require
+from mtl.checks import require
+from mtl.types import DataSpec, TaskSpec, Tokens
 
 logger = logging.getLogger(__name__)
 

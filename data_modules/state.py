@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from data_modules.files.several import files_of, is_several
-from mtl.types import Bag, Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+from mtl.checks import InputError
+from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtl.types import Batch, require
+from mtl.checks import require
+from mtl.types import Batch
 
 Position = Callable[[], tuple[int, int]]
 Read = Callable[[int, Tensor], Batch]

@@ -27,7 +27,8 @@ from data_modules.tables.columns import as_text
 from data_modules.tables.encoder import ignoring
 from data_modules.tables.learning import learn
 from data_modules.tables.parquet import Block, ParquetRows, parquet_files
-from mtl.types import Batch, DataSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from data_modules.options import fits_memory, number, whole
 from data_modules.splits import SPLITS, check_rows
 from data_modules.task_batches import TasksDataModule
-from mtl.types import Batch, DataSpec, Numeric, TaskSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 
 class SyntheticPairsDataModule(TasksDataModule):

@@ -24,7 +24,8 @@ from data_modules.tables.example import NAME, TASKS, write_example
 from data_modules.tables.kinds import Given, separators
 from data_modules.tables.labels import HEAVIEST, Labels
 from data_modules.tables.reading import read_tables
-from mtl.types import RANKING, Batch, DataSpec, InputError, TaskSpec, labelled, metric_family, require
+from mtl.checks import InputError, require
+from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 logger = logging.getLogger(__name__)
 

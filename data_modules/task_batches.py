@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, Sampler
 from data_modules.base import RowsLoader, TensorDataModule
 from data_modules.options import choice, number, whole
 from data_modules.texts.rows import RaggedRows
-from mtl.types import Batch, DataSpec, require
+from mtl.checks import require
+from mtl.types import Batch, DataSpec
 
 ORDERS = ("round_robin", "natural", "proportional", "temperature", "uniform", "shuffled")
 POOL = 50  # batches whose rows are sorted by length together

@@ -23,7 +23,8 @@ from data_modules.tables.reading import read_table
 from data_modules.text_tasks import SMALL, TextTasksDataModule
 from data_modules.texts.example import NAME, TASKS, write_example
 from data_modules.texts.rows import Texts
-from mtl.types import RANKING, InputError, TaskSpec, metric_family, require
+from mtl.checks import InputError, require
+from mtl.types import RANKING, TaskSpec, metric_family
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from data_modules.tables.blocks import read_blocks
 from data_modules.tables.encoder import check_columns
 from data_modules.texts.encoder import Encoder
 from data_modules.texts.rows import RaggedRows, Texts
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from mtl import program
+from mtl.checks import InputError, require
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import class_names
 from mtl.run import build
@@ -29,7 +30,7 @@ from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.trained import TrainedModel, load
-from mtl.types import Bag, Categorical, InputError, Tokens, require
+from mtl.types import Bag, Categorical, Tokens
 
 ROWS = 256  # on which programs are compared with the network
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations

@@ -22,13 +22,14 @@ import mtl  # noqa: F401  (must come first: it makes torchvision importable)
 import torch
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.experts.ffn import StackedFFN
 from mtl.networks.packing import real_tokens
 from mtl.networks.transformer import Transformer
 from mtl.prune import network_and_data
 from mtl.run.errors import as_one_message
 from mtl.training.losses import summed_losses
-from mtl.types import Batch, TaskSpec, require
+from mtl.types import Batch, TaskSpec
 
 
 class Recorder:

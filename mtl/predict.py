@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mtl.checks import InputError, require
 from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
-from mtl.types import ROW, InputError, require
+from mtl.types import ROW
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")

@@ -6,7 +6,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.types import InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import TaskSpec
 
 
 def in_units(task: TaskSpec, output: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mtl import fast
+from mtl.checks import InputError
 from mtl.predictions import in_units
-from mtl.types import Bag, Categorical, Image, InputError, InputSpec, Numeric
+from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
 
 
 class Readable(nn.Module):

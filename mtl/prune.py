@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from mtl import program
 from mtl.analysis.flops import forward_flops
+from mtl.checks import require
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.program import replace_parts
@@ -30,7 +31,7 @@ from mtl.run.checkpoint import network_weights, read_checkpoint
 from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
-from mtl.types import TaskSpec, require
+from mtl.types import TaskSpec
 
 
 @dataclass(frozen=True)

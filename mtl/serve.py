@@ -28,10 +28,10 @@ import mtl  # noqa: F401  (must come first: it makes torchvision importable)
 import polars as pl
 import torch
 
+from mtl.checks import InputError, check_number, check_whole, require
 from mtl.predictions import class_names
 from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
-from mtl.types import InputError, check_number, check_whole, require
 
 WAITING = 1024  # requests that may wait for the network; more are refused
 WHERE = "the request"  # what messages call the rows

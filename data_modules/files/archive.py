@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 
 from data_modules.files.reading import quote
-from mtl.types import InputError
+from mtl.checks import InputError
 
 CHUNK = 1 << 20  # bytes
 MAX_BYTES = 500_000_000  # the most that an archive may unpack to, unless the caller expects more

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked
 from data_modules.files.download import clean
 from data_modules.files.reading import read_bytes
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 HEIGHT, WIDTH = 218, 178
 CHUNK = 16  # images per tensor sent by a worker: containers have little shared memory

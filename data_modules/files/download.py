@@ -30,7 +30,7 @@ from rich.progress import (
 )
 
 from data_modules.options import CONTROL, is_address
-from mtl.types import InputError
+from mtl.checks import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from data_modules.files.archive import extract_zip
 from data_modules.files.cache import locked, unwritable
 from data_modules.files.download import fetch
 from data_modules.files.reading import quote, read_bytes
-from mtl.types import InputError, TaskKind, require
+from mtl.checks import InputError, require
+from mtl.types import TaskKind
 
 SITE = "https://dl.fbaipublicfiles.com"
 MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB

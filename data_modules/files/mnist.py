@@ -14,7 +14,7 @@ from data_modules.files.archive import extract_gzip
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
 from data_modules.files.reading import read_bytes
-from mtl.types import require
+from mtl.checks import require
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28

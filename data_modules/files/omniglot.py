@@ -17,7 +17,7 @@ from torchvision.datasets import Omniglot
 from data_modules.files.archive import extract_zip
 from data_modules.files.cache import cached, locked
 from data_modules.files.download import fetch
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 FORMAT = 1  # of the cache; increase it when the content changes
 SIDE = 105

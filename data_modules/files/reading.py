@@ -8,7 +8,7 @@ import stat
 import zlib
 from pathlib import Path
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 CHUNK = 1 << 20  # bytes
 

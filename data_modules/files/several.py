@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_modules.files.reading import regular_size
-from mtl.types import require
+from mtl.checks import require
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern

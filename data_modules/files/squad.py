@@ -11,7 +11,7 @@ from typing import Any
 from data_modules.files.cache import locked
 from data_modules.files.download import fetch
 from data_modules.files.reading import quote, read_bytes
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torchvision.datasets import SVHN
 from data_modules.files.cache import cached, locked
 from data_modules.files.download import fetch
 from data_modules.files.reading import quote, regular_size
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 FORMAT = 1  # of the cache; increase it when the content changes
 PARTS = ("train", "extra", "test")

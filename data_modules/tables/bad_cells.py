@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 logger = logging.getLogger(__name__)
 

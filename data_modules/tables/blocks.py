@@ -21,7 +21,8 @@ from data_modules.tables.reading import (
     parse_text,
     unreadable_parquet,
 )
-from mtl.types import ROW, InputError, require
+from mtl.checks import InputError, require
+from mtl.types import ROW
 
 BYTES = 1 << 23  # of text in a block
 ROWS = 1 << 16  # of a Parquet file in a block

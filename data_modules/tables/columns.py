@@ -12,7 +12,8 @@ from torch import Tensor
 
 from data_modules.files.reading import quote
 from data_modules.tables.bad_cells import BadCells
-from mtl.types import ROW, InputError, require
+from mtl.checks import InputError, require
+from mtl.types import ROW
 
 FILE = "\0file"  # column of a table of several files that says which one a row is from, for messages
 UNKNOWN = 0  # id of a category that the training rows do not have

@@ -21,7 +21,8 @@ from data_modules.tables.columns import Scaling, Vocabulary, named, numbers, sca
 from data_modules.tables.dates import AGE, dates, part_names, parts_of
 from data_modules.tables.kinds import Given, Kind, check_input, describe_text, kind_of
 from data_modules.tables.lists import Elements
-from mtl.types import ROW, Categorical, InputSpec, Numeric, require
+from mtl.checks import require
+from mtl.types import ROW, Categorical, InputSpec, Numeric
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from data_modules.tables.bad_cells import ERROR, MISSING
 from data_modules.tables.columns import cell, parse
 from data_modules.tables.dates import ACCEPTED, is_date, parse_dates
 from data_modules.tables.lists import is_list
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 Kind = Literal["categorical", "numeric", "date", "list", "free text"]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from data_modules.files.reading import quote
 from data_modules.options import check_task_name, flag, names, number, refused, shown
 from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
-from mtl.types import MISSING_CLASS, InputError, TaskKind, TaskSpec, check_metrics, require
+from mtl.checks import InputError, require
+from mtl.types import MISSING_CLASS, TaskKind, TaskSpec, check_metrics
 
 logger = logging.getLogger(__name__)
 

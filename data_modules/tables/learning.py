@@ -23,7 +23,8 @@ from data_modules.tables.dates import parse_dates
 from data_modules.tables.encoder import NUMERIC, TableEncoder, ignoring
 from data_modules.tables.kinds import DISTINCT, NEARLY, ROWS_PER_VALUE, WORDS, Given
 from data_modules.tables.labels import Labels
-from mtl.types import InputError, TaskSpec, require
+from mtl.checks import InputError, require
+from mtl.types import TaskSpec
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from data_modules.tables.blocks import read_blocks
 from data_modules.tables.columns import as_text, cell, parse
 from data_modules.tables.encoder import check_columns, numbered
-from mtl.types import InputError
+from mtl.checks import InputError
 
 
 @dataclass(frozen=True)

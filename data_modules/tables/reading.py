@@ -16,7 +16,8 @@ from data_modules.files.reading import quote, read_bytes, read_gzip, regular_siz
 from data_modules.files.several import SUFFIXES, files_of, is_several
 from data_modules.options import CONTROL, machine_memory, shown
 from data_modules.tables.columns import FILE
-from mtl.types import ROW, InputError, require
+from mtl.checks import InputError, require
+from mtl.types import ROW
 
 LISTED = 10  # differences, and columns of each, that a message lists
 BLOCK = 1 << 24  # bytes examined at a time

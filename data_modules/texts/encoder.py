@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data_modules.files.cache import cached
 from data_modules.texts.rows import RaggedRows, Texts
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 FORMAT = 1  # of the cache; increase it when the content changes
 CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids

@@ -8,7 +8,7 @@ from typing import Any
 
 from data_modules.files.reading import quote
 from data_modules.texts.encoder import Encoder
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 ANSWER = 3.0  # seconds in which the hub has to answer
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # one of which a tokenizer's folder has

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from data_modules.texts.encoder import CHUNK, Encoder
-from mtl.types import MISSING_CLASS, InputError
+from mtl.checks import InputError
+from mtl.types import MISSING_CLASS
 
 FORMAT = 1  # of the tensors; increase it when the content changes
 

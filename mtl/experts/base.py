@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.pairs import Pairs, mix_pairs
 from mtl.kinds import Count, Dropout
-from mtl.types import require
 
 
 class Experts(nn.Module, ABC):

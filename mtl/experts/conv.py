@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
@@ -16,7 +17,6 @@ from mtl.experts.pairs import Pairs
 from mtl.fast import accelerated
 from mtl.fast import conv as fast
 from mtl.kinds import Count, CountOrZero, Dropout
-from mtl.types import require
 
 Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
 

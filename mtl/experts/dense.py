@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
 from mtl.fast import accelerated, matmul
 from mtl.fast import experts as fast
 from mtl.kinds import Count, Dropout
-from mtl.types import require
 
 
 class StackedLinear(nn.Module):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mtl import fast
+from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
 from mtl.kinds import Choice
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 log = logging.getLogger(__name__)
 

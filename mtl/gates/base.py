@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.distributed import batch_mean
 from mtl.fast import accelerated, matmul
 from mtl.functional import at_least_float32, entropy
 from mtl.kinds import Count
-from mtl.types import InputSpec, Routing, require
+from mtl.types import InputSpec, Routing
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
 

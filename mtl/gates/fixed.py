@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from mtl.checks import InputError, require
 from mtl.gates.base import Gate, check_choice, check_k
 from mtl.kinds import Choice, Count, NotNegative, Seed
-from mtl.types import InputError, Routing, require
+from mtl.types import Routing
 
 PATTERNS = ("full", "none", "shared_bottom", "random")
 LONG_NAMES = {"full_sharing": "full", "no_sharing": "none"}

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.functional import at_least_float32, logistic_noise
 from mtl.gates.base import Gate, check_number
 from mtl.kinds import InnerShare, NotNegative, Positive, Share
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 
 class GumbelMatrixGate(Gate):

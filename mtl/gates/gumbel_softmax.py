@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.distributed import batch_mean
 from mtl.functional import logistic_noise
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
 from mtl.kinds import InnerShare, NotNegative, Positive
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 
 class GumbelSoftmaxGate(Gate):

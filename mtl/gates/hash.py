@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.gates.base import Gate, check_choice, check_count
 from mtl.kinds import Count, Seed
-from mtl.types import Categorical, InputSpec, Routing, require
+from mtl.types import Categorical, InputSpec, Routing
 
 
 class HashGate(Gate):

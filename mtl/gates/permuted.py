@@ -11,13 +11,14 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.fast import accelerated
 from mtl.fast import gates as fast
 from mtl.functional import entropy
 from mtl.gates.base import Gate
 from mtl.kinds import Count, NotNegative, Positive
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
 

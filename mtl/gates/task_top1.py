@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.gates.balance import balance_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
 from mtl.kinds import NotNegative, Positive
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 
 class TaskTop1Gate(Gate):

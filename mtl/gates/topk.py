@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_choice, check_k, check_number
 from mtl.kinds import Choice, Count, NotNegative, Positive
-from mtl.types import Routing, require
+from mtl.types import Routing
 
 log = logging.getLogger(__name__)
 

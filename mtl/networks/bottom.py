@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.functional import at_least_float32
 from mtl.kinds import Count
-from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens, require
+from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.kinds import MANY, Choice, Count, Row, Whole
-from mtl.types import require
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
 Size = Annotated[Sequence[int], Row((Whole(1, MANY), Whole(1, MANY)))]  # height and width

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import Columns, DataSpec, NetworkOutput, require, sum_losses
+from mtl.types import Columns, DataSpec, NetworkOutput, sum_losses
 
 
 class FrozenExperts(Experts):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.kinds import Count, Dropout
-from mtl.types import Columns, TaskSpec, require
+from mtl.types import Columns, TaskSpec
 
 
 class Heads(nn.Module):

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError, require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Dispatch, Execution
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, permuted
-from mtl.types import InputError, InputSpec, Routing, require
+from mtl.types import InputSpec, Routing
 
 
 class MixtureOfExperts(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
@@ -14,7 +15,7 @@ from mtl.gates.permuted import Permutation
 from mtl.kinds import Count
 from mtl.networks.heads import Heads, SumHeads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import DataSpec, NetworkOutput, require, sum_losses
+from mtl.types import DataSpec, NetworkOutput, sum_losses
 
 
 class MMoE(nn.Module):

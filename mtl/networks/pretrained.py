@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
 HUB = "https://huggingface.co"

@@ -10,13 +10,14 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.kinds import Count, Described, ListOf, Share
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
-from mtl.types import DataSpec, NetworkOutput, Routing, require, sum_losses
+from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 Factory = Callable[..., Component]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 
 def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> Tensor:

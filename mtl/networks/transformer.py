@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.experts.ffn import StackedFFN
@@ -21,7 +22,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing, real_tokens
 from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
-from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, require, sum_losses
+from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 
 HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the paper
 

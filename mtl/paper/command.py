@@ -9,6 +9,7 @@ import optuna
 from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 
+from mtl.checks import require
 from mtl.paper.definition import Paper, Part, read
 from mtl.paper.page import write
 from mtl.run.console import make_lasting
@@ -19,7 +20,6 @@ from mtl.tune.show import best_trials
 from mtl.tune.space import words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import stoppable, work
-from mtl.types import require
 
 
 def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Composer, program: Path) -> None:

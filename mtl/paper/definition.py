@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from mtl.checks import check_name, check_number, check_whole, require
 from mtl.tune.definition import Definition
-from mtl.types import check_name, check_number, check_whole, require
 
 Value = tuple[float, float | None]  # mean and standard error, None if that is not published
 _SCALE = {"seeds", "n_trials", "fixed", "search", "note"}

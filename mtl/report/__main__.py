@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from mtl.checks import InputError
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise, welch
-from mtl.types import InputError
 
 MOST_TASKS = 16  # of which each is shown; of more tasks, the mean and the extremes
 EXTREMES = 3  # tasks at each end

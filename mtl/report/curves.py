@@ -18,8 +18,8 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import COLOURS, LINES
+from mtl.checks import InputError, require
 from mtl.report.runs import find_runs, name_settings
-from mtl.types import InputError, require
 
 Course = dict[int, float]  # training step -> value
 BAND = 0.9  # level of the confidence interval

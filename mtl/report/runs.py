@@ -12,9 +12,9 @@ from typing import Any
 import polars as pl
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
+from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
 from mtl.report.labels import Options, config_options, differing, given_options, labels
-from mtl.types import require
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed

@@ -16,12 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
+from mtl.checks import InputError, require
 from mtl.compat import config_path
 from mtl.run.checkpoint import AtomicCheckpointIO
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
-from mtl.types import Categorical, DataSpec, InputError, require
+from mtl.types import Categorical, DataSpec
 
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
 

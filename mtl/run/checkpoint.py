@@ -16,9 +16,9 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from mtl.checks import InputError, require
 from mtl.run.trust import check_config
 from mtl.run.upgrade import upgrade
-from mtl.types import InputError, require
 
 log = logging.getLogger(__name__)
 

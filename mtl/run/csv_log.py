@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.types import check_whole
+from mtl.checks import check_whole
 
 Row = dict[str, Any]
 

@@ -13,7 +13,8 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.types import InputError, Stopped
+from mtl.checks import InputError
+from mtl.run.signals import Stopped
 
 # What torch.distributed says when another process is gone: gloo, its store, NCCL
 _PEER = (

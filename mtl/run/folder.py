@@ -6,8 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mtl.checks import InputError, require
 from mtl.records import COMMAND, CONFIG, LOCK
-from mtl.types import InputError, require
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:

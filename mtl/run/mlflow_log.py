@@ -12,8 +12,8 @@ from typing import Any
 from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from mtl.checks import require
 from mtl.records import flatten
-from mtl.types import require
 
 LONGEST = 250  # characters of an option that Lightning writes
 

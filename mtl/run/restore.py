@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from mtl.checks import require
 from mtl.run.checkpoint import data_state
-from mtl.types import require
 
 log = logging.getLogger(__name__)
 

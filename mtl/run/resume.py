@@ -19,11 +19,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mtl.checks import InputError, require
 from mtl.records import flatten
 from mtl.run.checkpoint import data_state, read_checkpoint
 from mtl.run.schema.tables import SEVERAL
 from mtl.run.trust import OWN, check_target, is_trusted
-from mtl.types import InputError, require
 
 Composer = Callable[[Sequence[str]], DictConfig]
 

@@ -8,10 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mtl.types import Stopped
-
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "before the first step; nothing to save"
+
+
+class Stopped(BaseException):
+    """Report that signal ``number`` stopped the run; the message says how to resume it.
+
+    As with KeyboardInterrupt, ``except Exception`` does not catch it: a signal may arrive anywhere.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 class StopSignals:

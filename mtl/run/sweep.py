@@ -29,8 +29,8 @@ class SweepTable(Callback):
             write([folder], folder)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        from mtl.checks import InputError
         from mtl.report.summary import show, write
-        from mtl.types import InputError
 
         atexit.unregister(self.on_multirun_end)
         folder = Path(config.hydra.sweep.dir)

@@ -10,11 +10,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from mtl.checks import InputError, require
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
 from mtl.run.resume import config_to_load, plain
 from mtl.training.distillation import Distillation
-from mtl.types import DataSpec, InputError, TaskSpec, require
+from mtl.types import DataSpec, TaskSpec
 
 SIZES = ("vocab_size", "num_hidden_layers", "hidden_size")  # of an encoder, as `transformers` calls them
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
+from mtl.checks import InputError
 from mtl.run.trust import leaves
-from mtl.types import InputError
 
 # Old and new paths of the classes that configurations name
 MOVED = {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.types import require
+from mtl.checks import require
 
 
 class WandbLog(WandbLogger):

@@ -20,6 +20,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
 )
 
+from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather_tensors
 from mtl.functional import at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
@@ -28,7 +29,7 @@ from mtl.training.losses import summed_losses
 from mtl.training.ranking import Ranking
 from mtl.training.scores import AUROC, R2, AveragePrecision, BaseRate, LogLoss, OneVersusRestAUROC
 from mtl.training.spans import SpanScore, best_spans
-from mtl.types import METRICS, InputError, TaskKind, TaskSpec, labelled, metric_family, require
+from mtl.types import METRICS, TaskKind, TaskSpec, labelled, metric_family
 
 BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of mtl.types.METRICS, but for those in ERRORS
     "binary": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mtl.types import check_choice, check_number, require
+from mtl.checks import check_choice, check_number, require
 
 LARGEST = 1e30  # a float32 buffer holds it, and its square is finite
 

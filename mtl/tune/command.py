@@ -12,6 +12,7 @@ from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage
 from optuna.study import create_study
 
+from mtl.checks import InputError, require
 from mtl.run.console import make_lasting
 from mtl.training.metrics import mode_of
 from mtl.tune import definition as definitions
@@ -21,7 +22,6 @@ from mtl.tune.show import show_best, show_trial
 from mtl.tune.space import distributions, words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import stoppable, work
-from mtl.types import InputError, require
 
 Composer = Callable[[Sequence[str]], DictConfig]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from mtl.checks import InputError, check_name, check_number, check_whole, require
 from mtl.records import flatten
-from mtl.types import InputError, check_name, check_number, check_whole, require
 
 
 @dataclass(frozen=True)

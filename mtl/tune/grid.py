@@ -10,8 +10,8 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from mtl.checks import InputError
 from mtl.tune.space import distributions
-from mtl.types import InputError
 
 
 class GridSampler(BaseSampler):

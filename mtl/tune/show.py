@@ -9,9 +9,9 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
+from mtl.checks import require
 from mtl.run.results import number
 from mtl.tune.space import words
-from mtl.types import require
 
 MOST = 10  # trials of a table
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}

@@ -15,7 +15,7 @@ from optuna.distributions import (
 )
 from optuna.trial import Trial
 
-from mtl.types import InputError, require
+from mtl.checks import InputError, require
 
 FORMS = "a list of values, or {low: ..., high: ...} with log: true or step: ..."
 

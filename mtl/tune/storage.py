@@ -14,7 +14,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from mtl.types import InputError
+from mtl.checks import InputError
 
 JOURNAL = "journal:"
 PATIENCE = 60  # seconds that a worker waits for the others' writes to an SQLite file

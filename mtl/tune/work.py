@@ -10,10 +10,11 @@ from types import FrameType
 
 from optuna.trial import Trial
 
+from mtl.checks import InputError
+from mtl.run.signals import Stopped
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Outcome, Queue
 from mtl.tune.space import words
-from mtl.types import InputError, Stopped
 
 
 def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:

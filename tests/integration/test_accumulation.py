@@ -13,7 +13,7 @@ from omegaconf import open_dict
 from pytorch_lightning import Callback
 
 from mtl.run.checkpoint import read_checkpoint
-from mtl.types import Stopped
+from mtl.run.signals import Stopped
 from tests.integration.helpers import compose_small
 from tests.integration.test_resume import go_on, same, slow, state
 from train import run

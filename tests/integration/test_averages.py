@@ -13,8 +13,9 @@ import torch
 from omegaconf import open_dict
 
 from data_modules.base import TensorDataModule
+from mtl.checks import InputError
 from mtl.report.__main__ import main
-from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 from tests.integration.helpers import compose_small
 from train import run
 

@@ -11,8 +11,8 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from data_modules.task_batches import TasksDataModule
+from mtl.checks import InputError
 from mtl.run import build, schema
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
 from train import run

@@ -16,9 +16,9 @@ import mtl
 from data_modules.tables import blocks
 from data_modules.tables.example import visits
 from mtl import predict
+from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small, resume_small

@@ -16,9 +16,9 @@ import torch
 from callbacks.best_checkpoint import BestCheckpoint
 from callbacks.early_stopping import EarlyStop
 from callbacks.lr_schedule import PlateauRate
+from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
-from mtl.types import InputError
 from tests.integration.helpers import compose_small
 from train import run
 

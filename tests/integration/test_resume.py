@@ -19,8 +19,9 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
+from mtl.checks import InputError
 from mtl.run.checkpoint import previous_checkpoint, read_checkpoint, whole_checkpoint
-from mtl.types import InputError, Stopped
+from mtl.run.signals import Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import LIMIT

@@ -11,10 +11,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from mtl.checks import InputError
 from mtl.report.runs import read_runs
 from mtl.run.checkpoint import read_checkpoint
 from mtl.training.schedules import SHAPES
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome

@@ -14,10 +14,11 @@ import torch
 from omegaconf import open_dict
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint, read_whole
+from mtl.run.signals import Stopped
 from mtl.run.start import grouped, start_from
-from mtl.types import InputError, Stopped
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import losses, same, state
 from train import run, start

@@ -80,7 +80,7 @@ def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: T
         answers = predictor.submit(rows).result(20)
         for tags in (5, {"a": 1}, [["a"]]):
             with pytest.raises(
-                mtl.types.InputError, match=r"column 'tags', row 1: .* is not a list of texts or numbers"
+                mtl.checks.InputError, match=r"column 'tags', row 1: .* is not a list of texts or numbers"
             ):
                 predictor.submit([{**rows[0], "tags": tags}])
     for answer, row in zip(answers, expected.to_dicts(), strict=False):

@@ -11,8 +11,8 @@ import torch
 
 from data_modules.texts import vocabulary
 from data_modules.texts.rows import Texts
+from mtl.checks import InputError
 from mtl.run import build
-from mtl.types import InputError
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.integration.test_accumulation import interrupted

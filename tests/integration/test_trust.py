@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checks import InputError
 from mtl.prune import network_from_checkpoint, prune_run
 from mtl.run.checkpoint import AtomicCheckpointIO, previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.run.trust import check_config, installed_targets
-from mtl.types import InputError
 from tests.integration.helpers import compose_small, resume_small
 from train import run
 

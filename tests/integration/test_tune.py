@@ -21,11 +21,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import tune
+from mtl.checks import InputError
 from mtl.records import read_json
 from mtl.tune import channel
 from mtl.tune.definition import read
 from mtl.tune.space import distributions, words
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from tests.programs import free_port

@@ -12,7 +12,7 @@ import pytest
 
 from data_modules.files import archive as archive_module
 from data_modules.files.archive import extract_gzip, extract_zip
-from mtl.types import InputError
+from mtl.checks import InputError
 
 
 def make_zip(path: Path, members: dict[str, str]) -> Path:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from data_modules.books import HEADER, BooksDataModule, core, read_records
-from mtl.types import Batch, Categorical, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, Categorical, TaskSpec
 from tests.file_server import serving
 
 Make = Callable[..., BooksDataModule]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from data_modules.files.cache import cached, keyed, locked
-from mtl.types import InputError
+from mtl.checks import InputError
 from tests.programs import Forked
 
 

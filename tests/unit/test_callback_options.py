@@ -18,7 +18,7 @@ from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.progress import Progress
 from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
-from mtl.types import InputError, check_number, check_whole
+from mtl.checks import InputError, check_number, check_whole
 
 NO_COUNT: list[Any] = [0, -1, 1.5, "abc", True, math.nan, math.inf, [3], 10**30]
 NO_NUMBER: list[Any] = ["abc", True, math.nan, math.inf, -math.inf, [3], 10**400]

@@ -23,13 +23,14 @@ from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.tally import History, Tally
+from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxSelectorGate, TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
-from mtl.types import MISSING_CLASS, Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
+from mtl.types import MISSING_CLASS, Batch, Categorical, DataSpec, Routing, TaskSpec
 
 
 class Recorder(torch.nn.Module):

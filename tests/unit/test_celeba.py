@@ -18,7 +18,8 @@ from torchvision.datasets import CelebA
 from data_modules.celeba import CelebADataModule
 from data_modules.files import celeba as celeba_files
 from data_modules.files import celeba_images
-from mtl.types import Image, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Image, TaskSpec
 from tests.celeba_files import colour, marks, picture, write_celeba
 
 SIZES = (10, 4, 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dispatch import Dispatch
 from mtl.fast import conv as fast
@@ -16,7 +17,7 @@ from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import ImageBottom, TabularBottom, bottom_for
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.types import Categorical, DataSpec, Image, InputError, Routing, TaskSpec
+from mtl.types import Categorical, DataSpec, Image, Routing, TaskSpec
 
 LENET = [{"channels": 10, "kernel": 5, "pool": 2}, {"channels": 20, "kernel": 5, "pool": 2}]
 CELEBA = [{"channels": n, "kernel": 3, "pool": 2} for n in (4, 4, 4, 1)]

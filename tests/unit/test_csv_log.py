@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checks import InputError
 from mtl.run.csv_log import CSVLog, Table
-from mtl.types import InputError
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -25,7 +25,7 @@ from data_modules.jester import JesterDataModule
 from data_modules.movielens import MovieLensDataModule
 from data_modules.multi_mnist import MultiMNISTDataModule
 from data_modules.omniglot import OmniglotDataModule
-from mtl.types import InputError
+from mtl.checks import InputError
 from tests.tiny_data import write_tiny_data
 
 

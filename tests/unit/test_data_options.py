@@ -29,7 +29,7 @@ from data_modules.table import TableDataModule
 from data_modules.task_batches import TasksDataModule
 from data_modules.text import TextDataModule
 from data_modules.text_tasks import TextTasksDataModule
-from mtl.types import InputError
+from mtl.checks import InputError
 
 NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {
     BooksDataModule: {"data_dir": "nowhere"},

@@ -19,7 +19,8 @@ from torchvision.datasets import MNIST, SVHN
 from data_modules import digits
 from data_modules.digits import DigitsDataModule, resplit, to_colour
 from data_modules.files import mnist, svhn
-from mtl.types import Batch, Image, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, Image, TaskSpec
 from tests.digit_files import write_digits
 from tests.file_server import serving
 from tests.svhn_files import write_svhn

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtl.checks import InputError
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
@@ -29,7 +30,7 @@ from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.types import Batch, Categorical, DataSpec, InputError, Routing, TaskSpec
+from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
 from tests.experts import GatedExperts
 from tests.routing import random_weights
 

@@ -15,17 +15,19 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from data_modules.base import TensorDataModule
+from mtl.checks import InputError
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
 from mtl.networks.heads import Heads
 from mtl.networks.transformer import Transformer
 from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint
 from mtl.run.resume import config_from_checkpoint
+from mtl.run.signals import Stopped
 from mtl.run.teacher import read_teacher
 from mtl.run.trust import check_config
 from mtl.training.distillation import Distillation, prediction_losses, state_losses
 from mtl.training.module import MultiTaskModule
-from mtl.types import MISSING_CLASS, Batch, DataSpec, InputError, Stopped, TaskSpec, Tokens
+from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
 from tests.integration.helpers import compose_small, composed
 from tests.integration.test_resume import StopAt, same
 from train import run

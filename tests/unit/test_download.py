@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from data_modules.files.download import fetch
-from mtl.types import InputError
+from mtl.checks import InputError
 from tests.file_server import serving
 
 CONTENT = bytes(i * 31 % 251 for i in range(300_000))

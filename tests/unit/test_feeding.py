@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from data_modules.base import EvaluationSampler, RowsDataset, TensorDataModule, TrainingSampler
-from mtl.types import Batch, Categorical, DataSpec, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 
 
 def sampler(epoch: int = 0, seed: int = 0, done: int = 0, rank: int = 0, processes: int = 1) -> TrainingSampler:

@@ -10,7 +10,8 @@ import torch
 from torchvision.datasets import MNIST
 
 from data_modules.four_mnists import FourMNISTsDataModule, clockwise
-from mtl.types import Batch, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, TaskSpec
 from tests.digit_files import write_digits
 from tests.file_server import serving
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checks import InputError
 from mtl.gates import DSelectKGate, FixedGate, GumbelSoftmaxGate, HashGate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
 from mtl.gates.balance import balance_loss, importance_loss, load_loss
-from mtl.types import Categorical, InputError
+from mtl.types import Categorical
 
 D, E = 4, 8
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checks import InputError
 from mtl.functional import entropy
 from mtl.gates import (
     CometGate,
@@ -19,7 +20,7 @@ from mtl.gates import (
     TopKGate,
 )
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
-from mtl.types import Categorical, InputError, Numeric
+from mtl.types import Categorical, Numeric
 
 D, E = 4, 8
 

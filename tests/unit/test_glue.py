@@ -19,7 +19,8 @@ import torch
 from data_modules.files import glue as glue_files
 from data_modules.files.glue import SOURCES
 from data_modules.glue import TASKS, GlueDataModule
-from mtl.types import InputError, Tokens
+from mtl.checks import InputError
+from mtl.types import Tokens
 from tests.file_server import serving
 from tests.glue_files import HEADERS, row, write_glue, write_task
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from data_modules.interactions import InteractionsDataModule, Words, versions
-from mtl.types import Batch, Categorical, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, Categorical, TaskSpec
 
 ARGUMENTS = {
     "alpha": 0.3,

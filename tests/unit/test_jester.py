@@ -19,7 +19,8 @@ from torch import Tensor
 
 from data_modules import jester
 from data_modules.jester import JesterDataModule
-from mtl.types import Categorical, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Categorical, TaskSpec
 from tests.file_server import serving
 
 JOKES = 100

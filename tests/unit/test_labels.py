@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from data_modules.table import TableDataModule
+from mtl.checks import InputError
 from mtl.training.losses import summed_losses
-from mtl.types import InputError, Numeric
+from mtl.types import Numeric
 
 
 def table(tmp_path: Path, tasks: Any, change: Any = None, **options: Any) -> TableDataModule:

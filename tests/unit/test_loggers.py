@@ -12,12 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from callbacks.hparams import columns
+from mtl.checks import InputError
 from mtl.run.mlflow_log import MLflowLog
 from mtl.run.pictures import save_picture
 from mtl.run.tensorboard_log import TensorBoardLog
 from mtl.run.upgrade import upgrade
 from mtl.run.wandb_log import WandbLog, earlier_id
-from mtl.types import InputError
 
 VALUES = {
     "val/loss": 3.0,

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mtl.checks import InputError
 from mtl.training.losses import summed_loss, summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
-from mtl.types import MISSING_CLASS, Columns, InputError, TaskSpec
+from mtl.types import MISSING_CLASS, Columns, TaskSpec
 
 NAN = float("nan")
 BINARY = TaskSpec("a", "binary", weight=0.5)

@@ -13,9 +13,9 @@ import torch
 
 from callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, PlateauRate
 from callbacks.monitored import MonitorCheck
+from mtl.checks import InputError
 from mtl.run import schema
 from mtl.training.schedules import one_cycle_factor, rate_factor
-from mtl.types import InputError
 from tests.integration.helpers import compose_small
 
 

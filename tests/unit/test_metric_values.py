@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNormalizedDCG
 
+from mtl.checks import InputError
 from mtl.training.losses import summed_loss
 from mtl.training.metrics import Evaluation, higher_is_better
 from mtl.training.ranking import Ranking
-from mtl.types import METRICS, MISSING_CLASS, InputError, TaskSpec, metric_family
+from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 
 RANKED = ("ndcg@2", "hit_rate@1", "mrr")
 CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *RANKED[:2]))

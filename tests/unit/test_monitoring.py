@@ -23,10 +23,11 @@ from callbacks.early_stopping import EarlyStop
 from callbacks.last_checkpoint import LastCheckpoint
 from callbacks.monitored import MonitorCheck
 from callbacks.routing_monitor import RoutingMonitor
+from mtl.checks import InputError
 from mtl.run.checkpoint import AtomicCheckpointIO
-from mtl.run.signals import NUMBERS, stop_signals
+from mtl.run.signals import NUMBERS, Stopped, stop_signals
 from mtl.training.module import MultiTaskModule
-from mtl.types import InputError, Stopped, TaskSpec
+from mtl.types import TaskSpec
 from train import HARMLESS_WARNINGS
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{message}") for message in HARMLESS_WARNINGS]

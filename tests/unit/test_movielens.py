@@ -19,7 +19,8 @@ from torch import Tensor
 
 from data_modules import movielens
 from data_modules.movielens import MovieLensDataModule
-from mtl.types import Batch, Categorical, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, Categorical, TaskSpec
 from tests.programs import Forked
 
 USERS, MOVIES, EACH = 40, 60, 20

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchvision.datasets import MNIST
 
 from data_modules.multi_mnist import MultiMNISTDataModule, compose
-from mtl.types import Batch, InputError
+from mtl.checks import InputError
+from mtl.types import Batch
 from tests.digit_files import write_digits
 from tests.file_server import serving
 

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.checks import InputError
 from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.experts.relu_sum import ReluSum
@@ -22,7 +23,7 @@ from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.run import build
-from mtl.types import Categorical, DataSpec, Image, InputError, NetworkOutput, Numeric, TaskSpec
+from mtl.types import Categorical, DataSpec, Image, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
 B = 5

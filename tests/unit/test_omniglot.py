@@ -16,7 +16,8 @@ from torchvision.datasets import Omniglot
 
 from data_modules.files import omniglot as omniglot_files
 from data_modules.omniglot import ALPHABETS, OmniglotDataModule, resplit
-from mtl.types import Batch, InputError, TaskSpec
+from mtl.checks import InputError
+from mtl.types import Batch, TaskSpec
 from tests.file_server import serving
 from tests.omniglot_files import drawing, number, write_archive, write_omniglot
 

@@ -11,10 +11,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import tune
+from mtl.checks import InputError
 from mtl.paper.definition import Paper, read
 from mtl.tune.definition import Definition
 from mtl.tune.space import distributions, words
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.test_tune import end
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from callbacks.hardening import PermutationHardening
 from callbacks.length import Length
+from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.functional import entropy
 from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
@@ -24,7 +25,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.prune import prune
-from mtl.types import Categorical, DataSpec, InputError, Numeric, Routing, TaskSpec
+from mtl.types import Categorical, DataSpec, Numeric, Routing, TaskSpec
 from tests.gate_cases import CASES, IDS, GateCase, harden
 
 EXPERTS = 8

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, GumbelMatrixGate, Permutation, TopKGate
@@ -23,7 +24,7 @@ from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
 from mtl.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
-from mtl.types import Bag, Categorical, DataSpec, Image, InputError, Numeric, TaskSpec, Tokens
+from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 from tests.gate_cases import CASES, IDS
 from tests.transformers import shake, transformer
 

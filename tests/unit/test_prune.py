@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mtl.analysis.flops import forward_flops
+from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, FixedGate, GumbelMatrixGate, SoftmaxGate, TopKGate
@@ -21,7 +22,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.prune import export, prune, savings
-from mtl.types import Categorical, DataSpec, Image, InputError, Numeric, TaskSpec
+from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
 from tests.experts import GatedExperts
 
 TASKS = [

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
+from mtl.checks import InputError
 from mtl.report import curves
-from mtl.types import InputError
 
 
 def write_run(folder: Path, options: dict[str, Any], values: dict[int, float], metric: str = "val/loss") -> None:

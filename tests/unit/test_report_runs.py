@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mtl.checks import InputError
 from mtl.report.labels import config_options, given_options, labels
 from mtl.report.runs import find_runs, read_named_runs, read_runs
-from mtl.types import InputError
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_ind
 
+from mtl.checks import InputError
 from mtl.report.__main__ import main
 from mtl.report.compare import Comparison, Contest, compare, contest
 from mtl.report.grid import Published, grid
 from mtl.report.runs import Runs, read_runs
 from mtl.report.tables import console_tables, explanation, markdown
-from mtl.types import InputError
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc", "minutes": "rmse"}

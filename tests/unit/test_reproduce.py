@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from omegaconf import OmegaConf
 
+from mtl.checks import InputError
 from mtl.paper import command
-from mtl.types import InputError
 from tests.conftest import ROOT
 
 # The loss is the distance of x from 2 (3 for the gate b), and a little that depends on the seed

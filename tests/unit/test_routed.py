@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.gates import CometGate, DSelectKGate, FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Component, Convolutions, DenseLayers, Identity, NormRelu, Pooling
 from mtl.networks.heads import Heads, SeparateHeads
 from mtl.networks.routed import RoutedLayer, RoutedNetwork
 from mtl.training.module import MultiTaskModule
-from mtl.types import Batch, DataSpec, Image, InputError, Numeric, TaskSpec
+from mtl.types import Batch, DataSpec, Image, Numeric, TaskSpec
 
 TASKS = [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "regression")]
 VECTORS = DataSpec({"x": Numeric(5)}, TASKS)

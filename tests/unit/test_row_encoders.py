@@ -20,7 +20,8 @@ from data_modules.tables.blocks import read_blocks
 from data_modules.tables.reading import read_table
 from data_modules.text import TextDataModule
 from data_modules.texts.example import TASKS
-from mtl.types import InputError, RowEncoder
+from mtl.checks import InputError
+from mtl.types import RowEncoder
 
 QUOTED = 'id,text\n1,"a, ""b""\nof two lines"\n2,plain\n3,"\n\n"\n4,NA\n'
 PLAIN = "id,text\n" + "".join(f"{number},{'x' * (number % 37)}\n" for number in range(300))

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import train
+from mtl.checks import InputError
 from mtl.run.console import LastingStream
 from mtl.run.errors import explain, lost_peer
 from mtl.run.folder import claim, give_up
-from mtl.types import InputError, Stopped
+from mtl.run.signals import Stopped
 from tests.programs import Forked
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mtl.checks import InputError
 from mtl.training.schedules import SHAPES, check_schedule
-from mtl.types import InputError
 
 
 @pytest.mark.parametrize("shape", SHAPES)

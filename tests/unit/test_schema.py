@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 import train  # registers what conf/data/table.yaml and the run folder need
 from conf.explain import explain
+from mtl.checks import InputError
 from mtl.kinds import Count, Number, Positive, shown
 from mtl.run import build, schema
 from mtl.run.schema.annotations import find, kind_of, options
-from mtl.types import InputError
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
 

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from mtl.run.signals import NUMBERS, StopSignals
-from mtl.types import Stopped
+from mtl.run.signals import NUMBERS, Stopped, StopSignals
 
 
 def send(number: int) -> None:

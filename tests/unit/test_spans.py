@@ -14,6 +14,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
 from data_modules.texts.answers import exact_match, f1, words
+from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxGate
 from mtl.importance import importance
@@ -25,7 +26,7 @@ from mtl.training.losses import summed_loss, summed_losses
 from mtl.training.metrics import Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.training.spans import best_spans
-from mtl.types import MISSING_CLASS, Batch, DataSpec, InputError, Numeric, TaskSpec
+from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
 from tests.squad_files import (
     LONG,
     QUESTIONS,

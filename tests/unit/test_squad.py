@@ -15,7 +15,8 @@ import torch
 
 from data_modules.files import squad as squad_files
 from data_modules.files.squad import SOURCES
-from mtl.types import MISSING_CLASS, InputError
+from mtl.checks import InputError
+from mtl.types import MISSING_CLASS
 from tests.file_server import serving
 from tests.squad_files import (
     ARTICLES,

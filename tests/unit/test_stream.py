@@ -9,7 +9,8 @@ import torch
 
 from data_modules.base import EvaluationSampler, TrainingSampler
 from data_modules.stream import Cut, StreamLoader, in_order, shuffled
-from mtl.types import Batch, InputError
+from mtl.checks import InputError
+from mtl.types import Batch
 
 COUNTS = torch.tensor([30, 0, 50, 7, 50, 50, 50, 13])  # rows of each block
 TOTAL = int(COUNTS.sum())

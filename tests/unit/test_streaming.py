@@ -16,7 +16,8 @@ from data_modules.stream import tensors
 from data_modules.streaming import StreamingTable, drawn
 from data_modules.table import TableDataModule
 from data_modules.tables.parquet import Block
-from mtl.types import Batch, InputError
+from mtl.checks import InputError
+from mtl.types import Batch
 
 TASKS: dict[str, Any] = {
     "click": {"kind": "binary", "pos_weight": "balanced"},

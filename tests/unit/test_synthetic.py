@@ -10,9 +10,10 @@ import torch
 
 from data_modules.synthetic_moe import SyntheticMoEDataModule, relu_sum
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.checks import InputError
 from mtl.gates import FixedGate
 from mtl.networks.frozen_experts import FrozenExpertsMoE
-from mtl.types import Batch, InputError
+from mtl.types import Batch
 
 
 def moe(**options: Any) -> SyntheticMoEDataModule:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_modules.synthetic_pairs import SyntheticPairsDataModule, draw_weights, response
-from mtl.types import InputError
+from mtl.checks import InputError
 
 
 def pairs(**options: Any) -> SyntheticPairsDataModule:

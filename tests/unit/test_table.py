@@ -12,7 +12,8 @@ import torch
 
 from data_modules.table import TableDataModule
 from data_modules.tables.encoder import NUMERIC
-from mtl.types import Categorical, InputError, Numeric
+from mtl.checks import InputError
+from mtl.types import Categorical, Numeric
 
 CLICK = {"column": "clicked", "kind": "binary"}
 

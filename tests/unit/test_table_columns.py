@@ -15,7 +15,8 @@ import torch
 
 from data_modules.table import TableDataModule
 from data_modules.tables.encoder import NUMERIC, TableEncoder
-from mtl.types import Bag, Categorical, InputError, Numeric
+from mtl.checks import InputError
+from mtl.types import Bag, Categorical, Numeric
 
 DAYS = [datetime(2026, 1, 1, 6) + timedelta(hours=43 * i) for i in range(40)]  # of three months
 

@@ -21,7 +21,7 @@ from data_modules.table import TableDataModule
 from data_modules.tables import reading
 from data_modules.tables.encoder import NUMERIC
 from data_modules.tables.reading import read_table
-from mtl.types import InputError
+from mtl.checks import InputError
 
 TASKS = {"y": {"kind": "binary"}}
 GOOD = "a,b,y\n" + "".join(f"{i}.5,{'ST'[i % 2]},{i // 2 % 2}\n" for i in range(40))

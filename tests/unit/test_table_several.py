@@ -12,7 +12,7 @@ import torch
 
 from data_modules.state import changes, fingerprints
 from data_modules.table import TableDataModule
-from mtl.types import InputError
+from mtl.checks import InputError
 
 
 def rows() -> pl.DataFrame:

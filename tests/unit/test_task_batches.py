@@ -10,7 +10,8 @@ import torch
 
 from data_modules.task_batches import ORDERS, POOL, TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
 from data_modules.texts.rows import RaggedRows
-from mtl.types import Batch, DataSpec, InputError, Numeric, TaskSpec, Tokens
+from mtl.checks import InputError
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec, Tokens
 
 SIZES = {"a": 10, "b": 4, "c": 7}
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checks import InputError
 from mtl.training import errors, metrics
 from mtl.training.metrics import BUILDERS, Evaluation
 from mtl.training.module import MultiTaskModule
-from mtl.types import METRICS, MISSING_CLASS, InputError, TaskSpec
+from mtl.types import METRICS, MISSING_CLASS, TaskSpec
 
 NAN = math.nan
 BINARY = TaskSpec("cola", "binary", metrics=("matthews", "f1", "accuracy", "auroc"), small=True)

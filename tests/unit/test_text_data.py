@@ -12,7 +12,7 @@ import torch
 
 from data_modules.text import TextDataModule
 from data_modules.texts.rows import RaggedRows
-from mtl.types import InputError
+from mtl.checks import InputError
 
 SPAM = {"text": ["subject", "body"], "label": "spam", "kind": "binary"}
 

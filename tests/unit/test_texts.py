@@ -17,7 +17,7 @@ from data_modules.glue import GlueDataModule
 from data_modules.texts import pretrained, vocabulary
 from data_modules.texts.encoder import Encoder
 from data_modules.texts.rows import RaggedRows, Texts
-from mtl.types import InputError
+from mtl.checks import InputError
 from tests.conftest import ROOT
 from tests.glue_files import sentence
 

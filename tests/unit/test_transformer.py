@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.gates import CometGate, DSelectKGate, HashGate, SoftmaxGate, TaskTop1Gate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import from_scratch
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
-from mtl.types import Categorical, DataSpec, InputError
+from mtl.types import Categorical, DataSpec
 from tests.transformers import CONFIG, LENGTH, TASKS, assert_close, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10

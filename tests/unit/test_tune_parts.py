@@ -12,8 +12,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from mtl.checks import InputError
 from mtl.tune import channel, definition, space
-from mtl.types import InputError
 from tests.conftest import ROOT
 
 

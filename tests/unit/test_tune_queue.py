@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from optuna.trial import Trial, TrialState
 
+from mtl.checks import InputError
 from mtl.tune.definition import Definition
 from mtl.tune.queue import STALE, Lease, Outcome, Queue
 from mtl.tune.storage import open_storage
 from mtl.tune.work import work
-from mtl.types import InputError
 
 HEARTBEAT = 2.0  # seconds; a slow machine must not lose a lease by accident
 SPACE = {

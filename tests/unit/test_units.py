@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from mtl.checks import InputError
 from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_loss, summed_losses
 from mtl.training.metrics import Evaluation
 from mtl.training.module import MultiTaskModule
-from mtl.types import Batch, InputError, NetworkOutput, TaskSpec
+from mtl.types import Batch, NetworkOutput, TaskSpec
 
 PRICE = TaskSpec("price", "regression", mean=1000.0, std=250.0)
 PLAIN = TaskSpec("stars", "regression")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchjd.aggregation import PCGrad, TrimmedMean, UPGrad
 from torchjd.linalg import QuadprogProjector
 
+from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, Gate
 from mtl.gates.permuted import Permutation
@@ -28,7 +29,7 @@ from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, JacobianWeighting, shared_parameters
 from mtl.training.weighting.base import by_task
 from mtl.training.weighting.drawn import drawn_at
-from mtl.types import Batch, Categorical, DataSpec, InputError, Numeric, TaskSpec
+from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mtl.checks import InputError, require
 from mtl.kinds import (
     Choice,
     Described,
@@ -34,7 +35,6 @@ from mtl.kinds import (
     suggestion,
 )
 from mtl.run.schema import tables
-from mtl.types import InputError, require
 
 OWN = ("mtl", "data_modules", "callbacks")  # a class of these passes all its ** to its base class
 PLAIN: dict[Any, Kind] = {

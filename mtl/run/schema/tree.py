@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from mtl.checks import InputError, require
 from mtl.kinds import shown, suggestion
 from mtl.run.schema import tables
-from mtl.types import InputError, require
 
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${setting.k}, without resolvers or nesting
 LARGEST = 2_000_000  # values; references to references can stand for any number of them

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError
 from mtl.training.weighting.drawn import drawn_at
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.state import attributes, set_attributes
-from mtl.types import InputError
 
 HARMLESS = (  # of Nash-MTL's solver; with a gradient of 0 it has no solution, and the weights stay as they are
     "You are solving a parameterized problem that is not DPP",

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.training.weighting.base import Terms, Weighting, by_task
 from mtl.training.weighting.shared import shared_parameters
-from mtl.types import InputError, require
 
 
 class JacobianWeighting(Weighting):
