@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import train
 from conf.explain import CONF
@@ -21,6 +21,22 @@ from tune import first_run, split_words
 
 OWN = [*OmegaConf.load(CONF / "reproduce.yaml"), "sampler", "pruner"]
 OWN = [name for name in OWN if name not in ("defaults", "fixed", "groups", "gates", "space", "published", "claims")]
+
+
+def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
+    """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of train.py."""
+    from mtl.types import InputError
+
+    known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
+    names = [word for word in words if "=" not in word]
+    if len(names) != 1 or names[0] not in known:
+        given = f"{' '.join(names)}: " if names else ""
+        raise InputError(f"{given}give one of {', '.join(known)}, as in reproduce.py {known[0]} scale=laptop")
+    own, others = split_words([word for word in words if "=" in word], OWN)
+    only = [word.partition("=")[2] for word in own if word.startswith("only=")]  # Hydra would read its comma as a sweep
+    cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if not word.startswith("only="))])
+    cfg.only = only[-1] if only else None
+    return names[0], cfg, others
 
 
 def run(words: Sequence[str]) -> None:
@@ -31,17 +47,9 @@ def run(words: Sequence[str]) -> None:
         from mtl.paper.command import reproduce
     except ModuleNotFoundError as error:
         raise InputError(f"reproduce.py needs the package {error.name}: pip install -e '.[tune]'") from None
-    known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
-    names = [word for word in words if "=" not in word]
-    if len(names) != 1 or names[0] not in known:
-        given = f"{' '.join(names)}: " if names else ""
-        raise InputError(f"{given}give one of {', '.join(known)}, as in reproduce.py {known[0]} scale=laptop")
-    own, others = split_words([word for word in words if "=" in word], OWN)
-    only = [word.partition("=")[2] for word in own if word.startswith("only=")]  # Hydra would read its comma as a sweep
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if not word.startswith("only="))])
-        cfg.only = only[-1] if only else None
-        reproduce(cfg, names[0], others, first_run, Path(__file__).with_name("train.py"))
+        name, cfg, others = configuration(words)
+        reproduce(cfg, name, others, first_run, Path(__file__).with_name("train.py"))
 
 
 def main() -> None:

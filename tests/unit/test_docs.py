@@ -11,7 +11,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+import reproduce
 import tune
+from mtl.paper.definition import read
 from mtl.run import schema
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -75,9 +77,26 @@ def test_commands_of_studies_are_accepted() -> None:
     given = commands("tune.py")
     assert len(given) > 1
     for command in given:
-        study, special, others = tune.split(command)
-        assert not others, others
+        study, others = tune.split_words(command, tune.STUDY_OPTIONS)
+        special = dict(word.split("=") for word in others)
+        assert set(special) <= {"gate", "show"}
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("tune", study)
         assert set(special.get("gate", "").split(",")) <= {"", *cfg.gates}
+
+
+def test_commands_of_papers_are_accepted() -> None:
+    given = commands("reproduce.py")
+    assert len(given) > 1
+    for command in given:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            name, cfg, others = reproduce.configuration(command)
+        assert not others, others
+        assert read(cfg, name, others).pairs()
+
+
+def test_every_table_of_a_paper_is_listed() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text()
+    assert {path.stem for path in (ROOT / "conf" / "paper").glob("*.yaml")} <= set(re.findall(r"`(\w+)`", text))
