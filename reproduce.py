@@ -25,7 +25,7 @@ OWN = [name for name in OWN if name not in ("defaults", "fixed", "groups", "gate
 
 def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
     """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of train.py."""
-    from mtl.types import InputError
+    from mtl.checks import InputError
 
     known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
     names = [word for word in words if "=" not in word]
