@@ -1,16 +1,13 @@
-"""Weightings: what they do to the gradients of a real step, and what they keep between steps."""
+"""Weightings: what they do to the gradients of a real step, and what they refuse."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torchjd.aggregation import PCGrad, TrimmedMean, UPGrad
 from torchjd.linalg import QuadprogProjector
@@ -27,102 +24,23 @@ from mtl.networks.mmoe import MMoE
 from mtl.run import build
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, JacobianWeighting, shared_parameters
-from mtl.training.weighting.base import by_task
 from mtl.training.weighting.drawn import drawn_at
-from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
-from tests.conftest import ROOT
+from mtl.types import Batch
 from tests.integration.helpers import composed
+from tests.weightings import (
+    SPEC,
+    TASKS,
+    auxiliary,
+    backward,
+    batch,
+    close,
+    jacobian,
+    module,
+    network,
+    task_losses,
+)
 
-FILES = sorted(path.stem for path in (ROOT / "conf/weighting").glob("*.yaml"))
-TASKS = [
-    TaskSpec("click", "binary"),
-    TaskSpec("stars", "regression", weight=0.3),
-    TaskSpec("kind", "multiclass", num_classes=3),
-    TaskSpec("time", "regression"),
-]
-SPEC = DataSpec({"id": Categorical(7), "x": Numeric(5)}, TASKS)
 EXACT = partial(UPGrad, projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-10))
-ROWS = 24
-
-
-def batch(rows: int = ROWS, seed: int = 0, without: str = "") -> Batch:
-    """Return random rows in which half of the labels of ``stars`` and all of the task ``without`` are missing."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 5, generator=draw).double()
-    targets = {
-        "click": (x[:, 0] + x[:, 1] > 0).double(),
-        "stars": torch.where(torch.arange(rows) % 2 == 0, x[:, 0] - x[:, 2], torch.nan),
-        "kind": torch.randint(3, (rows,), generator=draw),
-        "time": 3 * x[:, 3].square() - x[:, 0],
-    }
-    if without:
-        targets[without] = torch.full_like(targets[without], -100 if without == "kind" else torch.nan)
-    return Batch({"id": torch.randint(7, (rows,), generator=draw), "x": x}, targets)
-
-
-def network(**options: Any) -> nn.Module:
-    torch.manual_seed(1)
-    bottom, experts = partial(TabularBottom, embedding_dim=3), partial(StackedDense, units=[6])
-    gate = partial(CometGate, k=2, entropy_weight=0.1)
-    return MMoE(SPEC, 4, bottom, experts, gate, partial(Heads, units=[4]), **options).double()
-
-
-def module(weighting: Any = None, net: nn.Module | None = None, seed: int = 3) -> MultiTaskModule:
-    """Return a module with a weighting: the name of a file, or what makes one."""
-    net = net or network()
-    if isinstance(weighting, str):
-        weighting = instantiate(OmegaConf.load(ROOT / "conf/weighting" / f"{weighting}.yaml"), _convert_="all")
-    made = weighting and weighting(network=net, num_tasks=len(TASKS), seed=seed)
-    result = MultiTaskModule(net, TASKS, partial(torch.optim.Adam, lr=1e-2), {}, None, made).double()
-    result.log = lambda *args, **options: None  # type: ignore[method-assign]  # there is no trainer
-    return result.train()
-
-
-def backward(own: MultiTaskModule, *batches: Any, step: int = 0) -> dict[str, Tensor]:
-    """Differentiate a step on the ``batches``, as a trainer that accumulates does; return the gradients."""
-    own.zero_grad()
-    for each in batches:
-        (own.training_step(each, 0)["loss"] / len(batches)).backward()
-    own.weighting.before_step(step)
-    return {name: p.grad.clone() for name, p in own.network.named_parameters() if p.grad is not None}
-
-
-def task_losses(own: MultiTaskModule, data: Batch) -> Tensor:
-    """Return the weighted losses of the tasks, in the order of ``TASKS``."""
-    terms, _ = own._task_losses(own(data.inputs), data)
-    return by_task([terms], len(TASKS))[0]
-
-
-def jacobian(own: MultiTaskModule, data: Batch) -> tuple[Tensor, list[nn.Parameter]]:
-    """Return the gradients of the weighted task losses at the shared parameters, one backward pass for each."""
-    shared, _ = shared_parameters(own.network)
-    rows = []
-    for task in range(len(TASKS)):
-        losses = task_losses(own, data)
-        gradients = torch.autograd.grad(losses[task], shared, allow_unused=True)
-        rows.append(
-            torch.cat(
-                [
-                    torch.zeros_like(p).flatten() if g is None else g.flatten()
-                    for p, g in zip(shared, gradients, strict=True)
-                ]
-            )
-        )
-    return torch.stack(rows), shared
-
-
-def auxiliary(own: MultiTaskModule, data: Batch) -> Tensor:
-    shared, _ = shared_parameters(own.network)
-    gradients = torch.autograd.grad(sum(own(data.inputs).losses.values()), shared, allow_unused=True)
-    return torch.cat(
-        [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(shared, gradients, strict=True)]
-    )
-
-
-def close(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        torch.testing.assert_close(value, right[name], rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_shared_parameters_of_networks() -> None:
@@ -252,75 +170,6 @@ def test_upgrad_opposes_no_task() -> None:
     found = torch.cat([p.grad.flatten() for p in shared]) - auxiliary(own, data)
     assert (rows @ rows.sum(0)).min() < 0 < (rows @ found).max()
     assert (rows @ found).min() > -1e-8
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_training_with_every_file(name: str) -> None:
-    """Losses fall, stay finite without the labels of a task, and another seed of the weighting matters if any."""
-    own = module(name)
-    optimizer = own.configure_optimizers()
-    for step in range(12):
-        backward(own, batch(seed=step % 4, without="kind" if step % 4 == 2 else ""), step=step)
-        assert all(bool(torch.isfinite(p.grad).all()) for p in own.parameters() if p.grad is not None)
-        optimizer.step()
-        if step % 4 == 3:
-            own.weighting.end_epoch()
-    losses = [task_losses(each, batch()) for each in (own, module())]
-    assert bool(torch.isfinite(losses[0]).all())
-    assert losses[0].sum() < losses[1].sum()
-    if own.weighting.in_force is not None:
-        assert own.weighting.in_force.shape == (len(TASKS),)
-
-
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ("stch", "geometric_mean")])
-def test_accumulated_batches_equal_the_whole(name: str) -> None:
-    whole, halves = batch(), [batch(), batch()]
-    for index, half in enumerate(halves):
-        rows = slice(index * ROWS // 2, (index + 1) * ROWS // 2)
-        half.inputs = {key: value[rows] for key, value in half.inputs.items()}
-        half.targets = {key: value[rows] for key, value in half.targets.items()}
-    close(backward(module(name), *halves, step=2), backward(module(name), whole, step=2))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
-    def train(own: MultiTaskModule, optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            backward(own, batch(seed=step), step=step)
-            optimizer.step()
-            if step % 2:
-                own.weighting.end_epoch()
-
-    whole, part = module(name), module(name)
-    optimizers = [own.configure_optimizers() for own in (whole, part)]
-    train(whole, optimizers[0], range(9))
-    train(part, optimizers[1], range(6))
-    file = io.BytesIO()
-    torch.save([part.state_dict(), optimizers[1].state_dict()], file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed = module(name)
-    optimizer = resumed.configure_optimizers()
-    resumed.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    torch.manual_seed(99)
-    train(resumed, optimizer, range(6, 9))
-    expected = whole.state_dict()
-    for key, value in resumed.state_dict().items():
-        assert torch.equal(value, expected[key]) if isinstance(value, Tensor) else True, key
-    train(whole, optimizers[0], range(9, 11))
-    train(resumed, optimizer, range(9, 11))
-    for left, right in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(left, right)
-
-
-def test_methods_differ_from_each_other() -> None:
-    """Only those agree that mean the same: a sum, and what starts with equal weights."""
-    equal = {"fixed", "sum", "dwa", "imtl_l", "gradnorm"}
-    found = {name: torch.cat([g.flatten() for g in backward(module(name), batch()).values()]) for name in FILES}
-    for left, right in itertools.combinations(FILES, 2):
-        same = bool(torch.allclose(found[left], found[right], rtol=1e-6, atol=1e-9))
-        assert same == ({left, right} <= equal or {left, right} == {"upgrad", "cr_mogm"}), (left, right)
 
 
 def test_batches_of_single_tasks_are_one_step_together() -> None:
