@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import itertools
 import logging
 import os
@@ -44,6 +45,7 @@ HARMLESS_WARNINGS = (
 # Only rank 0 writes files. torchrun, SLURM, or Lightning when it starts the other processes, set the rank.
 RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
 IS_FIRST = RANK == "0"
+NOT_OURS = ("paper", "pruner", "sampler", "study")  # folders of conf/ whose choices only other programs make
 LENT: list[str] = []  # words of the command line that come from the checkpoint, see ``data_of_checkpoint``
 
 
@@ -327,6 +329,16 @@ def report(error: BaseException) -> NoReturn:
     sys.exit(status)
 
 
+def print_help() -> None:
+    """Print Hydra's help, without the choices that only other programs make."""
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            main()  # exits
+    finally:
+        print(re.sub(rf"^({'|'.join(NOT_OURS)}): .*\n", "", text.getvalue(), flags=re.MULTILINE), end="")
+
+
 def cli() -> None:
     """Run the program; print every error as one message."""
     # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
@@ -338,7 +350,7 @@ def cli() -> None:
     sys.argv += LENT
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # argparse wants it first
     try:
-        main()
+        print_help() if {"-h", "--help"} & set(sys.argv[1:]) else main()
     except SystemExit:
         raise
     except BaseException as error:

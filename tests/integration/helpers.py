@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 # The choices that a run makes, as Hydra names them
 FOLDERS = {path.parent.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
-NO_CHOICES = (".", "hydra/job_logging", "study", "sampler", "pruner", "paper")  # the last four are of other programs
+NO_CHOICES = (".", "hydra/job_logging", *train.NOT_OURS)
 GROUPS = sorted(str(folder) for folder in FOLDERS if str(folder) not in NO_CHOICES)
 SMALL = [
     "trainer.max_epochs=2",
