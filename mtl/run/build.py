@@ -104,9 +104,17 @@ def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
 
 
 def _check_weighting(cfg: DictConfig) -> None:
-    """Raise InputError if a method that compares tasks would see one task in each step."""
+    """Raise InputError if a method that compares tasks would see one task in each step, or scaled gradients."""
     make = _weighting(cfg)
     kind = getattr(make, "func", None)
+    # The trainer scales the loss by a factor that changes, so that gradients of float16 do not become 0; those of the
+    # single tasks are taken before that, and would
+    require(
+        str(cfg.trainer.precision) not in ("16", "16-mixed") or not getattr(kind, "needs_shared", False),
+        f"trainer.precision={cfg.trainer.precision}: it scales the loss of a step, which is undefined for a weighting "
+        "that combines the gradients of tasks; use trainer.precision=bf16-mixed or 32-true, or a method on losses such "
+        "as weighting=uncertainty",
+    )
     alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and cfg.trainer.accumulate_grad_batches == 1
     require(
         not (alone and getattr(kind, "needs_shared", False)),

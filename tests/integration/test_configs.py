@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,22 @@ def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> N
 def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [f"trainer.precision={precision}", *IMAGES, f"paths.data_dir={tiny_data}", "callbacks.ema.decay=0.9"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
+
+
+@pytest.mark.parametrize("weighting", ["upgrad", "uncertainty"])
+def test_weightings_in_mixed_precision_train_like_in_float32(weighting: str, tmp_path: Path) -> None:
+    """The losses of two steps are not the same, but close."""
+    words = [f"weighting={weighting}", "trainer.max_steps=2", "trainer.log_every_n_steps=1", "logger=csv"]
+    courses = []
+    for precision in ("32-true", "bf16-mixed"):
+        run(compose_small(tmp_path / precision, *words, f"trainer.precision={precision}"))
+        lines = (tmp_path / precision / "csv" / "metrics.csv").read_text().splitlines()
+        courses.append([float(row["train/step_loss"]) for row in csv.DictReader(lines) if row["train/step_loss"]])
+    exact, rounded = courses
+    assert len(exact) == 2
+    assert exact[0] != exact[1]
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=0.02)
 
 
 def names(group: str) -> list[str]:

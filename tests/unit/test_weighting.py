@@ -249,6 +249,14 @@ def test_what_cannot_be_combined_is_one_message() -> None:
         build.check_options(composed(["weighting=dwa", "weighting.scalarizer.temperature=-1"]))
 
 
+def test_scaled_losses_are_for_methods_on_losses() -> None:
+    for precision in ("16-mixed", "16"):
+        with pytest.raises(InputError, match=rf"trainer.precision={precision}: it scales .* use .*bf16-mixed"):
+            build.check_options(composed(["weighting=upgrad", f"trainer.precision={precision}"]))
+    build.check_options(composed(["weighting=upgrad", "trainer.precision=bf16-mixed"]))
+    build.check_options(composed(["weighting=uncertainty", "trainer.precision=16-mixed"]))
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run() -> None:
     own = module("upgrad")
     data = batch()
