@@ -10,6 +10,7 @@ from typing import Any
 from pytorch_lightning import Callback, Trainer
 
 from mtl.training.module import MultiTaskModule
+from mtl.training.values import log_values
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class EpochReport(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self.seconds.append(time.perf_counter() - self._start)
-        pl_module.log("train/seconds_per_epoch", statistics.median(self.seconds))
+        log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
         shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
         monitor = pl_module.config.get("monitor", "val/loss")

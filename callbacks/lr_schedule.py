@@ -18,7 +18,7 @@ WHERE = "callbacks.lr_schedule"
 
 
 class ConstantRate(Callback):
-    """Raise the learning rate linearly from 0 in the warm-up, then keep it; log it as ``train/lr``.
+    """Raise the learning rate linearly from 0 in the warm-up, then keep it; log it as ``while_training/lr``.
 
     The warm-up takes ``warmup``, a fraction of the run, or ``warmup_steps`` optimiser steps. Before each step each
     parameter group gets its base rate times a factor, a function of ``trainer.global_step``: a resumed run goes on in
@@ -48,7 +48,9 @@ class ConstantRate(Callback):
         for group in _groups(trainer):
             group["lr"] = factor * group["initial_lr"]
         if is_logged(trainer, step):  # the rate of a group without a factor of its own
-            pl_module.log("train/lr", factor * trainer.optimizers[0].defaults["lr"], on_step=True, on_epoch=False)
+            pl_module.log(
+                "while_training/lr", factor * trainer.optimizers[0].defaults["lr"], on_step=True, on_epoch=False
+            )
 
     def factor_at(self, trainer: Trainer, step: int) -> float:
         """Return the factor of all rates at optimiser step ``step``."""

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import took_step
@@ -17,6 +18,7 @@ from mtl.checks import check_switch, check_whole
 from mtl.gates.permuted import Permutation
 from mtl.run.pictures import save_picture
 from mtl.training.module import is_logged
+from mtl.training.values import log_values
 from mtl.types import Batch, Routing
 
 # What a validation pass may log; the names of a network of several layers end in _layer_<n>
@@ -106,7 +108,7 @@ class RoutingMonitor(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         report = self._report(pl_module)
-        self._log("val", pl_module, report.scalars())
+        log_values(trainer, {f"val/{name}": value for name, value in report.scalars().items()}, _curve_name)
         due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
         if due and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, report)
@@ -121,9 +123,10 @@ class RoutingMonitor(Callback):
             spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
             if spec is not None and "task_group" in spec.extras:
                 values |= compare_groups(matrices, spec.extras["task_group"])
-        self._log("test", pl_module, values | self._flops(pl_module, report))
-        parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
-        pl_module.log_dict(parts, logger=False)
+        values |= self._flops(pl_module, report)
+        log_values(trainer, {f"test/{name}": value for name, value in values.items()}, _curve_name)
+        parts = {f"test/{name}": torch.tensor(value) for name, value in report.parts(self.max_shares).items()}
+        trainer.callback_metrics.update(parts)  # for results.json alone
         if report.tallies and trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             report.write_tables(self.folder)
@@ -140,11 +143,6 @@ class RoutingMonitor(Callback):
     def _add(self, pl_module: LightningModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():
             self._tallies.setdefault(name, Tally(len(_task_names(pl_module)))).add(routing, rows)
-
-    def _log(self, stage: str, pl_module: LightningModule, values: dict[str, float]) -> None:
-        """Make ``values`` known to monitors and results, and write them to the loggers in a group of their own."""
-        pl_module.log_dict({f"{stage}/{name}": value for name, value in values.items()}, logger=False)
-        pl_module.log_dict({f"{stage}_routing/{name}": value for name, value in values.items()})
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
         for name, picture in report.figures().items() if self.pictures else ():
@@ -184,6 +182,11 @@ class RoutingMonitor(Callback):
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
         return {"flops_dense": dense, "flops_selected": selected}
+
+
+def _curve_name(name: str) -> str:
+    """Return the name of the curve of a value: ``val_routing/dead_experts`` of ``val/dead_experts``."""
+    return name.replace("/", "_routing/", 1)
 
 
 def _network(module: LightningModule) -> Any:

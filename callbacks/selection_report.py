@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtl.analysis.selection import heaviest_experts, jaccard_by_group, selected_experts
 from mtl.distributed import gather
+from mtl.training.values import log_values
 from mtl.types import Routing
 
 
@@ -59,4 +60,4 @@ class SelectionReport(Callback):
         everyone = gather((self._rows, self._sums))
         rows = sum(count for count, _ in everyone)
         names = {name: None for _, sums in everyone for name in sums}
-        pl_module.log_dict({f"test/{n}": sum(sums.get(n, 0.0) for _, sums in everyone) / rows for n in names})
+        log_values(trainer, {f"test/{n}": sum(sums.get(n, 0.0) for _, sums in everyone) / rows for n in names})

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mtl.analysis.figures import COLOURS, LINES
 from mtl.checks import InputError, require
 from mtl.report.runs import find_runs, name_settings
+from mtl.training.values import curve_name
 
 Course = dict[int, float]  # training step -> value
 BAND = 0.9  # level of the confidence interval
@@ -44,17 +45,27 @@ class Curve:
 
 
 def read_course(folder: Path, metric: str) -> Course:
-    """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none."""
+    """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none.
+
+    ``metric`` is the name of a curve, or that which monitors have for it, such as ``val/click/auroc``.
+    """
     table = folder / CSV_LOG
     if table.is_file():
         columns = pl.read_csv(table, infer_schema_length=None)
-        known = sorted(name for name in columns.columns if "/" in name)
-        require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
-        return dict(columns.select("step", pl.col(metric).cast(pl.Float64, strict=False)).drop_nulls().iter_rows())
+        curve = _known(folder, metric, [name for name in columns.columns if "/" in name])
+        return dict(columns.select("step", pl.col(curve).cast(pl.Float64, strict=False)).drop_nulls().iter_rows())
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    known = sorted(events.Reload().Tags()["scalars"]) if Path(events.path).is_dir() else []
-    require(metric in known, f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
-    return {event.step: event.value for event in events.Scalars(metric)}
+    curve = _known(folder, metric, events.Reload().Tags()["scalars"] if Path(events.path).is_dir() else [])
+    return {event.step: event.value for event in events.Scalars(curve)}
+
+
+def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
+    """Return the one of the logged ``names`` that ``metric`` means."""
+    known = sorted(names)
+    for name in (metric, curve_name(metric)):
+        if name in known:
+            return name
+    raise InputError(f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
 
 
 def average(label: str, courses: Sequence[Course], band: float) -> Curve:

@@ -84,10 +84,12 @@ class TensorBoardLog(TensorBoardLogger):
 
 def _is_loss(name: str, metrics: Mapping[str, Any]) -> bool:
     """Return whether ``name`` is a metric that is the loss of its task."""
-    task, _, metric = name.rpartition("/")
-    if metric not in LOSSES or f"{task}/loss" not in metrics:
+    group, _, rest = name.partition("/")
+    task, _, metric = rest.rpartition("/")
+    loss = f"{group.removesuffix('_metrics')}/{task}/loss"
+    if metric not in LOSSES or loss not in metrics:
         return False
-    return math.isclose(float(metrics[name]), float(metrics[f"{task}/loss"]), rel_tol=1e-4)
+    return math.isclose(float(metrics[name]), float(metrics[loss]), rel_tol=1e-4)
 
 
 def _plain(value: Any) -> bool | float | str:

@@ -15,6 +15,7 @@ from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
+from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, TaskSpec
 
@@ -37,7 +38,8 @@ class MultiTaskModule(LightningModule):
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
     ``train/aux/<name>``, and ``{val,test}/average`` and ``small_average``, the means of the tasks' main metrics, if
     there are any (see ``mtl.training.metrics.averages``). Logged per step: ``train/step_loss``, the weighted sum on the
-    batch, and ``train/weight/<task>`` of a weighting whose weights change. No loss has these weights in it.
+    batch, and ``train/weight/<task>`` of a weighting whose weights change. No loss has these weights in it. These are
+    the names for monitors and results; ``mtl.training.values`` says how loggers name the curves.
     """
 
     def __init__(
@@ -93,7 +95,8 @@ class MultiTaskModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.weighting.before_step(self.global_step)
         if self.weighting.in_force is not None and is_logged(self.trainer, self.global_step):
-            self.log_dict({f"train/weight/{n}": w for n, w in zip(self.tasks, self.weighting.in_force, strict=True)})
+            weights = zip(self.tasks, self.weighting.in_force.tolist(), strict=True)
+            log_values(self.trainer, {f"train/weight/{n}": w for n, w in weights}, step=self.global_step)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Find out whether loggers or the progress bar show the values of this step, or it is the last of its epoch."""
@@ -134,12 +137,12 @@ class MultiTaskModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self.weighting.end_epoch()
-        self.log_dict({f"train/{name}": value for name, value in self.train_meter.compute().items()})
         means = {
             f"train/aux/{name}": all_reduce_sum(value) / world_size() / self.aux_batches
             for name, value in self.aux_totals.items()
         }
-        self.log_dict(means)
+        losses = {f"train/{name}": value for name, value in self.train_meter.compute().items()}
+        log_values(self.trainer, losses | means)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
@@ -217,5 +220,5 @@ class MultiTaskModule(LightningModule):
         for name in () if self.trainer.sanity_checking else sorted(said - self._named):
             log.warning("%s is undefined on these rows: it needs %s", name, self.undefined[name])
             self._named.add(name)
-        self.log_dict({f"{stage}/{name}": value for name, value in results.items() if name != "loss"})
-        self.log(f"{stage}/loss", results["loss"], prog_bar=True)
+        log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
+        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)

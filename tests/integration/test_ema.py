@@ -97,7 +97,9 @@ def test_stopped_run_resumes_exactly(batch: int, averaged: Path, tmp_path: Path)
     for key, value in expected.items():
         assert same(value, found[key]), key
     assert same(saved(averaged)["callbacks"]["WeightAverage"], saved(tmp_path)["callbacks"]["WeightAverage"])
-    assert [row for row in rows(tmp_path) if "train/lr" in row] == [row for row in rows(averaged) if "train/lr" in row]
+    assert [row for row in rows(tmp_path) if "while_training/lr" in row] == [
+        row for row in rows(averaged) if "while_training/lr" in row
+    ]
     assert losses(tmp_path) == losses(averaged)
 
 

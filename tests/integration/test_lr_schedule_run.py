@@ -38,13 +38,13 @@ PLATEAU = [  # the loss falls, so it never improves in this mode
 def course(folder: Path) -> dict[int, float]:
     """Return the logged learning rates by step."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): float(row["train/lr"]) for row in rows if row.get("train/lr")}
+    return {int(row["step"]): float(row["while_training/lr"]) for row in rows if row.get("while_training/lr")}
 
 
 def scheduled(folder: Path) -> list[int]:
     """Return the steps at which the entropy weight was scheduled."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return [int(row["step"]) for row in rows if row.get("train/schedule/gate.entropy_weight")]
+    return [int(row["step"]) for row in rows if row.get("while_training/schedule/gate.entropy_weight")]
 
 
 def groups(folder: Path) -> list[dict[str, Any]]:

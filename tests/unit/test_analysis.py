@@ -85,21 +85,21 @@ def test_connections_are_those_of_evaluation() -> None:
     assert gate.training
 
 
-def recorder(network: torch.nn.Module, tasks: str, logged: dict[str, float]) -> SimpleNamespace:
-    """Return what stands in for the LightningModule: ``logged`` takes the values."""
-    options = {"network": network, "modules": network.modules, "tasks": dict.fromkeys(tasks)}
-    return SimpleNamespace(**options, log_dict=lambda values, logger=True: logged.update(values))
+def module_of(network: torch.nn.Module, tasks: str) -> SimpleNamespace:
+    """Return what stands in for the LightningModule."""
+    return SimpleNamespace(network=network, modules=network.modules, tasks=dict.fromkeys(tasks))
 
 
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
     inputs = {"image": torch.rand(6, 1, 8, 8)}
     batch = Batch(inputs, {name: torch.zeros(6) for name in "abc"})
-    logged: dict[str, float] = {}
-    module = recorder(net, "abc", logged)
+    module = module_of(net, "abc")
     trainer = SimpleNamespace(
         global_step=0,
         current_epoch=0,
+        callback_metrics={},
+        testing=False,
         is_global_zero=True,
         sanity_checking=False,
         loggers=[],
@@ -125,6 +125,7 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     again.on_test_epoch_start(trainer, module)
     again.on_test_batch_end(trainer, module, outputs, batch, 0)
     again.on_test_epoch_end(trainer, module)
+    logged = trainer.callback_metrics
     assert logged["val/active_connections"] == logged["test/active_connections"] == 1.0
     assert logged["test/distinct_patterns"] == 1.0
     assert logged["test/active_connections_identity"] == 1.0
@@ -147,15 +148,22 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
 
 def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
     linear = torch.nn.Linear(2, 2)
-    logged: dict[str, float] = {}
-    module = recorder(linear, "", logged)
-    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[], datamodule=None, sanity_checking=False)
+    module = module_of(linear, "")
+    trainer = SimpleNamespace(
+        global_step=0,
+        is_global_zero=True,
+        loggers=[],
+        datamodule=None,
+        sanity_checking=False,
+        callback_metrics={},
+        testing=True,
+    )
     monitor = RoutingMonitor(str(tmp_path / "none"))
     monitor.on_train_start(trainer, module)
     monitor.on_validation_epoch_end(trainer, module)
     monitor.on_test_epoch_start(trainer, module)
     monitor.on_test_epoch_end(trainer, module)
-    assert not logged
+    assert not trainer.callback_metrics
     assert not (tmp_path / "none").exists()
     assert not monitor.probabilities.steps
 

@@ -53,13 +53,20 @@ class Recorder(torch.nn.Module):
 def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict[str, float]:
     """Return the values of a test pass."""
     callback, module = RoutingMonitor("unused"), Recorder(tasks)
-    trainer = SimpleNamespace(is_global_zero=False, global_step=7, sanity_checking=False, loggers=[])
+    shown = SimpleNamespace(log_metrics=lambda row, step: module.log_dict(row), save=lambda: None)
+    trainer = in_a_pass(7, [shown])
     callback.on_test_epoch_start(trainer, module)
     for routing, rows in batches:
         outputs = {"routings": {} if routing is None else {"mixture": routing}}
         callback._add(module, outputs["routings"], rows)
     callback.on_test_epoch_end(trainer, module)
-    return module.logged
+    return {**trainer.callback_metrics, **module.logged}
+
+
+def in_a_pass(step: int, loggers: list[Any]) -> Any:
+    """Return what stands in for the trainer in a test after ``step`` steps."""
+    flags = {"is_global_zero": False, "sanity_checking": False, "testing": True, "datamodule": None}
+    return SimpleNamespace(**flags, global_step=step, current_epoch=2, loggers=loggers, callback_metrics={})
 
 
 def test_monitor_counts_over_unequal_batches() -> None:
@@ -138,7 +145,7 @@ def test_schedule_moves_the_buffer() -> None:
         callback.on_train_batch_start(trainer(step), module, None, 0)
         seen.append(float(module.gate.temperature))
     assert seen == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    assert module.logged["train/schedule/gate.temperature"] == pytest.approx(0.1)
+    assert module.logged["while_training/schedule/gate.temperature"] == pytest.approx(0.1)
 
 
 def test_schedule_is_a_function_of_the_step_alone() -> None:
@@ -192,7 +199,7 @@ def test_one_schedule_for_several_buffers() -> None:
     callback.on_train_start(trainer(0), module)
     callback.on_train_batch_start(trainer(14), module, None, 0)
     assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
-    assert logged == {"train/schedule/layers.all.temperature": 0.5}
+    assert logged == {"while_training/schedule/layers.all.temperature": 0.5}
 
 
 def test_schedules_of_two_targets_keep_apart() -> None:
@@ -227,16 +234,17 @@ def test_jaccard_of_pairs() -> None:
 
 def test_selection_report_against_the_simulated_truth() -> None:
     extras = {"true_experts": torch.tensor([0, 3]), "task_group": torch.tensor([0, 0, 1])}
-    run = SimpleNamespace(datamodule=SimpleNamespace(spec=SimpleNamespace(extras=extras)))
+    run = in_a_pass(3, [])
+    run.datamodule = SimpleNamespace(spec=SimpleNamespace(extras=extras))
     weights = torch.tensor([[0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]])  # tasks x experts
     callback, module = SelectionReport(), Recorder(["a", "b", "c"])
     callback.on_test_epoch_start(run, module)
     callback.on_test_batch_end(run, module, {"routings": {"mixture": Routing(weights)}}, range(5), 0)
     callback.on_test_epoch_end(run, module)
-    assert module.logged["test/true_experts_found"] == pytest.approx(1)
-    assert module.logged["test/jaccard_related"] == pytest.approx(0.5)
-    assert module.logged["test/distinct_experts"] == pytest.approx(4 / 3)
-    assert module.logged["test/jaccard_unrelated"] == pytest.approx(0)
+    assert run.callback_metrics["test/true_experts_found"] == pytest.approx(1)
+    assert run.callback_metrics["test/jaccard_related"] == pytest.approx(0.5)
+    assert run.callback_metrics["test/distinct_experts"] == pytest.approx(4 / 3)
+    assert run.callback_metrics["test/jaccard_unrelated"] == pytest.approx(0)
 
 
 def test_grid_of_training_images(tmp_path: Path) -> None:

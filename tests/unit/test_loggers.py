@@ -22,10 +22,10 @@ from mtl.run.wandb_log import WandbLog, earlier_id
 VALUES = {
     "val/loss": 3.0,
     "val/a/loss": 2.0,
-    "val/a/mse": 2.00001,
-    "val/a/mae": 2.0,
+    "val_metrics/a/mse": 2.00001,
+    "val_metrics/a/mae": 2.0,
     "val/b/loss": 1.0,
-    "val/b/mse": 4.0,
+    "val_metrics/b/mse": 4.0,
 }
 
 
@@ -40,7 +40,7 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
     logger.log_metrics({"test/loss": 1.0, "test_routing/dead_experts": 0.0, "val/loss": 2.5}, 9)
     logger.close()
     found = events(tmp_path)
-    assert set(found.Tags()["scalars"]) == VALUES.keys() - {"val/a/mse"}
+    assert set(found.Tags()["scalars"]) == VALUES.keys() - {"val_metrics/a/mse"}
     assert [(event.step, event.value) for event in found.Scalars("val/loss")] == [(5, 3.0), (9, 2.5)]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1  # one file for training and test
 

@@ -74,7 +74,7 @@ def rates_at(callback: ConstantRate, run: Any) -> list[float]:
     callback.on_train_start(run, module)
     callback.on_train_batch_start(run, module, None, 0)
     rates = [group["lr"] for group in run.optimizers[0].param_groups]
-    assert module.logged["train/lr"] == pytest.approx(rates[0])
+    assert module.logged["while_training/lr"] == pytest.approx(rates[0])
     return rates
 
 

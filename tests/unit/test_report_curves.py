@@ -104,6 +104,13 @@ def test_legend_leaves_the_panel_its_size(count: int) -> None:
     assert legend.get_title().get_text() == "setting (3 runs)"
 
 
+def test_a_curve_is_found_by_the_name_that_monitors_have(tmp_path: Path) -> None:
+    (tmp_path / curves.CSV_LOG).parent.mkdir(parents=True)
+    (tmp_path / curves.CSV_LOG).write_text("step,val_metrics/a/auroc,val/loss\n3,0.5,\n3,,2.0\n7,0.75,\n")
+    for name in ("val/a/auroc", "val_metrics/a/auroc"):
+        assert curves.read_course(tmp_path, name) == {3: 0.5, 7: 0.75}
+
+
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no metric val/auc; it has val/loss"):
         curves.read_curves(sweep, "val/auc", 0.9)

@@ -1,0 +1,45 @@
+"""Log many values at once: to whatever monitors them, and to the loggers under the names of their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# The groups of the values that are no losses. Loggers group curves by the part before the first slash; TensorBoard
+# sorts the groups by name and opens the first two: these have to come after train and val
+GROUPS = {"train": "while_training", "val": "val_metrics"}
+LOSSES = ("loss", "step_loss")
+
+
+def curve_name(name: str) -> str:
+    """Return the name of the curve of the value that monitors know as ``name``: the same if it is a loss.
+
+    ``train/aux/entropy`` becomes ``while_training/aux/entropy``, ``val/click/auroc`` ``val_metrics/click/auroc``.
+    """
+    group, _, rest = name.partition("/")
+    return name if rest.rpartition("/")[2] in LOSSES else f"{GROUPS.get(group, group)}/{rest}"
+
+
+def log_values(
+    trainer: Any, values: Mapping[str, Any], curve: Callable[[str], str] = curve_name, step: int | None = None
+) -> None:
+    """Make ``values`` known to monitors, as ``trainer.callback_metrics``, and give them to the loggers in one row.
+
+    ``curve`` makes the name of a value's curve. All processes must have the same values. ``step``: by default the
+    latest step of a training, or the number of steps before a test. Lightning's ``log_dict`` would do the same with
+    objects for each name, which take about 1 ms per name and epoch.
+    """
+    if not values:
+        return
+    numbers = {name: torch.tensor(float(value)) for name, value in values.items()}
+    trainer.callback_metrics.update(numbers)
+    if trainer.sanity_checking:
+        return
+    if step is None:
+        step = trainer.global_step if trainer.testing else max(0, trainer.global_step - 1)
+    row = {curve(name): number.item() for name, number in numbers.items()}
+    for logger in trainer.loggers:
+        logger.log_metrics({**row, "epoch": trainer.current_epoch}, step)
+        logger.save()
