@@ -23,9 +23,9 @@ class MLflowLog(MLFlowLogger):
 
     A run that is resumed in its folder goes on in the same run of MLflow, whose id is in ``<save_dir>/mlflow/run_id``.
 
-    MLflow cannot delete points of a curve. A run that ended without saving, as by ``kill -9``, and is resumed, writes the
-    points since its last checkpoint a second time, at the same steps: on a CPU the same values, but for durations; on a
-    GPU they may differ. ``logger=csv`` has every step once.
+    MLflow cannot delete points of a curve. A run that ended by ``kill -9`` and is resumed writes the points since its
+    last checkpoint a second time, at the same steps: on a CPU the same values, but for durations; on a GPU they may
+    differ. ``logger=csv`` has every step once.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ class WandbLog(WandbLogger):
     A run that is resumed in its folder goes on in the same run of Weights & Biases, whose id is found in the names of
     the folders there. Offline, each start of the program adds a folder; ``wandb sync --append`` puts them together.
 
-    Weights & Biases keeps what is logged for a while before it writes it. A run that ended by ``kill -9`` lacks its last
-    points; those of them that are older than its last checkpoint are not logged again. Points between this checkpoint
-    and the kill that were written are there twice, at the same ``trainer/global_step``: on a CPU with the same values.
+    Weights & Biases writes what is logged after a while. A run that ended by ``kill -9`` lacks its last points; those
+    of them that are older than its last checkpoint are not logged again. Points between this checkpoint and the kill
+    that were written are there twice, at the same ``trainer/global_step``: on a CPU with the same values.
     Ctrl-C and SIGTERM save and lose nothing; ``logger=csv`` has every step once in any case.
     """
 
