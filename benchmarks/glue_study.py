@@ -15,15 +15,14 @@ import argparse
 import csv
 import gzip
 import json
-import math
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
-from scipy.stats import ttest_ind
+
+from mtl.report.statistics import summarise, welch
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)
@@ -155,15 +154,13 @@ def values(out: Path, name: str, metric: str) -> list[float]:
 
 def cell(found: Sequence[float], others: Sequence[float] = ()) -> str:
     """Return mean ± standard error, the number of runs if there are fewer than seeds, and Welch's p against others."""
-    if not found:
+    own = summarise(found)
+    if own.mean is None:
         return "-"
-    text = f"{statistics.fmean(found):.1f}"
-    if len(found) > 1:
-        text += f" ± {statistics.stdev(found) / math.sqrt(len(found)):.1f}"
+    text = f"{own.mean:.1f}" + ("" if own.error is None else f" ± {own.error:.1f}")
     text += f" ({len(found)})" if len(found) < len(SEEDS) else ""
-    if len(found) > 1 and len(others) > 1 and len({*found, *others}) > 2:
-        text += f", p={float(ttest_ind(found, others, equal_var=False).pvalue):.2f}"
-    return text
+    p = welch(found, others)
+    return text if p is None else f"{text}, p={p:.2f}"
 
 
 def table(out: Path, rows: Mapping[str, Sequence[tuple[str, str]]], header: Sequence[str]) -> None:

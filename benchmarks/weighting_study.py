@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from mtl.report.statistics import summarise
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTINGS = ("fixed", "uncertainty", "upgrad", "pcgrad")
@@ -79,10 +80,10 @@ def table(folder: Path) -> str:
 
 def shown(values: list[float], form: str) -> str:
     """Return the mean and its standard error."""
-    if not values:
+    found = summarise(values)
+    if found.mean is None:
         return "-"
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return f"{statistics.fmean(values):{form}}" + (f" ± {error:.4f}" if error is not None else "")
+    return f"{found.mean:{form}}" + (f" ± {found.error:.4f}" if found.error is not None else "")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def write_run(
     seed: int = 0,
     log: str = "",
     config: Mapping[str, Any] | None = None,
+    choices: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the files of a run with the overrides ``words`` (None: of a version that did not write them).
 
@@ -25,7 +26,9 @@ def write_run(
     """
     folder.mkdir(parents=True)
     if words is not None:
-        (folder / "command.json").write_text(json.dumps({"overrides": list(words), "choices": {}, "seed": seed}))
+        (folder / "command.json").write_text(
+            json.dumps({"overrides": list(words), "choices": dict(choices or {}), "seed": seed})
+        )
     own = {"seed": seed, "paths": {"run_dir": str(folder)}}
     (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), **own}))
     (folder / "train.log").write_text(log)

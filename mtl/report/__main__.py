@@ -1,4 +1,4 @@
-"""Compare runs: ``python -m mtl.report outputs/multirun/DATE/SWEEP``."""
+"""Compare runs, or the trials of studies: ``python -m mtl.report FOLDER``, ``python -m mtl.report study=NAME``."""
 
 from __future__ import annotations
 
@@ -6,31 +6,72 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mtl.checks import InputError
+from mtl.checks import InputError, require
+
+WORDS = ("study=", "storage=", "paths.output_dir=")  # as of tune.py
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, print the table of the runs, and write summary.csv and summary.md.
+    """Read the command line, print the table of the runs, and write report.html, summary.md and summary.csv.
 
-    They are written into the folder; if there are several, into the current one.
+    They are written into the folder, or that of the study; if there are several, into the current one.
     """
     parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
     parser.add_argument(
-        "folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a sweep, or any folder that contains runs"
+        "given",
+        nargs="+",
+        metavar="FOLDER",
+        help="folder of a sweep, or any folder that contains runs; or study=NAME [storage=URL] "
+        "[paths.output_dir=FOLDER], as of tune.py",
     )
     parser.add_argument(
         "--also", nargs="+", default=[], metavar="NAME", help="more columns of summary.csv, as experts_per_sample"
     )
+    parser.add_argument(
+        "--baseline", metavar="SETTING", help="show FLOPs relative to those of this setting, named as in the table"
+    )
     given = parser.parse_args(arguments)
-    from mtl.report.summary import show, write  # takes seconds, --help does not
-
-    target = given.folders[0] if len(given.folders) == 1 else Path()
     try:
-        runs, comparison = write(given.folders, target, given.also)
+        _report(given.given, {"also": given.also, "baseline": given.baseline})
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
-    show(runs, comparison, target)
+
+
+def _report(given: Sequence[str], options: dict[str, Any]) -> None:
+    from mtl.report.runs import by_data, read_runs  # these take seconds, --help does not
+    from mtl.report.section import section_of
+    from mtl.report.summary import CSV, MARKDOWN, PAGE, show, write_report
+    from mtl.report.trials import section_of_trials
+
+    pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]
+    folders = [Path(word) for word in given if not word.startswith(WORDS)]
+    studies, words = [value for name, value in pairs if name == "study"], dict(pairs)
+    if studies:
+        require(not folders, f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
+        try:
+            from mtl.tune.trials import read_study
+        except ModuleNotFoundError as error:
+            raise InputError(f"study= needs the package {error.name}: pip install -e '.[tune]'") from None
+        folder = Path(words.get("paths.output_dir", "outputs")) / "studies"
+        folders = [folder / name for name in studies]
+        found = [read_study(name, words.get("storage"), folder / name) for name in studies]
+        runs = [each.runs for each in found]
+        sections = [section_of_trials(each, name, **options) for each, name in zip(found, studies, strict=True)]
+    else:
+        require(bool(folders), "give folders of runs, or study=NAME")
+        runs = [read_runs(folders)]
+        parts = by_data([Path(run) for run in runs[0].table["run"]])
+        sections = [section_of(read_runs(part), name or "Comparison", **options) for name, part in parts.items()]
+    target = folders[0] if len(folders) == 1 else Path()
+    target.mkdir(parents=True, exist_ok=True)
+    count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
+    title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
+    write_report(title, "", sections, runs, target)
+    for section in sections:
+        if section.comparison:
+            show(section.comparison, section.notes, f"{target / PAGE}, {MARKDOWN}, {CSV}")
 
 
 if __name__ == "__main__":

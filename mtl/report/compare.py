@@ -196,16 +196,18 @@ def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:
 
 def wins(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str, tasks: Sequence[Quantity]) -> str:
     """Say on how many tasks the mean of a group is better than that of the first one."""
-    counts = []
-    for quantity in tasks:
-        if quantity.column not in group.columns:
-            continue
-        means = [summarise(list(_by_seed(each, quantity.column).values())).mean for each in (group, first)]
-        defined = [mean for mean in means if mean is not None]
-        if len(defined) == 2 and quantity.higher is not None:
-            own, other = defined
-            counts.append(own > other if quantity.higher else own < other)
-    return f"{name} is better than {base} on {sum(counts)} of {len(counts)} tasks."
+    better = []
+    for own, other, quantity in zip(_means(group, tasks), _means(first, tasks), tasks, strict=True):
+        if own is not None and other is not None and quantity.higher is not None:
+            better.append(own > other if quantity.higher else own < other)
+    return f"{name} is better than {base} on {sum(better)} of {len(better)} tasks."
+
+
+def _means(group: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Value]:
+    """Return the mean over finished runs of each quantity."""
+    done = group.filter(pl.col("state") == FINISHED)
+    columns = [task.column for task in tasks]
+    return [summarise(done[name].to_list()).mean if name in done.columns else None for name in columns]
 
 
 def common_seeds(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str) -> str | None:

@@ -16,7 +16,8 @@ from mtl.report.grid import Entry, Published, written_grid
 from mtl.report.tables import explanation, markdown, markdown_table
 
 _DPI = 120  # of figures in a page
-_COLUMN = 520  # CSS pixels, the width of pictures that stand beside each other
+_SHORT = 24  # characters of a text that is aligned as numbers are
+_SHRUNK = 0.8  # pictures of runs, so that two stand beside each other
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --faint: #5f6368; --rule: #c9ccd1; --paper: #fff; --tint: #eef3f8; }
 @media (prefers-color-scheme: dark) {
@@ -31,16 +32,20 @@ h1, h2, h3, th, td { overflow-wrap: break-word; } th { max-width: 18rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .35rem .8rem .35rem 0; vertical-align: top; text-align: right; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; } th:first-child { text-align: left; min-width: 8rem; } td.text { text-align: left; }
-td .value { white-space: nowrap; } td .below { display: block; white-space: nowrap; color: var(--faint);
-     font-size: .82rem; }
+td { max-width: 16rem; } td .value { white-space: nowrap; }
+td .below { display: block; color: var(--faint); font-size: .82rem; }
 td.published, tr.published th { background: var(--tint); font-style: italic; }
 ul.notes { color: var(--faint); font-size: .88rem; padding-left: 1.2rem; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
-figure { margin: 0; max-width: min(100%, 56rem); break-inside: avoid; }
+figure { margin: 0; max-width: 100%; break-inside: avoid; }
 figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-figcaption { color: var(--faint); font-size: .88rem; max-width: 44rem; }
-@media print { body { font-size: 10pt; max-width: none; margin: 0; } .wide { overflow: visible; }
-  tr, h2, h3 { break-inside: avoid; } h2, h3 { break-after: avoid; } }
+figcaption { color: var(--faint); font-size: .88rem; }
+@media print {
+  :root { color-scheme: light; --ink: #000; --faint: #444; --rule: #bbb; --paper: #fff; --tint: #eee; }
+  body { font-size: 10pt; max-width: none; margin: 0; } table { font-size: 8pt; } .wide { overflow: visible; }
+  td .value { white-space: normal; } th, td { padding-right: .4rem; }
+  tr, h2, h3 { break-inside: avoid; } h2, h3 { break-after: avoid; }
+}
 """
 
 
@@ -88,7 +93,8 @@ def picture(figure: Figure, caption: str) -> Picture:
 
 def picture_of(path: Path, caption: str) -> Picture:
     """Return the PNG in a file as a picture of a page."""
-    return Picture(caption, path.read_bytes(), _COLUMN)
+    png = path.read_bytes()
+    return Picture(caption, png, round(96 / _DPI * _SHRUNK * int.from_bytes(png[16:20])))  # its header has its width
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
@@ -157,14 +163,9 @@ def _cell(entry: Entry) -> str:
 def _listing(listing: Listing) -> str:
     rows = []
     for name, *texts in listing.rows:
-        cells = "".join(f"<td{'' if _is_short(text) else ' class=text'}>{escape(text)}</td>" for text in texts)
+        cells = "".join(f"<td{' class=text' if len(text) > _SHORT else ''}>{escape(text)}</td>" for text in texts)
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     return _table(listing.header, rows)
-
-
-def _is_short(text: str) -> bool:
-    """Return whether a text is a number, or is aligned like one."""
-    return not text or text[0].isdigit() or text[0] in "+-−–"
 
 
 def _table(header: Sequence[str], rows: Sequence[str]) -> str:
@@ -175,11 +176,9 @@ def _table(header: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def _figure(shown: Picture) -> str:
-    data, width = base64.b64encode(shown.png).decode(), f' width="{shown.width}"' if shown.width else ""
-    text = escape(shown.caption)
-    return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{text}"{width}><figcaption>{text}</figcaption></figure>'
-    )
+    data, text, width = base64.b64encode(shown.png).decode(), escape(shown.caption), shown.width
+    image = f'<img src="data:image/png;base64,{data}" alt="{text}" width="{width}">'
+    return f'<figure>{image}<figcaption style="max-width: {width}px">{text}</figcaption></figure>'
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -62,6 +62,17 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the run folders ``paths`` by the name of their data, since losses on other data say nothing to each other.
+
+    The name is "" where a run does not know it, as one of an earlier version.
+    """
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        found.setdefault(str(command(path).get("choices", {}).get("data", "")), []).append(path)
+    return found
+
+
 def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)

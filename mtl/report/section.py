@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from mtl.checks import require
 from mtl.report.compare import compare
 from mtl.report.curves import BAND, curves_of, draw
 from mtl.report.grid import Published
@@ -18,9 +19,10 @@ from mtl.report.tables import missing
 MOST_PICTURES = 24  # of weights over training, so that the page stays small
 _WEIGHTS = "weights_over_training*.png"
 _SMALL = 0.001  # relative standard error of a cost that is not shown
+FLOPS = "test flops_selected"
 _COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
-    "test flops_selected": "FLOPs per sample",
+    FLOPS: "FLOPs per sample",
     "test flops_dense": "FLOPs per sample, all experts",
     "parameters": "parameters",
     "epochs": "epochs",
@@ -36,15 +38,17 @@ def section_of(
     columns: Sequence[str] = (),
     also: Sequence[str] = (),
     published: Sequence[Published] = (),
+    baseline: str | None = None,
     curve: str | None = "val/loss",
     unit: str = "seeds",
 ) -> Section:
     """Return the section on ``runs``: comparison, costs, ``curve`` over training and the experts' weights.
 
-    ``columns``, ``also``, ``unit``: as in ``compare``. ``curve``: a logged metric, None for no picture.
+    ``columns``, ``also``, ``unit``: as in ``compare``; ``baseline``: as in ``costs_of``. ``curve``: a logged metric,
+    None for no picture.
     """
     comparison = compare(runs, also, columns, unit)
-    costs = costs_of(runs)
+    costs = costs_of(runs, baseline)
     figures = [*(_curves(runs, curve) if curve else []), *_weights(runs)]
     lacking = {
         f"Published, but no run has it: {column}."
@@ -56,21 +60,44 @@ def section_of(
     return Section(title, text, comparison, published, [costs] if costs.rows else [], figures, notes)
 
 
-def costs_of(runs: Runs) -> Listing:
-    """Return the means over finished runs of what each setting costs; without rows if no run says any of it."""
+def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
+    """Return the means over finished runs of what each setting costs; without rows if no run says any of it.
+
+    ``baseline``: the setting by whose FLOPs those of the others are divided, InputError if it has none.
+    """
     done = runs.table.filter(pl.col("state") == FINISHED)
     settings = runs.table["setting"].unique(maintain_order=True).to_list()
     columns = [name for name in _COSTS if name in done.columns and done[name].count()]
-    if not columns or done.is_empty():
-        return Listing("Costs", [], [])
+    if done.is_empty():
+        columns = []
     header = [runs.heading, *(_COSTS[name] for name in columns)]
+    groups = [done.filter(setting=setting) for setting in settings]
     rows = [
-        [setting, *(_cost(done.filter(setting=setting)[name].to_list()) for name in columns)] for setting in settings
+        [setting, *(_cost(group[name].to_list()) for name in columns)]
+        for setting, group in zip(settings, groups, strict=True)
     ]
-    note = (
-        f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with the experts used."
-    )
-    return Listing("Costs", header, rows, note)
+    note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
+    if baseline is not None:
+        require(baseline in settings, f"baseline={baseline}: must be one of the settings {', '.join(settings)}")
+        require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")
+        totals = [_flops(group) for group in groups]
+        base = totals[settings.index(baseline)]
+        require(base is not None, f"baseline={baseline}: no run of it has FLOPs and epochs")
+        header += [f"FLOPs per sample / {baseline}", f"FLOPs per sample x epochs / {baseline}"]
+        for row, own in zip(rows, totals, strict=True):
+            row += [f"{a / b:.3g}" for a, b in zip(own, base, strict=True)] if own and base else ["-", "-"]
+        note += (
+            " Times epochs they compare the FLOPs of training, if an epoch has the same rows in all settings and a "
+            "gate uses as many experts in training as in the test."
+        )
+    return Listing("Costs", header, rows if columns else [], note)
+
+
+def _flops(group: pl.DataFrame) -> tuple[float, float] | None:
+    """Return the mean FLOPs per sample, and the mean of their products with the epochs."""
+    pairs = group.select(FLOPS, "epochs").drop_nulls().rows()
+    per_sample, times_epochs = summarise([a for a, _ in pairs]).mean, summarise([a * b for a, b in pairs]).mean
+    return (per_sample, times_epochs) if per_sample and times_epochs else None
 
 
 def _cost(values: Sequence[float | None]) -> str:
@@ -78,8 +105,13 @@ def _cost(values: Sequence[float | None]) -> str:
     found = summarise(values)
     if found.mean is None:
         return "-"
-    mean = f"{found.mean:,.0f}" if abs(found.mean) >= 1000 else f"{found.mean:.4g}"
-    return mean if (found.error or 0.0) <= _SMALL * abs(found.mean) else f"{mean} ± {found.error:,.2g}"
+    error = found.error or 0.0
+    return _short(found.mean, 4) + (f" ± {_short(error, 2)}" if error > _SMALL * abs(found.mean) else "")
+
+
+def _short(value: float, digits: int) -> str:
+    """Return a number with ``digits`` significant digits, or more before the decimal point."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def _curves(runs: Runs, metric: str) -> list[Picture]:
@@ -98,8 +130,8 @@ def _weights(runs: Runs) -> list[Picture]:
     for group in runs.table.partition_by("setting", maintain_order=True):
         for row in group.to_dicts():
             paths = sorted((Path(row["run"]) / "routing").glob(_WEIGHTS))
-            seed = "" if row["seed"] is None else f", seed {row['seed']}"
-            found += [picture_of(path, f"{row['setting']}{seed}: {path.stem.replace('_', ' ')}") for path in paths]
+            run = f"{row['setting']} ({Path(row['run']).name})"
+            found += [picture_of(path, f"{run}: {path.stem.replace('_', ' ')}") for path in paths]
             if paths:
                 break
     return found[:MOST_PICTURES]

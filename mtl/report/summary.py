@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
 from rich.console import Console
 from rich.text import Text
 
 from mtl.records import write_text
 from mtl.report.compare import Comparison, compare
+from mtl.report.page import Section, render, render_markdown
 from mtl.report.runs import Runs, read_runs
 from mtl.report.tables import console_tables, explanation, markdown, missing
+
+CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
 
 
 def write(folders: Sequence[Path], target: Path, also: Sequence[str] = ()) -> tuple[Runs, Comparison]:
@@ -21,13 +25,24 @@ def write(folders: Sequence[Path], target: Path, also: Sequence[str] = ()) -> tu
     """
     runs = read_runs(folders)
     comparison = compare(runs, also)
-    write_text(target / "summary.csv", runs.table.write_csv())
-    write_text(target / "summary.md", "\n".join([markdown(comparison), *(f"* {line}" for line in missing(runs)), ""]))
+    write_text(target / CSV, runs.table.write_csv())
+    write_text(target / MARKDOWN, "\n".join([markdown(comparison), *(f"* {line}" for line in missing(runs)), ""]))
     return runs, comparison
 
 
-def show(runs: Runs, comparison: Comparison, target: Path) -> None:
-    """Print the tables for the width of the console, which is 80 where it is not known, and what has not finished."""
+def write_report(title: str, intro: str, sections: Sequence[Section], runs: Sequence[Runs], target: Path) -> None:
+    """Write ``report.html``, ``summary.md`` and ``summary.csv``, with a row for each of ``runs``, into ``target``."""
+    table = pl.concat([each.table for each in runs], how="diagonal_relaxed")
+    write_text(target / CSV, table.write_csv())
+    write_text(target / MARKDOWN, render_markdown(title, intro, sections))
+    write_text(target / PAGE, render(title, intro, sections))
+
+
+def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
+    """Print the tables for the width of the console, which is 80 where it is not known, and ``notes`` below them.
+
+    ``files``: where all of it was written to.
+    """
     console = Console(highlight=False)
     mark, best = ("", "in bold") if console.is_terminal else ("*", "with *")
     console.print()
@@ -36,6 +51,6 @@ def show(runs: Runs, comparison: Comparison, target: Path) -> None:
         console.print()
     for line in explanation(comparison, best):
         console.print(Text(line, style="dim"))
-    for line in missing(runs):
+    for line in notes:
         console.print(Text(line))
-    console.print(f"[dim]{target / 'summary.csv'}, summary.md[/dim]", soft_wrap=True)
+    console.print(Text(files, style="dim"), soft_wrap=True)

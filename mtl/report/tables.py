@@ -66,8 +66,9 @@ def explanation(
     cells = comparison.cells.values()
     differences = [cell.difference for cell in cells if cell.difference]
     if differences:
-        paired = all(each.pairs for each in differences)
-        how = "over runs of the same seed" if paired else "over runs of the same seed where there are any"
+        paired = {bool(each.pairs) for each in differences}
+        how = "over runs of the same seed" if any(paired) else "of the means"
+        how += " where there are any" if len(paired) > 1 else ""
         test = "; p: Welch's t test, two-sided" if any(each.p is not None for each in differences) else ""
         lines.append(f"Second line: difference to {comparison.settings[0]}, {how}{test}.")
     if detailed and any(cell.interval for cell in cells):

@@ -30,7 +30,8 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError
-        from mtl.report.summary import show, write
+        from mtl.report.summary import CSV, MARKDOWN, show, write
+        from mtl.report.tables import missing
 
         atexit.unregister(self.on_multirun_end)
         folder = Path(config.hydra.sweep.dir)
@@ -38,4 +39,4 @@ class SweepTable(Callback):
             runs, comparison = write([folder], folder)
         except InputError:
             return  # no job has begun
-        show(runs, comparison, folder)
+        show(comparison, missing(runs), f"{folder / CSV}, {MARKDOWN}")

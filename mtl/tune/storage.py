@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from mtl.checks import InputError
 
+STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
 PATIENCE = 60  # seconds that a worker waits for the others' writes to an SQLite file
 ATTEMPTS = 5  # to open a database in which another worker is making the tables
@@ -29,7 +30,7 @@ def open_storage(address: str | None, folder: Path) -> BaseStorage:
     """
     if address is None:
         folder.mkdir(parents=True, exist_ok=True)
-        address = f"sqlite:///{folder / 'study.db'}"
+        address = f"sqlite:///{folder / STUDY}"
     shown = _shown(address)
     if address.startswith(JOURNAL):
         path = Path(address.removeprefix(JOURNAL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from mtl.checks import InputError
 from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, picture, render, render_markdown
 from mtl.report.runs import read_named_runs
@@ -106,8 +108,27 @@ def test_costs_are_means_of_what_runs_say(named: dict[Path, tuple[str, int | Non
     assert costs.header[1:4] == ["experts per sample", "FLOPs per sample", "parameters"]
     assert list(costs.rows[0]) == ["COMET", "2", "1,234", "1,234", "3", "1.5"]
     assert list(costs.rows[-1]) == ["broken", "-", "-", "-", "-", "-"]
+    relative = costs_of(read_named_runs(named), "alone")
+    assert relative.header[-2:] == ["FLOPs per sample / alone", "FLOPs per sample x epochs / alone"]
+    assert list(relative.rows[0])[-2:] == ["1", "1"]
+    assert list(relative.rows[-1])[-2:] == ["-", "-"]
+    with pytest.raises(InputError, match="baseline=none: must be one of the settings COMET"):
+        costs_of(read_named_runs(named), "none")
+    with pytest.raises(InputError, match="baseline=broken: no run of it has FLOPs and epochs"):
+        costs_of(read_named_runs(named), "broken")
     failed = {folder: name for folder, name in named.items() if name[0] == "broken"}
     assert section_of(read_named_runs(failed), "t").listings == []
+
+
+def test_flops_relative_to_a_baseline(tmp_path: Path) -> None:
+    named: dict[Path, tuple[str, int | None]] = {}
+    for number, (setting, flops) in enumerate([("dense", 4000.0), ("dense", 6000.0), ("sparse", 1000.0)]):
+        folder = write_run(tmp_path / str(number), [], {"loss": 1.0, "flops_selected": flops}, {}, number)
+        record = json.loads((folder / "results.json").read_text()) | {"epochs": 10 * (number + 1)}
+        (folder / "results.json").write_text(json.dumps(record))
+        named[folder] = (setting, number)
+    rows = costs_of(read_named_runs(named), "dense").rows
+    assert list(rows[1])[-2:] == ["0.2", f"{1000 * 30 / ((4000 * 10 + 6000 * 20) / 2):.3g}"]
 
 
 def test_markdown_of_sections() -> None:

@@ -224,8 +224,26 @@ def test_several_folders_give_one_table_in_the_current_one(sweep: Path, monkeypa
     rows = pl.read_csv("summary.csv")
     assert rows["run"][0] == "sweep/0_x"
     assert rows["run"][-1] == "other/0_x"
-    assert "3" in (sweep.parent / "summary.md").read_text().splitlines()[2].split("|")[2]  # seeds of mmoe
+    assert "\n| mmoe | 3 |" in (sweep.parent / "summary.md").read_text()
+    assert (sweep.parent / "report.html").read_text().count("<table") == 2
     assert not (sweep / "summary.csv").exists()
+
+
+def test_runs_on_other_data_have_a_section_of_their_own(tmp_path: Path) -> None:
+    for number, data in enumerate(["books", "jester", "books"]):
+        words = [f"data={data}", f"gate=g{number}", *(["data.k=1"] if data == "books" else [])]
+        write_run(tmp_path / str(number), words, {"loss": float(number)}, choices={"data": data})
+    main([str(tmp_path)])
+    text = (tmp_path / "summary.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        f"# {tmp_path.name}: 3 runs",
+        "## books",
+        "### Costs",
+        "## jester",
+        "### Costs",
+    ]
+    assert text.count("\n| gate | seeds | loss↓ |") == 1  # by which the runs on books differ
+    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 4
 
 
 def test_values_that_no_run_has() -> None:

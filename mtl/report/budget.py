@@ -1,0 +1,114 @@
+"""What random search finds with how many trials, as in appendix F of COMET (2023): one curve for each gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from mtl.analysis.figures import COLOURS, LINES
+from mtl.report.page import Listing
+from mtl.report.statistics import Value
+
+SIZES = (1, 2, *range(5, 251, 5))  # trials, COMET's
+_PANEL = (4.6, 3.4)  # inches
+_WIDE = 10  # times the least value: the greatest one of a scale that is not logarithmic
+_LABELLED = (1, 2, 5, 10, 20, 50, 100, 200)  # of SIZES, on the axis
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search finds: expected values at 1, 2, ... trials, up to its whole budget.
+
+    ``validation``: of the trial with the best one; ``test``: of that same trial.
+    """
+
+    setting: str
+    validation: list[float]
+    test: list[float]
+
+    @property
+    def whole(self) -> int:
+        """The number of trials of the whole budget."""
+        return len(self.validation)
+
+
+def chances(trials: int, drawn: int) -> np.ndarray:
+    """Return the probability [trials] that the best of ``drawn`` trials is the best, second best, ... of ``trials``.
+
+    They are drawn with replacement, so that the rank exceeds i with probability (1 - i / trials) ** drawn. These are
+    the frequencies to which COMET's 1000 resamples come close.
+    """
+    above = (1 - np.arange(trials + 1) / trials) ** drawn
+    return np.asarray(above[:-1] - above[1:])
+
+
+def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> Budget | None:
+    """Return what a search among trials with these (validation, test) values finds; None without any.
+
+    ``higher``: whether higher values of the validation are better. Trials without both values are left out. The whole
+    budget has as many trials as there are, and at most the largest of ``SIZES``.
+    """
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
+    if not known:
+        return None
+    known.sort(key=lambda pair: -pair[0] if higher else pair[0])
+    validation, test = np.array(known).T
+    weights = np.stack([chances(len(known), size) for size in range(1, min(len(known), SIZES[-1]) + 1)])
+    return Budget(setting, (weights @ validation).tolist(), (weights @ test).tolist())
+
+
+def trials_needed(values: Sequence[float], target: float, higher: bool) -> int | None:
+    """Return the least number of trials whose expected value is ``target`` or better; None if that is never so."""
+    reached = (size for size, value in enumerate(values, 1) if (value >= target if higher else value <= target))
+    return next(reached, None)
+
+
+def ratios(budgets: Sequence[Budget], name: str, values: Callable[[Budget], list[float]], higher: bool) -> Listing:
+    """Return how many trials each setting needs for what each other one finds with its whole budget."""
+    rows = []
+    for own in budgets:
+        cells = []
+        for other in budgets:
+            needed = trials_needed(values(own), values(other)[-1], higher)
+            share = "" if needed is None else f"{needed} ({other.whole / needed:.3g}x fewer)"
+            cells.append("-" if own is other else share or f"not with {own.whole}")
+        rows.append([own.setting, *cells])
+    header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]
+    note = f"The least number of trials with which the row's expected {name} is at least as good as the column's."
+    return Listing(f"Tuning budget: {name}", header, rows, note)
+
+
+def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
+    """Draw both expected values over the number of trials; a panel each, a line for each setting."""
+    names = [f"{each.setting} ({each.whole})" for each in budgets]
+    left, gap, bottom, top = 0.8, 0.9, 0.55, 0.35
+    right = 0.9 + 0.075 * max(map(len, names))
+    width, height = left + 2 * _PANEL[0] + gap + right, bottom + _PANEL[1] + top
+    figure = Figure(figsize=(width, height))
+    edges = {"left": left / width, "right": 1 - right / width, "bottom": bottom / height, "top": 1 - top / height}
+    panels = figure.subplots(1, 2, gridspec_kw=edges | {"wspace": gap / _PANEL[0]})
+    most = max(each.whole for each in budgets)
+    for axes, title, attribute in zip(panels, (validation, test), ("validation", "test"), strict=True):
+        for index, each in enumerate(budgets):
+            sizes = [size for size in SIZES if size <= each.whole]
+            look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
+            values = getattr(each, attribute)
+            axes.plot(sizes, [values[size - 1] for size in sizes], marker=".", label=names[index], **look)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set(xlabel="trials of the search", title=title)
+        every = [value for each in budgets for value in getattr(each, attribute)]
+        if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
+            axes.set_yscale("log")
+        axes.grid(alpha=0.25)
+    handles, labels = panels[0].get_legend_handles_labels()
+    corner = (1 - (right - 0.1) / width, 1 - top / height)
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=corner, fontsize=8, title="gate (trials)")
+    return figure

@@ -1,0 +1,98 @@
+"""Report on the trials of a search: the best of them, and what it finds with how many trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from mtl.report import budget
+from mtl.report.page import Section, picture
+from mtl.report.runs import FINISHED, Runs
+from mtl.report.section import section_of
+from mtl.report.tables import missing
+
+SHARE = 0.05  # of the trials, the best by validation, that COMET's tables average
+PRUNED = "pruned"  # state of a run
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of the searches of some settings; ``runs.table`` also has the state "pruned".
+
+    ``validation`` and ``test``: the columns by which a search chooses, and that it is to improve; ``higher``: whether
+    higher values of both are better.
+    """
+
+    runs: Runs
+    validation: str
+    test: str
+    higher: bool
+
+
+def best_trials(trials: Trials, share: float = SHARE) -> tuple[Runs, list[str]]:
+    """Return the best ``share`` of the trials of each setting by validation, best first, and a sentence on each.
+
+    A share of those that have ended, however they did; at least one, rounded down. A setting of which no trial has a
+    value keeps all of them, so that it is seen.
+    """
+    kept, notes = [], []
+    for group in trials.runs.table.partition_by("setting", maintain_order=True):
+        states = group["state"].to_list()
+        known = group.filter((pl.col("state") == FINISHED) & pl.col(trials.validation).is_finite())
+        ended = sum(state != "unfinished" for state in states)
+        count = min(len(known), max(1, math.floor(share * ended + 1e-9)))  # 0.07 * 100 is less than 7
+        best = known.sort(trials.validation, descending=trials.higher, maintain_order=True).head(count)
+        kept.append(best if count else group)
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+        notes.append(f"{group['setting'][0]}: the best {count} of {len(group)} trials ({counts}).")
+    return replace(trials.runs, table=pl.concat(kept)), notes
+
+
+def budgets_of(trials: Trials) -> list[budget.Budget]:
+    """Return what the search of each setting finds with how many trials, of the settings with any finished trial."""
+    found = []
+    done = trials.runs.table.filter(pl.col("state") == FINISHED)
+    for group in done.partition_by("setting", maintain_order=True):
+        pairs = group.select(trials.validation, trials.test).rows()
+        if each := budget.budget(str(group["setting"][0]), pairs, trials.higher):
+            found.append(each)
+    return found
+
+
+def section_of_trials(
+    trials: Trials, title: str, text: str = "", *, share: float = SHARE, also: Sequence[str] = (), **options: Any
+) -> Section:
+    """Return the section on a search: its best trials, and its tuning budget if there are two trials.
+
+    ``also`` and ``options``: as in ``section_of``.
+    """
+    runs, notes = best_trials(trials, share)
+    section = section_of(runs, title, text, also=[trials.validation, *also], unit="trials", **options)
+    rule = f"Of each setting the best {share:.0%} of its trials by {_name(trials.validation)}, at least one:"
+    section = replace(section, notes=[rule, *notes, *missing(trials.runs)])
+    found = budgets_of(trials) if trials.test in trials.runs.table.columns else []
+    if not found or max(each.whole for each in found) < 2:
+        return section
+    names = _name(trials.validation), _name(trials.test)
+    caption = (
+        "What a random search finds with so many trials: the expected best validation value, and the test value of "
+        "that trial (COMET, appendix F; exact expectations over draws with replacement instead of resamples). Behind "
+        "each name: the finished trials that are drawn from."
+    )
+    figure = picture(budget.draw(found, *names), caption)
+    tables: Sequence[Any] = ()
+    if len(found) > 1:
+        tables = [
+            budget.ratios(found, names[0], lambda each: each.validation, trials.higher),
+            budget.ratios(found, names[1], lambda each: each.test, trials.higher),
+        ]
+    return replace(section, listings=[*section.listings, *tables], figures=[figure, *section.figures])
+
+
+def _name(column: str) -> str:
+    """Return the name of a column for the reader."""
+    return column.removeprefix("best ").replace("val_", "validation ").replace("_", " ")

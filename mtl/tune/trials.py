@@ -1,0 +1,80 @@
+"""Read the trials of studies, and the folders of their runs, for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+from optuna.study import Study, StudyDirection, get_all_study_names, load_study
+from optuna.trial import FrozenTrial, TrialState
+
+from mtl.checks import require
+from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
+from mtl.report.trials import PRUNED, Trials
+from mtl.tune.launch import run_folder
+from mtl.tune.storage import STUDY, open_storage
+
+_STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
+
+
+def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
+    """Return the trials of ``studies``, each by the name of its setting, with the folder that holds those of its runs.
+
+    What became of a trial and its validation value are from the storage, all else from its run. Raises InputError if
+    there is no trial.
+    """
+    found = {
+        _folder(trial, folder): (name, trial)
+        for name, (study, folder) in studies.items()
+        for trial in study.get_trials(deepcopy=False)
+    }
+    require(bool(found), f"{', '.join(studies)}: no trial has begun")
+    study = next(iter(studies.values()))[0]
+    monitor, higher = str(study.user_attrs["definition"]["monitor"]), study.direction == StudyDirection.MAXIMIZE
+    metric = monitor.replace("/", "_")
+    runs = read_named_runs({path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in found.items()})
+    trials = [trial for _, trial in found.values()]
+    told = runs.table.select("run", "state", "reason").rows()
+    outcomes = [_outcome(trial, *each) for trial, each in zip(trials, told, strict=True)]
+    values = [trial.value if trial.state == TrialState.COMPLETE else None for trial in trials]
+    table = runs.table.with_columns(
+        pl.Series("state", [state for state, _ in outcomes]),
+        pl.Series("reason", [reason for _, reason in outcomes], pl.String),
+        pl.Series(f"best {metric}", values, pl.Float64),
+    )
+    heading = "gate" if len(studies) > 1 else "study"
+    runs = replace(runs, table=table, heading=heading, higher=runs.higher | {metric: higher})
+    return Trials(runs, f"best {metric}", f"test {monitor.removeprefix('val/')}", higher)
+
+
+def read_study(name: str, address: str | None, folder: Path) -> Trials:
+    """Return the trials of all gates of the study ``name`` of tune.py, whose runs are in ``folder``.
+
+    ``address``: of its storage, as in ``open_storage``. Raises InputError if nothing has been run.
+    """
+    require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
+    storage = open_storage(address, folder)
+    names = [each for each in get_all_study_names(storage) if each == name or each.startswith(f"{name}/")]
+    require(bool(names), f"study={name}: its storage has no such study")
+    studies = {
+        each.removeprefix(name).removeprefix("/"): load_study(study_name=each, storage=storage) for each in names
+    }
+    return read_trials({gate or name: (study, folder / gate) for gate, study in studies.items()})
+
+
+def _folder(trial: FrozenTrial, folder: Path) -> Path:
+    """Return the folder of a trial's run: where it is now, or where it was trained."""
+    here = run_folder(folder, "", trial.number)
+    return here if here.exists() else Path(trial.user_attrs.get("folder", here))
+
+
+def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> tuple[str, str | None]:
+    """Return the state of a trial, and why it has not finished; ``path``, ``state``, ``reason``: of its run."""
+    ended = _STATES.get(trial.state, UNFINISHED)
+    if ended == FINISHED:
+        return (FINISHED, None) if state == FINISHED else (UNFINISHED, f"its run is not in {path}")
+    if ended == UNFINISHED:
+        return UNFINISHED, "waiting" if trial.state == TrialState.WAITING else reason
+    return ended, trial.user_attrs.get("error") if ended == FAILED else f"after epoch {trial.last_step}"

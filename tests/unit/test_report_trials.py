@@ -1,0 +1,168 @@
+"""The trials of studies: which are averaged, what a search finds with how many of them, and what became of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from mtl.checks import InputError
+from mtl.report.__main__ import main
+from mtl.report.budget import SIZES, Budget, budget, chances, draw, ratios, trials_needed
+from mtl.report.trials import Trials, best_trials, section_of_trials
+from mtl.tune.storage import open_storage
+from mtl.tune.trials import read_study, read_trials
+from tests.run_folders import write_run
+
+PAIRS = [(3.0, 30.0), (1.0, 12.0), (2.0, 11.0), (5.0, 50.0)]  # validation and test
+
+
+def expected_by_brute_force(drawn: int, higher: bool) -> tuple[float, float]:
+    """Return the means over all draws with replacement of the best validation value and of that trial's test value."""
+    best = [(max if higher else min)(each) for each in itertools.product(PAIRS, repeat=drawn)]
+    return sum(a for a, _ in best) / len(best), sum(b for _, b in best) / len(best)
+
+
+@pytest.mark.parametrize("higher", [False, True])
+def test_budget_against_all_draws(higher: bool) -> None:
+    found = budget("g", PAIRS, higher)
+    assert found is not None
+    assert found.whole == 4
+    for drawn in range(1, 5):
+        validation, test = expected_by_brute_force(drawn, higher)
+        assert found.validation[drawn - 1] == pytest.approx(validation)
+        assert found.test[drawn - 1] == pytest.approx(test)
+
+
+def test_chances_add_up() -> None:
+    for trials, drawn in [(1, 1), (1, 9), (500, 1), (500, 250)]:
+        assert chances(trials, drawn).sum() == pytest.approx(1)
+        assert chances(trials, drawn).min() >= 0
+    assert chances(500, 250)[0] == pytest.approx(1 - (499 / 500) ** 250)
+
+
+def test_budget_leaves_out_trials_without_values() -> None:
+    assert budget("g", [*PAIRS, (None, 1.0), (math.nan, 1.0), (0.0, None)], False) == budget("g", PAIRS, False)
+    assert budget("g", [(None, None)], False) is None
+    long = budget("g", [(float(n), 0.0) for n in range(400)], False)
+    assert long is not None
+    assert long.whole == 250 == SIZES[-1]
+
+
+def test_how_many_trials_another_gate_needs() -> None:
+    good, bad = Budget("good", [3.0, 1.0, 0.5, 0.4], [4.0] * 4), Budget("bad", [5.0, 2.0, 1.0], [3.0] * 3)
+    assert trials_needed(good.validation, 1.0, higher=False) == 2
+    assert trials_needed(bad.validation, 0.4, higher=False) is None
+    assert trials_needed([0.5, 0.7], 0.6, higher=True) == 2
+    table = ratios([good, bad], "validation loss", lambda each: each.validation, higher=False)
+    assert table.header == ["trials of", "for good with 4", "for bad with 3"]
+    assert table.rows == [["good", "-", "2 (1.5x fewer)"], ["bad", "not with 3", "-"]]
+    axes = draw([good, bad], "validation loss", "test loss").axes
+    assert [len(each.lines) for each in axes] == [2, 2]
+    assert list(axes[0].lines[0].get_ydata()) == [3.0, 1.0]  # at 1 and 2 trials; 5 are more than there are
+
+
+def completed(value: float, seed: int) -> optuna.trial.FrozenTrial:
+    return create_trial(state=TrialState.COMPLETE, value=value, user_attrs={"seed": seed})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two gates: 40 trials of one, and of the other a failed, a pruned, a running and a waiting one."""
+    folder = tmp_path_factory.mktemp("work") / "outputs" / "studies" / "s"
+    storage = open_storage(None, folder)
+    comet, topk = (optuna.create_study(storage=storage, study_name=f"s/{gate}") for gate in ("comet", "topk"))
+    for study in (comet, topk, optuna.create_study(storage=storage, study_name="s2/comet")):
+        study.set_user_attr("definition", {"monitor": "val/loss"})
+    for number in range(40):
+        value = float((7 * number) % 40)
+        comet.add_trial(completed(value, seed=100 + number))
+        write_run(folder / "comet" / f"trial_{number:05d}", ["x"], {"loss": 100 + value, "experts_per_sample": 2.0})
+    error = "NaN loss <in expert 3>"
+    topk.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"error": error}))
+    topk.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={0: 3.0, 1: 2.0}))
+    write_run(folder / "topk" / "trial_00001", ["x"], {"loss": 0.0})  # a pruned run has results
+    topk.add_trial(create_trial(state=TrialState.RUNNING))
+    topk.add_trial(create_trial(state=TrialState.WAITING))
+    topk.add_trial(completed(0.0, seed=1))  # whose folder was lost
+    return folder
+
+
+def test_what_became_of_trials_is_in_the_storage(folder: Path) -> None:
+    trials = read_study("s", None, folder)
+    assert (trials.validation, trials.test, trials.higher) == ("best val_loss", "test loss", False)
+    table = trials.runs.table
+    assert table["setting"].to_list() == ["comet"] * 40 + ["topk"] * 5
+    assert table["seed"].to_list()[:2] == [100, 101]
+    states = table.filter(setting="topk").select("state", "reason", "best val_loss").rows()
+    assert states[:4] == [
+        ("failed", "NaN loss <in expert 3>", None),
+        ("pruned", "after epoch 1", None),
+        ("unfinished", None, None),
+        ("unfinished", "waiting", None),
+    ]
+    assert states[4][0] == "unfinished"
+    assert str(states[4][1]).startswith("its run is not in ")
+    with pytest.raises(InputError, match=r"study=none: there is no .*study.db"):
+        read_study("none", None, folder.with_name("none"))
+    with pytest.raises(InputError, match="study=other: its storage has no such study"):
+        read_study("other", None, folder)
+
+
+def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None:
+    study = optuna.load_study(study_name="s/comet", storage=open_storage(None, folder))
+    moved = read_trials({"COMET": (study, folder.with_name("elsewhere"))})
+    assert moved.runs.table["state"].unique().to_list() == ["unfinished"]
+    assert read_trials({"COMET": (study, folder / "comet")}).runs.table["state"].unique().to_list() == ["finished"]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.05, 2), (0.07, 2), (0.075, 3), (0.001, 1), (1.0, 40)])
+def test_the_best_share_of_trials(folder: Path, share: float, count: int) -> None:
+    losses = [100.0 + n for n in range(count)]
+    trials = read_study("s", None, folder)
+    best, notes = best_trials(trials, share)
+    assert best.table.filter(setting="comet")["test loss"].to_list() == losses
+    assert len(best.table.filter(setting="topk")) == 5  # none has a value: all are shown
+    assert notes[0] == f"comet: the best {len(losses)} of 40 trials (40 finished)."
+    assert notes[1] == "topk: the best 0 of 5 trials (1 failed, 1 pruned, 3 unfinished)."
+    reverse, _ = best_trials(replace(trials, higher=True), share)
+    assert reverse.table.filter(setting="comet")["test loss"].to_list() == [239 - loss for loss in losses]
+
+
+def test_trials_that_failed_count_among_those_of_which_it_is_a_share(folder: Path) -> None:
+    study = optuna.create_study()  # in memory
+    study.set_user_attr("definition", {"monitor": "val/loss"})
+    study.add_trials([completed(float(number), number) for number in range(40)])
+    study.add_trials([create_trial(state=TrialState.FAIL) for _ in range(20)])
+    trials = read_trials({"comet": (study, folder / "comet")})
+    assert len(best_trials(trials)[0].table) == 3  # 5 % of 60
+
+
+def test_report_of_a_study(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folder.parents[2])
+    main(["study=s", "--also", "experts_per_sample"])
+    assert "comet: the best 2 of 40 trials (40 finished)." in capsys.readouterr().out
+    page, text = (folder / "report.html").read_text(), (folder / "summary.md").read_text()
+    assert "NaN loss &lt;in expert 3&gt;" in page
+    assert page.count("<img") == 1  # the budget; the runs have logged nothing
+    assert "| comet | 2 | " in text
+    assert "| topk | 0 of 5 | - | - |" in text
+    assert len((folder / "summary.csv").read_text().splitlines()) == 46
+    with pytest.raises(SystemExit, match="error: outputs: give folders of runs or studies, not both"):
+        main(["study=s", "outputs"])
+    with pytest.raises(SystemExit, match="error: give folders of runs, or study=NAME"):
+        main(["storage=journal:x"])
+
+
+def test_a_search_of_one_trial_has_no_budget(folder: Path) -> None:
+    trials = read_study("s", None, folder)
+    one = replace(trials, runs=replace(trials.runs, table=trials.runs.table.head(1)))
+    section = section_of_trials(one, "one")
+    assert [listing.title for listing in section.listings] == ["Costs"]
+    assert section.figures == []
+    assert isinstance(one, Trials)
