@@ -20,7 +20,11 @@ from conf.explain import CONF
 from tune import first_run, split_words
 
 OWN = [*OmegaConf.load(CONF / "reproduce.yaml"), "sampler", "pruner"]
-OWN = [name for name in OWN if name not in ("defaults", "fixed", "groups", "gates", "space", "published", "claims")]
+OWN = [
+    name
+    for name in OWN
+    if name not in ("defaults", "fixed", "groups", "gates", "space", "baseline", "published", "claims")
+]
 
 
 def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:

@@ -12,6 +12,7 @@ from optuna.storages import BaseStorage
 from mtl.checks import require
 from mtl.paper.definition import Paper, Part, read
 from mtl.paper.page import write
+from mtl.report.trials import Trials
 from mtl.run.console import make_lasting
 from mtl.tune.command import Composer, checked, queues_of, say
 from mtl.tune.launch import Launcher
@@ -19,6 +20,7 @@ from mtl.tune.queue import study_of
 from mtl.tune.show import best_trials
 from mtl.tune.space import words
 from mtl.tune.storage import open_storage, reached
+from mtl.tune.trials import read_trials
 from mtl.tune.work import stoppable, work
 
 
@@ -44,7 +46,10 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Compo
             found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
             work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
     chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
-    write(paper, chosen, folder, Path(cfg.page) if cfg.page else None)
+    searched_groups = {
+        group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
+    }
+    write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None)
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:
@@ -54,3 +59,15 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple
     study = study_of(paper.definition(group, gate, chosen=None).name, storage)
     best = best_trials(study)[:1] if study else []
     return (words(best[0].params), best[0].number) if best else ([], 0)
+
+
+def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:
+    """Return the trials of the searches in a group, None if none has begun."""
+    found = {}
+    for gate in paper.gates:
+        if paper.space_of(gate):
+            definition = paper.definition(group, gate, chosen=None)
+            study = study_of(definition.name, storage)
+            if study and study.get_trials(deepcopy=False):
+                found[gate.name] = (study, folder / definition.label)
+    return read_trials(found) if found else None

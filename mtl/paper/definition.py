@@ -51,7 +51,7 @@ class Paper:
     """A table or figure at one scale. ``seeds``: runs of each gate; ``n_trials``: of its search before, if any.
 
     ``words``: options of train.py that the command line adds to all runs. ``published``: values by (key of group, key
-    of gate, column), in our units.
+    of gate, column), in our units. ``baseline``: the key of the gate whose FLOPs are 100 %.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Paper:
     seed: int
     sampler: dict[str, Any]
     pruner: dict[str, Any]
+    baseline: str | None
     columns: list[str]
     published: dict[tuple[str, str, str], Value]
     claims: list[Claim]
@@ -128,6 +129,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
             require(claim[key] in parts, f"claims: {claim['text']!r}: {key} {claim[key]} is not one of the file")
         missing = set(claim.get("than", ())) - gates.keys()
         require(not missing, f"claims: {claim['text']!r}: gate {', '.join(missing)} is not one of the file")
+    require(plain["baseline"] in (None, *gates), f"baseline={plain['baseline']}: is not a gate of the file")
     only = [word for word in str(plain["only"] or "").split(",") if word]
     unknown = [word for word in only if word not in {**groups, **gates}]
     require(not unknown, f"only={','.join(only)}: {name} has the groups {', '.join(groups)}; gates {', '.join(gates)}")
@@ -146,6 +148,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         seed=plain["seed"],
         sampler=plain["sampler"],
         pruner=plain["pruner"],
+        baseline=plain["baseline"],
         columns=plain["columns"],
         published=_published(plain["published"] or {}, groups, gates),
         claims=[Claim(**{**claim, "than": tuple(claim.get("than", ()))}) for claim in plain["claims"]],

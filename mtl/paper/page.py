@@ -17,56 +17,66 @@ from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
+from mtl.report.trials import Trials, section_of_trials
 from mtl.tune.launch import run_folder
 
+FLOPS = "test flops_selected"  # column of the table of runs
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]  # by group and gate: what a search chose, and in which trial
 
 
-def write(paper: Paper, chosen: Chosen, folder: Path, page: Path | None = None) -> list[Judgement]:
+def write(
+    paper: Paper, chosen: Chosen, searches: Mapping[str, Trials], folder: Path, page: Path | None = None
+) -> list[Judgement]:
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
-    ``chosen``: what the search chose for each row of the tables. ``page``: a folder in which NAME.md and NAME.csv are
-    written too.
+    ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
+    ``page``: a folder in which NAME.md and NAME.csv are written too.
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
-    judgements = [
+    judgements = judged(paper, groups)
+    sections = [claims_of(judgements)]
+    for group in paper.groups:
+        if group.key in groups:
+            sections.append(section(paper, group, groups[group.key], chosen))
+        if group.key in searches:
+            sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
+    title = f"{paper.title}: {paper.source}"
+    intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
+    markdown, table = render_markdown(title, intro, sections), csv(groups, folder)
+    files = {
+        folder / "report.html": render(title, intro, sections),
+        folder / "report.md": markdown,
+        folder / "runs.csv": table,
+    }
+    if page:
+        files |= {page / f"{paper.name}.md": markdown, page / f"{paper.name}.csv": table}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    show(judgements, folder)
+    return judgements
+
+
+def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
+    """Return the judgement of each claim on a group that has runs."""
+    return [
         judge(
             claim,
             {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates},
             {gate.key: gate.name for gate in paper.gates},
         )
         for claim in paper.claims
-        if claim.group in groups
+        if claim.group in groups and {claim.gate, *claim.than} <= {gate.key for gate in paper.gates}
     ]
-    sections = [claims_of(paper, judgements)]
-    for group in paper.groups:
-        if group.key in groups:
-            sections.append(section(paper, group, groups[group.key], chosen))
-    title = f"{paper.title}: {paper.source}"
-    intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
-    table = (
-        pl.concat(
-            [runs.table.insert_column(0, pl.lit(key).alias("group")) for key, runs in groups.items()],
-            how="diagonal_relaxed",
-        )
-        if groups
-        else pl.DataFrame()
-    )
-    files = {
-        folder / "report.html": render(title, intro, sections),
-        folder / "report.md": render_markdown(title, intro, sections),
-        folder / "runs.csv": table.write_csv(),
-    }
-    if page:
-        files |= {
-            page / f"{paper.name}.md": files[folder / "report.md"],
-            page / f"{paper.name}.csv": files[folder / "runs.csv"],
-        }
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    show(judgements, folder)
-    return judgements
+
+
+def csv(groups: Mapping[str, Runs], folder: Path) -> str:
+    """Return the runs of all groups as CSV, with their paths below ``folder``."""
+    tables = [
+        runs.table.select(pl.lit(key).alias("group"), pl.col("run").str.strip_prefix(f"{folder}/"), pl.exclude("run"))
+        for key, runs in groups.items()
+    ]
+    return pl.concat(tables, how="diagonal_relaxed").write_csv() if tables else ""
 
 
 def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
@@ -110,14 +120,16 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
         if words
     ]
     known = [column for column in paper.columns if column in runs.table.columns]
-    found = section_of(runs, group.name, columns=known, published=published)
+    measured = [gate for gate in paper.gates if any(values(runs, gate, FLOPS))]
+    baseline = next((gate.name for gate in measured if gate.key == paper.baseline), None)
+    found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
     planned, done = len(paper.gates) * paper.seeds, runs.table["state"].to_list().count(FINISHED)
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")
     return replace(found, notes=[*found.notes, *lines])
 
 
-def claims_of(paper: Paper, judgements: Iterable[Judgement]) -> Section:
+def claims_of(judgements: Iterable[Judgement]) -> Section:
     """Return the section on the claims of the publication."""
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:

@@ -25,6 +25,8 @@ with open(pathlib.Path(sys.argv[0]).with_name("words.txt"), "a") as file:
 loss = abs(float(words.get("x", 2)) - (3 if words["gate"] == "b" else 2)) + 0.001 * (int(words["seed"]) % 3) + 0.1
 test = {"loss": loss, "one/mse": loss, "two/mse": 3 * loss}
 record = {"best_val_loss": loss, "test": test, "seed": int(words["seed"])}
+test["flops_selected"] = 10 if words["gate"] == "b" else 40
+record["epochs"] = 2
 record["higher_is_better"] = {"loss": False, "mse": False}
 (folder / "results.json").write_text(json.dumps(record))
 """
@@ -41,6 +43,7 @@ FILE = {
     "sampler": {"_target_": "mtl.tune.grid.GridSampler", "_partial_": True},
     "pruner": {"_target_": "optuna.pruners.NopPruner"},
     "scales": {"laptop": {"seeds": 3, "n_trials": 3, "search": ["data.rows=0"], "note": "less of everything"}},
+    "baseline": "c",
     "columns": ["test loss", "mean mse"],
     "published": {"values": {"first": {"a": {"test loss": [10.0, 0.5]}}}, "units": {"test loss": 100}},
     "claims": [
@@ -85,6 +88,9 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better" in markdown
     assert "| c beats a. | does not hold |" in markdown
     assert "x=2 (trial " in markdown
+    assert "first group: search" in markdown
+    assert "FLOPs per sample / c" in markdown
+    assert str(tmp_path) not in (tmp_path / "page" / "mine.csv").read_text()
     assert (tmp_path / "page" / "mine.md").read_text() == markdown
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
