@@ -25,6 +25,8 @@ from mtl.types import Batch, Routing
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
 LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard")
 
+PASSES = 3  # a step costs about as much as three forward passes: the backward pass has two products for each one
+
 
 class RoutingMonitor(Callback):
     """Log, draw and save how the gate of each mixture or routed layer routes.
@@ -53,6 +55,11 @@ class RoutingMonitor(Callback):
     ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without
     ``pictures``, never. ``test/flops_dense`` and ``test/flops_selected``: FLOPs per sample of the network, with all
     experts and with only those in use; where samples differ in length, those of the first row of the test.
+    ``test/training_flops_dense`` and ``test/training_flops_selected``: the same for a training sample, forward and
+    backward, with the experts in use in the training batches that were looked at, every ``trainer.log_every_n_steps``;
+    the backward pass counts twice the forward pass. ``test/binary_after``: the share of the training steps after which
+    all selectors of all samples are one-hot, NaN if they are not at the end (DSelect-k, table C.1). Only a run that
+    has trained has the last three.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class RoutingMonitor(Callback):
         self.probabilities = Probabilities()
         self._tallies: dict[str, Tally] = {}
         self._sample: Batch | None = None
+        self._trained = 0  # steps
 
     def logged_names(self) -> list[str]:
         """Return patterns of the names that a validation pass may log."""
@@ -87,6 +95,7 @@ class RoutingMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probabilities.add(trainer.global_step, _gates(pl_module))
+        self._trained = trainer.global_step
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tallies = {}
@@ -123,7 +132,7 @@ class RoutingMonitor(Callback):
             spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
             if spec is not None and "task_group" in spec.extras:
                 values |= compare_groups(matrices, spec.extras["task_group"])
-        values |= self._flops(pl_module, report)
+        values |= self._flops(pl_module, report) | report.binary_after(self._trained)
         log_values(trainer, {f"test/{name}": value for name, value in values.items()}, _curve_name)
         parts = {f"test/{name}": torch.tensor(value) for name, value in report.parts(self.max_shares).items()}
         trainer.callback_metrics.update(parts)  # for results.json alone
@@ -165,13 +174,13 @@ class RoutingMonitor(Callback):
         )
 
     def _flops(self, pl_module: LightningModule, report: Report) -> dict[str, float]:
-        """Return the FLOPs per sample with all experts, and with only those in use."""
+        """Return the FLOPs per sample with all experts and with only those in use, at test and in training."""
         if self._sample is None:
             return {}
         network = _network(pl_module)
         inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
         index = [number for number, name in enumerate(_task_names(pl_module)) if name in tasks]
-        dense = selected = float(forward_flops(network, inputs, tasks))
+        dense = selected = trained = float(forward_flops(network, inputs, tasks))
         for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
@@ -181,7 +190,12 @@ class RoutingMonitor(Callback):
                 unmixed = float(zeros[index if num_tasks > 1 else [0]].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
-        return {"flops_dense": dense, "flops_selected": selected}
+                history = report.histories.get(name, History())
+                trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
+        found = {"flops_dense": dense, "flops_selected": selected}
+        if self._trained and any(history.batches for history in report.histories.values()):
+            found |= {"training_flops_dense": PASSES * dense, "training_flops_selected": PASSES * trained}
+        return found
 
 
 def _curve_name(name: str) -> str:

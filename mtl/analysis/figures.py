@@ -7,7 +7,7 @@ its ticks would take most of the time of a picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,23 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     since = [f"all selectors binary since step {binary_since} (dotted)"] if binary_since >= 0 else []
     more = [] if shown == shares.shape[1] else [f"first {shown} of {shares.shape[1]} tasks"]
     figure.suptitle(f"Weights of the experts in training\n{'; '.join(since + more)}", fontsize=10)
+    return figure
+
+
+def binary_selectors(shares: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Figure:
+    """Draw the share of the selectors that are one-hot in the batches at some steps: (steps, shares) of each layer."""
+    figure, [[axes]] = _panels(1, 1, (4.5, 2.4), 0.7, right=1.4 if len(shares) > 1 else 0.2, top=0.5)
+    for index, (name, (steps, values)) in enumerate(shares.items()):
+        colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
+        axes.plot(steps, values, line, color=colour, linewidth=1.4, label=name, marker="o" if len(steps) == 1 else None)
+    axes.set_ylim(-0.03, 1.03)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    figure.supxlabel("training step", fontsize=9)
+    figure.supylabel("share of selectors", fontsize=9)
+    if len(shares) > 1:
+        figure.legend(loc="upper right", fontsize=8)
+    figure.suptitle("Binary selectors in training", fontsize=10)
     return figure
 
 

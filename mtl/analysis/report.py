@@ -49,6 +49,9 @@ class Report:
                 drawn[f"weights_over_training{suffix}"] = figures.courses(
                     history.steps, course, names, history.binary_since
                 )
+        binary = self._binary()
+        if binary:
+            drawn["selectors_over_training"] = figures.binary_selectors(binary)
         for suffix, matrices in self._permutations():
             drawn[f"permutation{suffix}"] = figures.permutation(*matrices, self.tasks)
         if self.connections:
@@ -73,6 +76,9 @@ class Report:
                 if not math.isnan(values[0])  # the batch has the task
             ]
             _write(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
+        binary = [[name, *pair] for name, pairs in self._binary().items() for pair in zip(*pairs, strict=True)]
+        if binary:
+            _write(folder / "selectors_over_training.csv", ["layer", "step", "share_of_binary_selectors"], binary)
         for suffix, (hard, _, _) in self._permutations():
             experts = [f"expert_{number:02d}" for number in range(hard.shape[-1])]
             rows = [[p, i, *row] for p, matrix in enumerate(hard.tolist()) for i, row in enumerate(matrix)]
@@ -103,6 +109,11 @@ class Report:
             return layers[0]
         return {f"{key}_layer_{index}": value for index, layer in enumerate(layers) for key, value in layer.items()}
 
+    def binary_after(self, steps: int) -> dict[str, float]:
+        """Return the share of the ``steps`` of training after which all selectors of a layer are one-hot, or NaN."""
+        since = {suffix: self.histories[name].binary_since for suffix, name in self._layers_with_selectors()}
+        return {f"binary_after{key}": step / steps if step >= 0 else math.nan for key, step in since.items() if steps}
+
     def parts(self, limit: int) -> dict[str, float]:
         """Return what describes single tasks and experts of the only layer, if there are at most ``limit`` of them."""
         if self.connections or len(self.tallies) != 1:
@@ -120,6 +131,18 @@ class Report:
         if len(self.tallies) == 1:
             return [("", name) for name in self.tallies]
         return [(f"_layer_{index}", name) for index, name in enumerate(self.tallies)]
+
+    def _layers_with_selectors(self) -> list[tuple[str, str]]:
+        """Return (suffix, layer name) for each layer whose gate had selectors in training."""
+        layers = self._layers_with_shares()
+        return [(suffix, name) for suffix, name in layers if self.histories.get(name, History()).binary]
+
+    def _binary(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Return steps and shares of binary selectors of each layer that has selectors, by its number or ""."""
+        layers = {
+            suffix.replace("_", " ").strip(): self.histories[name] for suffix, name in self._layers_with_selectors()
+        }
+        return {name: (history.binary_steps, history.binary) for name, history in layers.items()}
 
     def _permutations(self) -> list[tuple[str, tuple[Tensor, Tensor, bool]]]:
         """Return (suffix of file names, matrices) of each permutation."""

@@ -108,11 +108,16 @@ class Tally:
 
 @dataclass
 class History:
-    """The experts' mean weights in training, and the step since which all selectors are one-hot."""
+    """What a layer's gate did in training, in the batches at which it was looked at."""
 
     steps: list[int] = field(default_factory=list)
-    shares: list[Tensor] = field(default_factory=list)  # [T, E] each, NaN for tasks that the batch lacks
-    binary_since: int = -1  # -1: not yet, or no longer
+    shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
+    binary_since: int = -1  # the step since which all selectors are one-hot; -1: not yet, or no longer
+    binary_steps: list[int] = field(default_factory=list)
+    binary: list[float] = field(default_factory=list)  # at these steps, the share of the selectors that are one-hot
+    batches: int = 0
+    unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
+    unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches
 
     def add(self, step: int, routing: Routing, limit: int, num_tasks: int) -> None:
         """Add the training batch at ``step``, averaged over all processes."""
@@ -121,6 +126,12 @@ class History:
         if routing.selectors is not None:
             binary = all_reduce_sum(torch.tensor(binary_share(routing.selectors), device=share.device)) / world_size()
             self.binary_since = -1 if binary < 1 else step if self.binary_since < 0 else self.binary_since
+            self.binary_steps.append(step)
+            self.binary.append(float(binary))
+        idle = (weights if weights.dim() == 3 else weights[None]) <= 0  # [B, T, E]
+        zeros = torch.stack([idle.all(1).sum(-1).double().mean(), idle.sum((1, 2)).double().mean()])
+        unused, unmixed = (all_reduce_sum(zeros) / world_size()).tolist()
+        self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
         rows = len(share) if routing.tasks is None else num_tasks
         if rows * share.shape[1] <= limit:
             share = (all_reduce_sum(share.float()) / world_size()).cpu()
@@ -132,6 +143,8 @@ class History:
             self.shares.append(share)
         if len(self.steps) > MOST_SHARES:  # keep every second one
             self.steps, self.shares = self.steps[::2], self.shares[::2]
+        if len(self.binary_steps) > MOST_SHARES:
+            self.binary_steps, self.binary = self.binary_steps[::2], self.binary[::2]
 
 
 @dataclass

@@ -19,11 +19,12 @@ from mtl.report.tables import missing
 MOST_PICTURES = 24  # of weights over training, so that the page stays small
 _WEIGHTS = "weights_over_training*.png"
 _SMALL = 0.001  # relative standard error of a cost that is not shown
-FLOPS = "test flops_selected"
+FLOPS, TRAINING = "test flops_selected", "test training_flops_selected"
 _COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
     FLOPS: "FLOPs per sample",
     "test flops_dense": "FLOPs per sample, all experts",
+    TRAINING: "FLOPs per training sample",
     "parameters": "parameters",
     "epochs": "epochs",
     "seconds_per_epoch": "seconds per epoch",
@@ -80,23 +81,23 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
     if baseline is not None:
         require(baseline in settings, f"baseline={baseline}: must be one of the settings {', '.join(settings)}")
         require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")
-        totals = [_flops(group) for group in groups]
+        work = TRAINING if TRAINING in columns else FLOPS
+        totals = [_flops(group, work) for group in groups]
         base = totals[settings.index(baseline)]
         require(base is not None, f"baseline={baseline}: no run of it has FLOPs and epochs")
-        header += [f"FLOPs per sample / {baseline}", f"FLOPs per sample x epochs / {baseline}"]
+        header += [f"FLOPs per sample / {baseline}", f"FLOPs of training / {baseline}"]
         for row, own in zip(rows, totals, strict=True):
             row += [f"{a / b:.3g}" for a, b in zip(own, base, strict=True)] if own and base else ["-", "-"]
         note += (
-            " Times epochs they compare the FLOPs of training, if an epoch has the same rows in all settings and a "
-            "gate uses as many experts in training as in the test."
+            f" FLOPs of training: {_COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
         )
     return Listing("Costs", header, rows if columns else [], note)
 
 
-def _flops(group: pl.DataFrame) -> tuple[float, float] | None:
-    """Return the mean FLOPs per sample, and the mean of their products with the epochs."""
-    pairs = group.select(FLOPS, "epochs").drop_nulls().rows()
-    per_sample, times_epochs = summarise([a for a, _ in pairs]).mean, summarise([a * b for a, b in pairs]).mean
+def _flops(group: pl.DataFrame, work: str) -> tuple[float, float] | None:
+    """Return the means of the FLOPs per sample, and of the product of the column ``work`` with the epochs."""
+    known = group.select(FLOPS, pl.col(work).alias("work"), "epochs").drop_nulls().rows()
+    per_sample, times_epochs = summarise([a for a, _, _ in known]).mean, summarise([a * b for _, a, b in known]).mean
     return (per_sample, times_epochs) if per_sample and times_epochs else None
 
 

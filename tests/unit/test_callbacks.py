@@ -21,8 +21,9 @@ from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport
 from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
+from mtl.analysis.report import Report
 from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
-from mtl.analysis.tally import History, Tally
+from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxSelectorGate, TopKGate
@@ -126,6 +127,55 @@ def test_flops_by_hand() -> None:
     assert expert_flops(net.eval(), inputs) == {"mixture": 2 * 4 * 5}
     assert forward_flops(net, inputs) == 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
     assert net.mixture.dispatch.execution == "auto"
+
+
+def test_flops_of_training_by_hand() -> None:
+    """Top-k with 1 of 3 experts and a dense gate: a third of the products of experts, or all of them, three times."""
+    spec = DataSpec({"id": Categorical(7)}, [TaskSpec("p", "binary"), TaskSpec("q", "binary")])
+    parts = (partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]), TopKGate, partial(Heads))
+    module: Any = SimpleNamespace(network=MMoE(spec, 3, *parts).eval(), tasks={"p": 0, "q": 0})
+    dense = 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
+    one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 0.5, 0.5])
+    for weights, expected in (
+        (torch.stack([one, one]), dense - 2 * (2 * 4 * 5) - 4 * 2 * 5),  # both tasks use the same expert
+        (torch.stack([one, other]).expand(6, 2, 3), dense - 3 * 2 * 5),  # every expert is in use
+    ):
+        callback, history = RoutingMonitor("unused"), History()
+        history.add(1, Routing(weights), 16, 2)
+        history.add(2, Routing(weights), 16, 2)
+        callback._sample, callback._trained = (
+            Batch({"id": torch.arange(7)}, {"p": torch.ones(7), "q": torch.ones(7)}),
+            2,
+        )
+        found = callback._flops(module, Report(["p", "q"], {}, {"mixture": history}, Probabilities(), {}))
+        assert found == {"flops_dense": dense, "flops_selected": dense} | {
+            "training_flops_dense": 3 * dense,
+            "training_flops_selected": 3 * dense,
+        }  # without a tally, the test pass has no mixture
+        tally = Tally(2)
+        tally.add(Routing(weights), 6)
+        found = callback._flops(
+            module, Report(["p", "q"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
+        )
+        assert found["training_flops_selected"] == pytest.approx(3 * expected)
+        assert found["flops_selected"] == pytest.approx(expected)
+
+
+def test_share_of_the_steps_until_selectors_are_binary() -> None:
+    history, tally = History(), Tally(1)
+    soft, hard = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # [T, K, E]
+    for step, selectors in enumerate([soft, soft, hard, hard], start=1):
+        history.add(10 * step, Routing(selectors.mean(-2), {}, selectors), 16, 1)
+    tally.add(Routing(hard.mean(-2), {}, hard), 3)
+    report = Report(["p"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
+    assert report.binary_after(40) == {"binary_after": 0.75}
+    assert (history.binary_steps, history.binary) == ([10, 20, 30, 40], [0.5, 0.5, 1.0, 1.0])
+    assert "selectors_over_training" in report.figures()
+    history.add(50, Routing(soft.mean(-2), {}, soft), 16, 1)
+    assert math.isnan(report.binary_after(50)["binary_after"])
+    other = Report(["p"], {"mixture": tally}, {"mixture": History()}, Probabilities(), {})
+    assert other.binary_after(50) == {}
+    assert "selectors_over_training" not in other.figures()
 
 
 def scheduled(**options: Any) -> ScheduledBuffer:

@@ -109,7 +109,7 @@ def test_costs_are_means_of_what_runs_say(named: dict[Path, tuple[str, int | Non
     assert list(costs.rows[0]) == ["COMET", "2", "1,234", "1,234", "3", "1.5"]
     assert list(costs.rows[-1]) == ["broken", "-", "-", "-", "-", "-"]
     relative = costs_of(read_named_runs(named), "alone")
-    assert relative.header[-2:] == ["FLOPs per sample / alone", "FLOPs per sample x epochs / alone"]
+    assert relative.header[-2:] == ["FLOPs per sample / alone", "FLOPs of training / alone"]
     assert list(relative.rows[0])[-2:] == ["1", "1"]
     assert list(relative.rows[-1])[-2:] == ["-", "-"]
     with pytest.raises(InputError, match="baseline=none: must be one of the settings COMET"):
@@ -129,6 +129,12 @@ def test_flops_relative_to_a_baseline(tmp_path: Path) -> None:
         named[folder] = (setting, number)
     rows = costs_of(read_named_runs(named), "dense").rows
     assert list(rows[1])[-2:] == ["0.2", f"{1000 * 30 / ((4000 * 10 + 6000 * 20) / 2):.3g}"]
+    for number, folder in enumerate(named):  # runs that say what their training batches used
+        record = json.loads((folder / "results.json").read_text())
+        record["test"]["training_flops_selected"] = [9000.0, 9000.0, 6000.0][number]
+        (folder / "results.json").write_text(json.dumps(record))
+    rows = costs_of(read_named_runs(named), "dense").rows
+    assert list(rows[1])[-2:] == ["0.2", f"{6000 * 30 / ((9000 * 10 + 9000 * 20) / 2):.3g}"]
 
 
 def test_markdown_of_sections() -> None:
