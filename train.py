@@ -194,7 +194,10 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     # What the test returns lacks values that no logger is given
     test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
-    record = results.collect(cfg.label, cfg.seed, label, test, fit_metrics, network, epochs, best, monitor, main)
+    training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
+    record = results.collect(
+        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, monitor, main
+    )
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         results.print_results(record, folder)

@@ -55,11 +55,12 @@ class RoutingMonitor(Callback):
     ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without
     ``pictures``, never. ``test/flops_dense`` and ``test/flops_selected``: FLOPs per sample of the network, with all
     experts and with only those in use; where samples differ in length, those of the first row of the test.
-    ``test/training_flops_dense`` and ``test/training_flops_selected``: the same for a training sample, forward and
-    backward, with the experts in use in the training batches that were looked at, every ``trainer.log_every_n_steps``;
-    the backward pass counts twice the forward pass. ``test/binary_after``: the share of the training steps after which
-    all selectors of all samples are one-hot, NaN if they are not at the end (DSelect-k, table C.1). Only a run that
-    has trained has the last three.
+
+    The results of a run that has trained also have ``training/flops_dense`` and ``training/flops_selected``: the same
+    for a training sample, forward and backward, with the experts in use in the training batches that were looked at,
+    every ``trainer.log_every_n_steps``; the backward pass counts twice the forward pass. ``training/binary_after``: the
+    share of the training steps after which all selectors of all samples are one-hot, NaN if they are not at the end
+    (DSelect-k, table C.1).
     """
 
     def __init__(
@@ -132,9 +133,12 @@ class RoutingMonitor(Callback):
             spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
             if spec is not None and "task_group" in spec.extras:
                 values |= compare_groups(matrices, spec.extras["task_group"])
-        values |= self._flops(pl_module, report) | report.binary_after(self._trained)
+        flops, training = self._flops(pl_module, report)
+        values |= flops
+        training |= report.binary_after(self._trained)
         log_values(trainer, {f"test/{name}": value for name, value in values.items()}, _curve_name)
         parts = {f"test/{name}": torch.tensor(value) for name, value in report.parts(self.max_shares).items()}
+        parts |= {f"training/{name}": torch.tensor(value) for name, value in training.items()}
         trainer.callback_metrics.update(parts)  # for results.json alone
         if report.tallies and trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -173,10 +177,10 @@ class RoutingMonitor(Callback):
             _permutations(pl_module),
         )
 
-    def _flops(self, pl_module: LightningModule, report: Report) -> dict[str, float]:
-        """Return the FLOPs per sample with all experts and with only those in use, at test and in training."""
+    def _flops(self, pl_module: LightningModule, report: Report) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the FLOPs per sample with all experts and with only those in use, of the test and of training."""
         if self._sample is None:
-            return {}
+            return {}, {}
         network = _network(pl_module)
         inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
         index = [number for number, name in enumerate(_task_names(pl_module)) if name in tasks]
@@ -192,10 +196,9 @@ class RoutingMonitor(Callback):
                 selected -= unused * flops + 2 * unmixed * width
                 history = report.histories.get(name, History())
                 trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
-        found = {"flops_dense": dense, "flops_selected": selected}
-        if self._trained and any(history.batches for history in report.histories.values()):
-            found |= {"training_flops_dense": PASSES * dense, "training_flops_selected": PASSES * trained}
-        return found
+        looked = self._trained and any(history.batches for history in report.histories.values())
+        training = {"flops_dense": PASSES * dense, "flops_selected": PASSES * trained} if looked else {}
+        return {"flops_dense": dense, "flops_selected": selected}, training
 
 
 def _curve_name(name: str) -> str:

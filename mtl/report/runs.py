@@ -32,9 +32,10 @@ class Runs:
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
-    differs, and numbers: ``test NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. A value that
-    a run does not have, or that is undefined, is null. ``heading`` says what the settings are, ``main`` is the main
-    metric of each task, and ``higher`` tells of metrics whether higher values are better.
+    differs, and numbers: ``test NAME``, ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
+    ``seconds_per_epoch``. A value that a run does not have, or that is undefined, is null. ``heading`` says what the
+    settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values are
+    better.
     """
 
     table: pl.DataFrame
@@ -144,6 +145,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
     test = {name: value for name, value in record.get("test", {}).items() if not name.startswith(_PER_EXPERT)}
     best = {name.replace("_", " ", 1): value for name, value in record.items() if name.startswith("best_")}
     row = {f"test {name}": value for name, value in test.items()} | best
+    row |= {f"training {name}": value for name, value in record.get("training", {}).items()}
     row |= {name: record[name] for name in _PLAIN if name in record}
     return {name: None if value is None else float(value) for name, value in row.items()}
 

@@ -19,7 +19,7 @@ from mtl.report.tables import missing
 MOST_PICTURES = 24  # of weights over training, so that the page stays small
 _WEIGHTS = "weights_over_training*.png"
 _SMALL = 0.001  # relative standard error of a cost that is not shown
-FLOPS, TRAINING = "test flops_selected", "test training_flops_selected"
+FLOPS, TRAINING = "test flops_selected", "training flops_selected"
 _COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
     FLOPS: "FLOPs per sample",

@@ -51,6 +51,7 @@ def collect(
 ) -> dict[str, Any]:
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
+    Of ``fit``, the record has the seconds per epoch and all that is named ``training/NAME``.
     ``best`` is the best value of ``monitor``. A metric that is undefined on the test rows, NaN, becomes None. Entry
     ``main_metrics`` names the main metric of each task, ``higher_is_better`` the direction of each metric where it is
     known, ``fast`` the functions that ran in a version tuned to this processor.
@@ -60,9 +61,8 @@ def collect(
     return {
         "label": label,
         "seed": seed,
-        "test": {
-            name.removeprefix("test/"): None if math.isnan(value) else float(value) for name, value in test.items()
-        },
+        "test": _of("test/", test),
+        "training": _of("training/", fit),
         "main_metrics": dict(main_metrics or {}),
         "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
         f"best_{monitor.replace('/', '_')}": best,
@@ -74,6 +74,12 @@ def collect(
         "command": " ".join(sys.argv),
         "versions": versions(),
     }
+
+
+def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics with ``prefix``, without it; an undefined one is None."""
+    own = {name.removeprefix(prefix): float(value) for name, value in metrics.items() if name.startswith(prefix)}
+    return {name: None if math.isnan(value) else value for name, value in own.items()}
 
 
 def number(value: float | None) -> str:
@@ -113,6 +119,8 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
         console.print(f"... and {len(tasks) - len(shown)} more tasks")
     for name, value in overall.items():
         console.print(f"test {name.replace('_', ' ')}: [bold]{number(value)}[/bold]")
+    for name, value in record.get("training", {}).items():
+        console.print(f"training {name.replace('_', ' ')}: {number(value)}")
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
     console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"[dim]{run_dir / RESULTS}[/dim]", soft_wrap=True, highlight=False)
