@@ -174,7 +174,14 @@ NEVER: dict[type, list[str]] = {
 }
 # Options whose values are free, or that accept what others do not
 FREE = ("choices", "paths", "ckpt", "evaluate", "trust", "label", "trainer.devices", "trainer.max_steps", "data.tasks")
-FREE += ("trainer.max_epochs", "callbacks.best.save_top_k", "gate.weights", "trainer.accelerator", "trainer.precision")
+FREE += (
+    "trainer.fast_dev_run",
+    "trainer.max_epochs",
+    "callbacks.best.save_top_k",
+    "gate.weights",
+    "trainer.accelerator",
+    "trainer.precision",
+)
 LENGTHS = (".epochs", ".every_minutes", ".start", ".end", ".min_delta")  # whole numbers by default, but need not be
 
 

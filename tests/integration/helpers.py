@@ -14,8 +14,10 @@ from omegaconf import DictConfig, open_dict
 
 import train
 from mtl.run.resume import config_from_checkpoint
+from tests.config_files import keep_files
 from tests.conftest import ROOT
 
+keep_files()
 # The choices that a run makes, as Hydra names them
 FOLDERS = {path.parent.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
 NO_CHOICES = (".", "hydra/job_logging", *train.NOT_OURS)

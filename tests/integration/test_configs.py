@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -201,17 +202,24 @@ def test_a_recipe_replaces_the_recipe_of_the_data(tmp_path: Path) -> None:
     assert plain(cfg.data) == {**plain(table.data), "batch_size": movielens.data.batch_size}
 
 
-@pytest.mark.parametrize("data", names("data"))
-def test_any_data_takes_any_recipe(data: str) -> None:
-    dense, images = (composed([f"data={data}", f"recipe={name}"]) for name in ("jester", "digits"))
-    assert dense.setting == composed(["data=jester"]).setting
-    assert images.setting == composed(["data=digits"]).setting
-    assert "entropy_schedule" not in dense.callbacks
-    assert (dense.network.experts._target_, images.network.experts._target_) == (
-        "mtl.experts.dense.StackedDense",
-        "mtl.experts.conv.StackedConv",
-    )
-    assert "entropy_schedule" in composed([f"data={data}", "recipe=synthetic_moe"]).callbacks
+FOREIGN = {  # recipes that differ in all that a recipe may choose: its data, its experts, and whether it has a schedule
+    "jester": ("mtl.experts.dense.StackedDense", False),
+    "digits": ("mtl.experts.conv.StackedConv", False),
+    "synthetic_moe": ("mtl.experts.dense.StackedDense", True),
+}
+PAIRS = [(data, list(FOREIGN)[index % 3]) for index, data in enumerate(names("data"))]
+PAIRS += [
+    pytest.param(data, recipe, marks=pytest.mark.slow)
+    for data, recipe in itertools.product(names("data"), FOREIGN)
+    if (data, recipe) not in PAIRS
+]
+
+
+@pytest.mark.parametrize(("data", "recipe"), PAIRS)
+def test_any_data_takes_any_recipe(data: str, recipe: str) -> None:
+    cfg = composed([f"data={data}", f"recipe={recipe}"])
+    assert cfg.setting == composed([f"data={recipe}"]).setting
+    assert (cfg.network.experts._target_, "entropy_schedule" in cfg.callbacks) == FOREIGN[recipe]
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:
