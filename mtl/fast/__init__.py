@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtl import compat
 
@@ -39,7 +39,10 @@ def applies(x: Tensor, on: str = "cpu") -> bool:
 
 
 def accelerated(fast: Callable[P, R], on: str = "cpu") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let the decorated plain function, or method, run as ``fast`` where ``applies`` says so of its first tensor."""
+    """Let the decorated plain function, or method, run as ``fast`` where ``applies`` says so of its first tensor.
+
+    And of a parameter, if it is a method of a module: inputs and gates are float32 even in a bfloat16 network.
+    """
 
     def decorate(plain: Callable[P, R]) -> Callable[P, R]:
         name = plain.__qualname__
@@ -47,12 +50,11 @@ def accelerated(fast: Callable[P, R], on: str = "cpu") -> Callable[[Callable[P, 
 
         @functools.wraps(plain)
         def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-            for x in args:
-                if isinstance(x, Tensor):
-                    if applies(x, on):
-                        _used.add(name)
-                        return fast(*args, **kwargs)
-                    break
+            first = next((x for x in args if isinstance(x, Tensor)), None)
+            own = next(args[0].parameters(), first) if isinstance(args[0], nn.Module) else first
+            if first is not None and own is not None and applies(first, on) and applies(own, on):
+                _used.add(name)
+                return fast(*args, **kwargs)
             return plain(*args, **kwargs)
 
         return chosen

@@ -161,6 +161,12 @@ def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Pa
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_rows_in_half_precision(precision: str, tmp_path: Path) -> None:
+    words = [f"trainer.precision={precision}", "network.execution=dense", "trainer.max_steps=2"]
+    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
+
+
 @pytest.mark.parametrize("weighting", ["upgrad", "uncertainty"])
 def test_weightings_in_mixed_precision_train_like_in_float32(weighting: str, tmp_path: Path) -> None:
     """The losses of two steps are not the same, but close."""
