@@ -21,6 +21,7 @@ from mtl.report.trials import Trials, section_of_trials
 from mtl.tune.launch import run_folder
 
 FLOPS = "test flops_selected"  # column of the table of runs
+KEPT = ("group", "setting", "seed", FLOPS, "training flops_selected", "parameters", "epochs")  # on a page, of the runs
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]  # by group and gate: what a search chose, and in which trial
 
 
@@ -30,7 +31,7 @@ def write(
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
-    ``page``: a folder in which NAME.md and NAME.csv are written too.
+    ``page``: a folder in which NAME.md and NAME.csv, of the finished runs, are written too.
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
@@ -42,14 +43,17 @@ def write(
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
     title = f"{paper.title}: {paper.source}"
     intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
-    markdown, table = render_markdown(title, intro, sections), csv(groups, folder)
+    markdown, table = render_markdown(title, intro, sections), runs_table(groups, folder)
     files = {
         folder / "report.html": render(title, intro, sections),
         folder / "report.md": markdown,
-        folder / "runs.csv": table,
+        folder / "runs.csv": table.write_csv(),
     }
     if page:
-        files |= {page / f"{paper.name}.md": markdown, page / f"{paper.name}.csv": table}
+        own = [column for column in (*KEPT, *paper.columns) if column in table.columns]
+        finished = table.filter(state=FINISHED) if own else table
+        files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
+        files[page / f"{paper.name}.csv"] = finished.select(own).write_csv()
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -70,13 +74,13 @@ def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
     ]
 
 
-def csv(groups: Mapping[str, Runs], folder: Path) -> str:
-    """Return the runs of all groups as CSV, with their paths below ``folder``."""
+def runs_table(groups: Mapping[str, Runs], folder: Path) -> pl.DataFrame:
+    """Return the runs of all groups, with their paths below ``folder``."""
     tables = [
         runs.table.select(pl.lit(key).alias("group"), pl.col("run").str.strip_prefix(f"{folder}/"), pl.exclude("run"))
         for key, runs in groups.items()
     ]
-    return pl.concat(tables, how="diagonal_relaxed").write_csv() if tables else ""
+    return pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
 
 
 def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
