@@ -31,7 +31,7 @@ h1, h2, h3, th, td { overflow-wrap: break-word; } th { max-width: 18rem; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .35rem .8rem .35rem 0; vertical-align: top; text-align: right; border-bottom: 1px solid var(--rule); }
-th { font-weight: 600; } th:first-child { text-align: left; min-width: 8rem; } td.text { text-align: left; }
+th { font-weight: 600; } th:first-child { text-align: left; min-width: 8rem; } td.text, th.text { text-align: left; }
 td { max-width: 16rem; } td .value { white-space: nowrap; }
 td .below { display: block; color: var(--faint); font-size: .82rem; }
 td.published, tr.published th { background: var(--tint); font-style: italic; }
@@ -161,15 +161,22 @@ def _cell(entry: Entry) -> str:
 
 
 def _listing(listing: Listing) -> str:
+    marks = [" class=text" if any(map(_is_text, texts)) else "" for texts in zip(*listing.rows, strict=True)]
     rows = []
     for name, *texts in listing.rows:
-        cells = "".join(f"<td{' class=text' if len(text) > _SHORT else ''}>{escape(text)}</td>" for text in texts)
+        cells = "".join(f"<td{mark}>{escape(text)}</td>" for mark, text in zip(marks[1:], texts, strict=True))
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    return _table(listing.header, rows)
+    return _table(listing.header, rows, marks)
 
 
-def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    heads = "".join(f'<th scope="col">{escape(text)}</th>' for text in header)
+def _is_text(text: str) -> bool:
+    """Return whether a cell is aligned as words are, and not as numbers."""
+    return len(text) > _SHORT or text[:1].isalpha()
+
+
+def _table(header: Sequence[str], rows: Sequence[str], marks: Sequence[str] = ()) -> str:
+    marks = marks or [""] * len(header)
+    heads = "".join(f'<th scope="col"{mark}>{escape(text)}</th>' for mark, text in zip(marks, header, strict=True))
     return "\n".join(
         [f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>', *rows, "</tbody></table></div>"]
     )
