@@ -7,17 +7,14 @@ which claims of the paper hold. ``show=true`` writes the report of what there is
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-import train
 from conf.explain import CONF
-from tune import first_run, split_words
+from tune import command, first_run, split_words
 
 OWN = [*OmegaConf.load(CONF / "reproduce.yaml"), "sampler", "pruner"]
 OWN = [
@@ -57,16 +54,8 @@ def run(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command; print every error as one message."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.exit(f"{__doc__}\n{(CONF / 'reproduce.yaml').read_text()}")
-    os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
-    try:
-        run(sys.argv[1:])
-    except SystemExit:
-        raise
-    except BaseException as error:
-        train.report(error)
+    """Run the command."""
+    command(run, f"{__doc__}\n{(CONF / 'reproduce.yaml').read_text()}")
 
 
 if __name__ == "__main__":

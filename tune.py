@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -71,9 +71,14 @@ def run(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command; print every error as one message."""
+    """Run the command."""
+    command(run, f"{__doc__}\n{(CONF / 'tune.yaml').read_text()}")
+
+
+def command(run: Callable[[Sequence[str]], None], usage: str) -> None:
+    """Run ``run`` with the words of the command line, or print ``usage``; print every error as one message."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.exit(f"{__doc__}\n{(CONF / 'tune.yaml').read_text()}")
+        sys.exit(usage)
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     try:
         run(sys.argv[1:])

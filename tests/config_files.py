@@ -26,4 +26,4 @@ def _load(self: ConfigRepository, config_path: str) -> ConfigResult | None:
 
 def keep_files() -> None:
     """Let Hydra keep the files of ``conf/``, in this process and those that are forked from it."""
-    ConfigRepository.load_config = _load  # type: ignore[method-assign]
+    ConfigRepository.load_config = _load  # type: ignore[method-assign]  # Hydra has no option for this

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mtl.checks import check_name, check_number, check_whole, require
-from mtl.tune.definition import Definition
+from mtl.checks import check_name, check_whole, require
+from mtl.tune.definition import Definition, check_workers, key_of
 
 Value = tuple[float, float | None]  # mean and standard error, None if that is not published
 _SCALE = {"seeds", "n_trials", "fixed", "search", "note"}
@@ -83,13 +83,13 @@ class Paper:
         ``chosen``: words; ``trial``: the number of the trial that they are from.
         """
         label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(gate)
-        clash = [word for word in self.words if _key(word) in space]
+        clash = [word for word in self.words if key_of(word) in space]
         require(not clash, f"{' '.join(clash)}: {self.name} searches this option; leave it out")
         if chosen is None:
             label, further = f"{label}/search", self.search.words
         elif chosen:
             label = f"{label}/trial_{trial}"
-        words = {_key(word): word for word in (*group.words, *gate.words, *further, *self.words)}
+        words = {key_of(word): word for word in (*group.words, *gate.words, *further, *self.words)}
         return Definition(
             f"{self.name}/{self.scale}/{label}",
             label,
@@ -111,10 +111,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     ``words``: options of train.py for all runs, which replace those of the file. Raises InputError for a wrong option.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
-    check_whole("seed", plain["seed"], at_least=0)
-    check_whole("retries", plain["retries"], at_least=0)
-    check_whole("max_failures", plain["max_failures"], at_least=1, or_null=True)
-    check_number("heartbeat", plain["heartbeat"], above=0)
+    check_workers(plain)
     scales = plain["scales"]
     require(plain["scale"] in scales, f"scale={plain['scale']}: {name} has {', '.join(scales)}")
     scale = scales[plain["scale"]]
@@ -190,7 +187,3 @@ def _known(where: str, given: Any, accepted: set[str]) -> None:
     require(isinstance(given, Mapping), f"{where}: must have some of {', '.join(sorted(accepted))}")
     unknown = set(given) - accepted
     require(not unknown, f"{where}: {', '.join(sorted(unknown))} is not known; accepted: {', '.join(sorted(accepted))}")
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]

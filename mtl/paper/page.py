@@ -13,6 +13,7 @@ from rich.table import Table
 from mtl.paper.definition import Paper, Part
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.records import write_text
+from mtl.report.compare import mean_of
 from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
@@ -99,7 +100,7 @@ def with_means(runs: Runs) -> Runs:
     for column in runs.table.columns:
         if column.startswith("test ") and "/" in column:
             metrics.setdefault(column.rpartition("/")[2], []).append(column)
-    means = [pl.mean_horizontal(own).alias(f"mean {name}") for name, own in metrics.items() if len(own) > 1]
+    means = [mean_of(own).alias(f"mean {name}") for name, own in metrics.items() if len(own) > 1]
     return replace(runs, table=runs.table.with_columns(means))
 
 

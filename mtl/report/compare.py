@@ -174,9 +174,13 @@ def with_means(runs: Runs) -> pl.DataFrame:
     for metric in dict.fromkeys(runs.main.values()):
         names = [f"test {task}/{own}" for task, own in runs.main.items() if own == metric]
         if len(names) > 1 and set(names) <= set(table.columns):
-            whole = pl.all_horizontal(pl.col(name).is_not_null() for name in names)
-            table = table.with_columns(pl.when(whole).then(pl.mean_horizontal(names)).alias(f"{MEAN}{metric}"))
+            table = table.with_columns(mean_of(names).alias(f"{MEAN}{metric}"))
     return table
+
+
+def mean_of(names: Sequence[str]) -> pl.Expr:
+    """Return the mean of the columns ``names``, null in a row where one of them is."""
+    return pl.when(pl.all_horizontal(pl.col(name).is_not_null() for name in names)).then(pl.mean_horizontal(names))
 
 
 def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:

@@ -107,8 +107,8 @@ def _check_weighting(cfg: DictConfig) -> None:
     """Raise InputError if a method that compares tasks would see one task in each step, or scaled gradients."""
     make = _weighting(cfg)
     kind = getattr(make, "func", None)
-    # The trainer scales the loss by a factor that changes, so that gradients of float16 do not become 0; those of the
-    # single tasks are taken before that, and would
+    # In float16 the trainer scales the loss, and later divides the gradients of parameters by the same factor. The
+    # gradients of single tasks, which such a method combines, would keep it
     require(
         str(cfg.trainer.precision) not in ("16", "16-mixed") or not getattr(kind, "needs_shared", False),
         f"trainer.precision={cfg.trainer.precision}: it scales the loss of a step, which is undefined for a weighting "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Definition:
     def record(self, monitor: str) -> dict[str, Any]:
         """Return what must not change as long as the study lives, as plain data; folders may differ by machine."""
         return {
-            "words": {_key(word): word for word in self.words if not word.startswith(("paths.", "hydra."))},
+            "words": {key_of(word): word for word in self.words if not word.startswith(("paths.", "hydra."))},
             "space": self.space,
             "sampler": self.sampler,
             "pruner": self.pruner,
@@ -48,10 +48,7 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     check_whole("n_trials", plain["n_trials"], at_least=1)
-    check_whole("seed", plain["seed"], at_least=0)
-    check_whole("retries", plain["retries"], at_least=0)
-    check_whole("max_failures", plain["max_failures"], at_least=1, or_null=True)
-    check_number("heartbeat", plain["heartbeat"], above=0)
+    check_workers(plain)
     title = plain["name"] or name
     check_name("name", title)
     require("/" not in title, f"name={title}: must not contain a slash")
@@ -66,13 +63,13 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
         own = of_gates.get(gate) or {}
         fixed = [*plain["fixed"], *own.get("fixed", [f"gate={gate}"] if gate else [])]
         space = plain["space"] | own.get("space", {})
-        clash = [word for word in words if _key(word) in space]
+        clash = [word for word in words if key_of(word) in space]
         require(not clash, f"{' '.join(clash)}: study {name} searches this option; leave it out")
         found.append(
             Definition(
                 name=f"{title}/{gate}" if gate else title,
                 label=gate,
-                words=list({_key(word): word for word in (*fixed, *words)}.values()),
+                words=list({key_of(word): word for word in (*fixed, *words)}.values()),
                 space=space,
                 sampler=plain["sampler"],
                 pruner=plain["pruner"],
@@ -80,6 +77,14 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
             )
         )
     return found
+
+
+def check_workers(plain: Mapping[str, Any]) -> None:
+    """Raise InputError for a wrong option of workers, or a wrong seed."""
+    check_whole("seed", plain["seed"], at_least=0)
+    check_whole("retries", plain["retries"], at_least=0)
+    check_whole("max_failures", plain["max_failures"], at_least=1, or_null=True)
+    check_number("heartbeat", plain["heartbeat"], above=0)
 
 
 def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -95,5 +100,6 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
     )
 
 
-def _key(word: str) -> str:
+def key_of(word: str) -> str:
+    """Return the name of the option that a word of train.py's command line sets."""
     return word.lstrip("+~").partition("=")[0]

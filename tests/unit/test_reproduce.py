@@ -59,8 +59,8 @@ def reproduce(tmp_path: Path, **changes: Any) -> None:
         key: value for key, value in OmegaConf.load(ROOT / "conf" / "reproduce.yaml").items() if key != "defaults"
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
-    first = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(cfg, "mine", [], lambda words: first, tmp_path / "program.py")  # type: ignore[arg-type, return-value]
+    first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
+    command.reproduce(cfg, "mine", [], lambda words: first, tmp_path / "program.py")
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
