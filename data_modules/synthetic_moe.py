@@ -42,29 +42,38 @@ class SyntheticMoEDataModule(TensorDataModule):
         self.rows, self.input_dim = check_rows(rows), whole("input_dim", input_dim, 1)
         self.correlation = number("correlation", correlation)
         width = self.input_dim + self.num_groups * self.tasks_per_group  # numbers in a row
-        fits_memory("data.rows, data.input_dim, data.num_groups and data.tasks_per_group", 4 * width * sum(self.rows))
+        fits_memory("data.rows, data.input_dim, data.num_groups and data.tasks_per_group", 8 * width * sum(self.rows))
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
+        x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         targets = []
         for _ in range(self.num_groups):
             outputs = relu_sum(x, draw_experts(EXPERTS_PER_GROUP, self.input_dim, generator))  # [N, 4]
-            common = torch.randn(1, EXPERTS_PER_GROUP, generator=generator)
-            own = torch.randn(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
+            common = draw_normal(1, EXPERTS_PER_GROUP, generator=generator)
+            own = draw_normal(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
             logits = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
             targets.append(outputs @ logits.softmax(-1).T)
-        y = torch.cat(targets, 1)  # [N, T]
+        y = torch.cat(targets, 1).float()  # [N, T]
         tasks = [TaskSpec(f"task_{index:03d}", "regression") for index in range(y.shape[1])]
         group = torch.arange(self.num_groups).repeat_interleave(self.tasks_per_group)
         spec = DataSpec({"x": Numeric(self.input_dim)}, tasks, {"task_group": group})
         columns = {task.name: y[:, index].contiguous() for index, task in enumerate(tasks)}
-        return spec, split_rows(Batch({"x": x}, columns), self.rows)
+        return spec, split_rows(Batch({"x": x.float()}, columns), self.rows)
+
+
+def draw_normal(*shape: int, generator: torch.Generator) -> Tensor:
+    """Draw numbers ~ N(0, 1) of ``shape``, in single precision but returned as float64.
+
+    The targets are computed from them in double precision and then rounded to single. Processors multiply matrices in
+    different orders, and in single precision they would not agree on the last digits of a data set.
+    """
+    return torch.randn(*shape, generator=generator).double()
 
 
 def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tensor:
     """Draw the N(0, 1) weights ``[count, 4, input_dim]`` of random experts."""
-    return torch.randn(count, UNITS, input_dim, generator=generator)
+    return draw_normal(count, UNITS, input_dim, generator=generator)
 
 
 def relu_sum(x: Tensor, weight: Tensor) -> Tensor:

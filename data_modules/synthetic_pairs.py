@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from data_modules.options import fits_memory, number, whole
-from data_modules.splits import SPLITS, check_rows
+from data_modules.splits import SPLITS, check_rows, split_rows
+from data_modules.synthetic_moe import draw_normal
 from data_modules.task_batches import TasksDataModule
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
@@ -44,7 +45,7 @@ class SyntheticPairsDataModule(TasksDataModule):
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
         )
         size = sum(self.rows) * (2 * num_pairs * (input_dim + 1) + num_sines) + 2 * num_pairs * input_dim
-        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", 4 * size)
+        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", 8 * size)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -52,13 +53,14 @@ class SyntheticPairsDataModule(TasksDataModule):
         names = [f"task_{pair}_{member}" for pair in range(self.num_pairs) for member in range(2)]
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name, vector in zip(names, weight, strict=True):
-            x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
-            y = response(x @ vector, self.num_sines) + self.noise * torch.randn(len(x), generator=generator)
-            for split, inputs, labels in zip(tasks, x.split(self.rows), y.split(self.rows), strict=True):
-                tasks[split][name] = Batch({"x": inputs}, {name: labels})
+            x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
+            y = response(x @ vector, self.num_sines) + self.noise * draw_normal(len(x), generator=generator)
+            rows = Batch({"x": x.float()}, {name: y.float()})
+            for split, part in split_rows(rows, self.rows).items():
+                tasks[split][name] = part
         group = torch.arange(self.num_pairs).repeat_interleave(2)
         specs = [TaskSpec(name, "regression") for name in names]
-        extras = {"task_group": group, "task_weight": weight}
+        extras = {"task_group": group, "task_weight": weight.float()}
         return DataSpec({"x": Numeric(self.input_dim)}, specs, extras), tasks
 
 
@@ -67,7 +69,7 @@ def draw_weights(pairs: int, input_dim: int, rho: float, generator: torch.Genera
     numbers = torch.randn(input_dim, 2 * pairs, generator=generator, dtype=torch.float64)
     first, second = torch.linalg.qr(numbers).Q.T.reshape(pairs, 2, input_dim).unbind(1)
     related = rho * first + (1 - rho**2) ** 0.5 * second
-    return torch.stack([first, related], 1).flatten(0, 1).float()
+    return torch.stack([first, related], 1).flatten(0, 1)
 
 
 def response(projection: Tensor, num_sines: int) -> Tensor:

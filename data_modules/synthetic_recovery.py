@@ -10,7 +10,7 @@ import torch
 from data_modules.base import TensorDataModule
 from data_modules.options import choice, fits_memory, number, whole
 from data_modules.splits import check_rows, split_rows
-from data_modules.synthetic_moe import UNITS, draw_experts, relu_sum, relu_units
+from data_modules.synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 
@@ -46,23 +46,23 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         self.signal, self.input_dim = number("signal", signal, 1e-6, 1e6), whole("input_dim", input_dim, 1)
         self.design = choice("design", design, ("sampled", "published"))
         size = (sum(self.rows) * (1 + UNITS * self.num_true) + UNITS * self.num_experts) * self.input_dim
-        fits_memory("data.rows, data.input_dim and data.num_experts", 4 * size)
+        fits_memory("data.rows, data.input_dim and data.num_experts", 8 * size)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(sum(self.rows), self.input_dim, generator=generator)
+        x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         weight = draw_experts(self.num_experts, self.input_dim, generator)
         true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values
-        extras = {"expert_weight": weight, "true_experts": true}
+        extras = {"expert_weight": weight.float(), "true_experts": true}
         if self.design == "published":
-            unit = torch.randn(UNITS, generator=generator)
+            unit = draw_normal(UNITS, generator=generator)
             score = relu_units(x, weight[true]).mean(1) @ unit
             bias = -score.median()
             label = (score + bias > 0).float()
-            extras |= {"unit_weight": unit, "unit_bias": bias}
+            extras |= {"unit_weight": unit.float(), "unit_bias": bias.float()}
         else:
             mixture = relu_sum(x, weight[true]).mean(1)
             logits = self.signal * (mixture - mixture.mean()) / mixture.std()
-            label = torch.bernoulli(logits.sigmoid(), generator=generator)
+            label = torch.bernoulli(logits.sigmoid().float(), generator=generator)
         spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], extras)
-        return spec, split_rows(Batch({"x": x}, {"label": label}), self.rows)
+        return spec, split_rows(Batch({"x": x.float()}, {"label": label}), self.rows)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_modules.synthetic_moe import SyntheticMoEDataModule, relu_sum
+from data_modules.synthetic_moe import SyntheticMoEDataModule, draw_experts, draw_normal, relu_sum
 from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.checks import InputError
 from mtl.gates import FixedGate
@@ -61,6 +61,18 @@ def test_same_seed_same_rows() -> None:
         assert torch.equal(a["test"].inputs["x"], b["test"].inputs["x"])
         assert all(torch.equal(a["train"].targets[n], b["train"].targets[n]) for n in a["train"].targets)
         assert not torch.equal(a["test"].inputs["x"], c["test"].inputs["x"])
+
+
+def test_targets_do_not_depend_on_the_order_of_sums() -> None:
+    """Another processor adds in another order; the rounded targets are the same to the last bit."""
+    _, splits = moe(tasks_per_group=3, seed=5).load()
+    generator = torch.Generator().manual_seed(5)
+    x, experts = draw_normal(4200, 10, generator=generator), draw_experts(4, 10, generator)
+    common, own = (draw_normal(rows, 4, generator=generator) for rows in (1, 3))
+    outputs = sum(x[:, [d]] * experts[:, :, d].flatten() for d in reversed(range(10))).relu().unflatten(1, (4, 4))
+    y = outputs.sum(2) @ (0.8**0.5 * common + 0.2**0.5 * own).softmax(1).T
+    found = torch.stack(list(splits["train"].targets.values()), 1)
+    assert torch.equal(found, y[:4000].float())
 
 
 def test_recovery_labels_come_from_the_true_experts() -> None:

@@ -74,8 +74,8 @@ def test_labels_are_response_plus_noise(noise: float) -> None:
 @pytest.mark.parametrize("rho", [-1.0, 0.0, 0.3, 1.0])
 def test_dot_product_of_weights_is_rho_in_a_pair_and_else_zero(rho: float) -> None:
     weight = draw_weights(3, 20, rho, torch.Generator().manual_seed(0))
-    pair = torch.tensor([[1, rho], [rho, 1]])
-    torch.testing.assert_close(weight @ weight.T, torch.block_diag(pair, pair, pair), atol=1e-6, rtol=0)
+    pair = torch.tensor([[1, rho], [rho, 1]], dtype=torch.float64)
+    torch.testing.assert_close(weight @ weight.T, torch.block_diag(pair, pair, pair), atol=1e-12, rtol=0)
 
 
 def test_correlation_of_labels_grows_with_rho() -> None:
