@@ -166,7 +166,7 @@ def best_of(values: dict[str, Summary], higher: bool | None) -> set[str]:
 def with_means(runs: Runs) -> pl.DataFrame:
     """Return the table of runs; if tasks are many, with the mean of their main metrics, for each kind of metric.
 
-    It is null for a run in which a task has no value: a mean over other tasks could not be compared.
+    It is null or NaN for a run in which a task is: a mean over other tasks could not be compared.
     """
     table = runs.table
     if len(runs.main) <= MOST_TASKS:
@@ -179,7 +179,7 @@ def with_means(runs: Runs) -> pl.DataFrame:
 
 
 def mean_of(names: Sequence[str]) -> pl.Expr:
-    """Return the mean of the columns ``names``, null in a row where one of them is."""
+    """Return the mean of the columns ``names``, null in a row where one of them is null, else NaN where one is NaN."""
     return pl.when(pl.all_horizontal(pl.col(name).is_not_null() for name in names)).then(pl.mean_horizontal(names))
 
 
@@ -188,11 +188,11 @@ def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:
     metrics = [quantity.column.rpartition("/")[2] for quantity in tasks]
     most = statistics.mode(metrics)
     means = [
-        (table[quantity.column].mean(), quantity)
+        (summarise(table[quantity.column].to_list()).mean, quantity)
         for quantity, metric in zip(tasks, metrics, strict=True)
         if metric == most and quantity.column in table.columns
     ]
-    known = [(mean, quantity) for mean, quantity in means if isinstance(mean, float)]
+    known = [(mean, quantity) for mean, quantity in means if mean is not None]
     known.sort(key=lambda pair: -pair[0] if pair[1].higher else pair[0])
     ordered = [quantity for _, quantity in known]
     return [*ordered[:EXTREMES], *ordered[max(EXTREMES, len(ordered) - EXTREMES) :]]
@@ -224,8 +224,13 @@ def common_seeds(first: pl.DataFrame, base: str, group: pl.DataFrame, name: str)
 
 
 def _by_seed(group: pl.DataFrame, column: str) -> dict[int, float | None]:
-    """Return the values of the finished runs by seed; runs that share a seed get numbers of their own below 0."""
+    """Return the values of the finished runs by seed; runs that share a seed get numbers of their own below 0.
+
+    It is empty if none of the runs has such a value, as runs of top-k have no share of binary selectors.
+    """
     done = group.filter(pl.col("state") == FINISHED)
+    if done[column].is_null().all():
+        return {}
     seeds: list[int | None] = done["seed"].to_list()
     known = [seed for seed in seeds if seed is not None]
     keys = known if len(set(known)) == len(seeds) else range(-len(seeds), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +34,9 @@ class Runs:
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
     differs, and numbers: ``test NAME``, ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
-    ``seconds_per_epoch``. A value that a run does not have, or that is undefined, is null. ``heading`` says what the
-    settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values are
-    better.
+    ``seconds_per_epoch``. A value that a run does not have is null, one that is undefined is NaN. ``heading`` says what
+    the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values
+    are better.
     """
 
     table: pl.DataFrame
@@ -140,14 +141,14 @@ def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]
     return heading, names, options
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the numbers of a results.json by the names of their columns."""
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a results.json by the names of their columns; its nulls, undefined values, are NaN."""
     test = {name: value for name, value in record.get("test", {}).items() if not name.startswith(_PER_EXPERT)}
     best = {name.replace("_", " ", 1): value for name, value in record.items() if name.startswith("best_")}
     row = {f"test {name}": value for name, value in test.items()} | best
     row |= {f"training {name}": value for name, value in record.get("training", {}).items()}
     row |= {name: record[name] for name in _PLAIN if name in record}
-    return {name: None if value is None else float(value) for name, value in row.items()}
+    return {name: math.nan if value is None else float(value) for name, value in row.items()}
 
 
 def command(path: Path) -> dict[str, Any]:

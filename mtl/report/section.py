@@ -96,7 +96,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[float, float] | None:
     """Return the means of the FLOPs per sample, and of the product of the column ``work`` with the epochs."""
-    known = group.select(FLOPS, pl.col(work).alias("work"), "epochs").drop_nulls().rows()
+    known = group.select(FLOPS, pl.col(work).alias("work"), "epochs").drop_nulls().drop_nans().rows()
     per_sample, times_epochs = summarise([a for a, _, _ in known]).mean, summarise([a * b for _, a, b in known]).mean
     return (per_sample, times_epochs) if per_sample and times_epochs else None
 

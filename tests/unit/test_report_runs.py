@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -79,11 +80,13 @@ def test_damaged_results_are_no_results(tmp_path: Path) -> None:
     assert read_runs([tmp_path]).table.row(0, named=True)["state"] == "unfinished"
 
 
-def test_undefined_values_are_null(tmp_path: Path) -> None:
+def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [], {"loss": 1.0, "click/auprc": None, "expert_share/click/0": 0.5}, MAIN)
     write_run(tmp_path / "1", [], {"loss": 2.0}, MAIN)
     runs = read_runs([tmp_path])
-    assert runs.table["test click/auprc"].to_list() == [None, None]
+    undefined, lacking = runs.table["test click/auprc"].to_list()
+    assert math.isnan(undefined)
+    assert lacking is None
     assert not [name for name in runs.table.columns if "expert_share" in name]
     assert (runs.main, runs.is_higher_better("test click/auprc"), runs.is_higher_better("test loss")) == (
         MAIN,

@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from mtl.checks import InputError
 from mtl.report.__main__ import main
 from mtl.report.compare import Comparison, Contest, compare, contest
-from mtl.report.grid import Published, grid
+from mtl.report.grid import Published, grid, value_text
 from mtl.report.runs import Runs, read_runs
 from mtl.report.tables import console_tables, explanation, markdown
 from tests.run_folders import write_run
@@ -144,9 +144,11 @@ def test_many_tasks_are_a_mean_and_extremes() -> None:
 
 def test_a_mean_over_tasks_needs_all_of_them() -> None:
     runs = many(17, 1)
-    table = runs.table.with_columns(pl.lit(None, pl.Float64).alias("test task_003/mse"))
-    comparison = compare(Runs(table, "gate", runs.main, runs.higher))
-    assert comparison.cells["gate0", "mean over tasks of mse"].value.undefined == 2
+    for lacking in (None, math.nan):
+        table = runs.table.with_columns(pl.lit(lacking, pl.Float64).alias("test task_003/mse"))
+        comparison = compare(Runs(table, "gate", runs.main, runs.higher))
+        value = comparison.cells["gate0", "mean over tasks of mse"].value
+        assert (value.mean, value.undefined) == (None, 0 if lacking is None else 2)
 
 
 def test_markdown(sweep: Path) -> None:
@@ -210,7 +212,7 @@ def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "experts_per_sample" in printed
     assert "2 of 3" in printed
     rows = pl.read_csv(sweep / "summary.csv")
-    assert rows["test minutes/rmse"].to_list() == [1.5, 1.7, 1.5, None, 1.4, 1.2, None]
+    assert rows["test minutes/rmse"].to_list() == [1.5, 1.7, 1.5, pytest.approx(math.nan, nan_ok=True), 1.4, 1.2, None]
     assert rows["option network"].to_list() == [name for name in SCORES for _ in range(2)] + ["mmoe"]
     assert "9_killed unfinished" in (sweep / "summary.md").read_text()
 
@@ -247,10 +249,15 @@ def test_runs_on_other_data_have_a_section_of_their_own(tmp_path: Path) -> None:
 
 
 def test_values_that_no_run_has() -> None:
+    """Undefined ones are counted; a quantity that a setting does not have is no fault of its runs."""
     runs = many(17, 2)
-    table = runs.table.with_columns(pl.lit(None).alias("test task_003/mse"), pl.lit(None).alias("test loss"))
-    comparison = compare(Runs(table, "gate", runs.main, runs.higher))
-    assert "- (0/2)" in shown(comparison, 80)
+    own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test task_004/mse"))
+    table = runs.table.with_columns(pl.lit(math.nan).alias("test loss"), own.alias("test task_004/mse"))
+    comparison = compare(Runs(table, "gate", runs.main, runs.higher), columns=["test loss", "test task_004/mse"])
+    cells = {name: value_text(cell.value, 2) for name, cell in comparison.cells.items()}
+    assert cells["gate0", "loss"] == cells["gate1", "loss"] == "- (0/2)"
+    assert cells["gate0", "task_004 mse"] == "-"
+    assert cells["gate1", "task_004 mse"].startswith("3.25 ± ")
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
