@@ -33,18 +33,18 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .35rem .8rem .35rem 0; vertical-align: top; text-align: right; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; } th:first-child { text-align: left; min-width: 8rem; } td.text, th.text { text-align: left; }
 td { max-width: 16rem; } td .value { white-space: nowrap; }
-td .below { display: block; color: var(--faint); font-size: .82rem; }
+td .below { display: block; color: var(--faint); font-size: .89em; }
 td.published, tr.published th { background: var(--tint); font-style: italic; }
-ul.notes { color: var(--faint); font-size: .88rem; padding-left: 1.2rem; }
+ul.notes { color: var(--faint); font-size: .88em; padding-left: 1.2rem; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1.25rem; align-items: flex-start; }
 figure { margin: 0; max-width: 100%; break-inside: avoid; }
 figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-figcaption { color: var(--faint); font-size: .88rem; }
+figcaption { color: var(--faint); font-size: .88em; }
 @media print {
   :root { color-scheme: light; --ink: #000; --faint: #444; --rule: #bbb; --paper: #fff; --tint: #eee; }
-  body { font-size: 10pt; max-width: none; margin: 0; } table { font-size: 8pt; } .wide { overflow: visible; }
-  td .value { white-space: normal; } th, td { padding-right: .4rem; }
-  tr, h2, h3 { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  body { font-size: 10pt; max-width: none; margin: 0; } table { font-size: 7.5pt; } .wide { overflow: visible; }
+  td .value { white-space: normal; } th, td { padding: .2rem .4rem .2rem 0; }
+  tr, li, h2, h3 { break-inside: avoid; } h2, h3 { break-after: avoid; }
 }
 """
 
