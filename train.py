@@ -5,29 +5,30 @@ Slow imports are inside functions, so that ``--help`` and a mistyped option are 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
-import itertools
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from conf import resolvers
 from conf.explain import explain
+from conf.resolvers import run_folder
 
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+
+resolvers.register()
 log = logging.getLogger("mtl")
 
 HARMLESS_WARNINGS = (
@@ -40,72 +41,8 @@ HARMLESS_WARNINGS = (
     ".*broadcast_buffers. is deprecated.*",  # its successor is not in every version that we accept
     ".*recommended to use .self.log.*sync_dist.*",  # the logged values are already sums over all processes
 )
-
-
-# Only rank 0 writes files. torchrun, SLURM, or Lightning when it starts the other processes, set the rank.
-RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
-IS_FIRST = RANK == "0"
 NOT_OURS = ("paper", "pruner", "sampler", "study")  # folders of conf/ whose choices only other programs make
 LENT: list[str] = []  # words of the command line that come from the checkpoint, see ``data_of_checkpoint``
-
-
-def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
-    """Return the folder of a run: that of the run it resumes, else a new ``<stem>_<name>``, which it makes.
-
-    Processes other than rank 0 get a temporary folder.
-    """
-    if not IS_FIRST:
-        return temporary_folder()
-    resumed = run_folder(ckpt) if ckpt else None
-    return str(resumed) if resumed else new_folder(f"{stem}_{'evaluate' if evaluate else name}"[:200])
-
-
-def run_folder(checkpoint: str) -> Path | None:
-    """Return the run folder that holds ``checkpoint``, or None if the checkpoint does not lie in a run folder."""
-    parent = Path(str(checkpoint)).absolute().parent
-    return parent.parent if parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file() else None
-
-
-def new_folder(path: str) -> str:
-    """Make a folder that did not exist, ``path`` or else ``path_2``, ``path_3``, ..., and return it."""
-    for number in itertools.count(1):
-        folder = path if number == 1 else f"{path}_{number}"
-        try:
-            os.makedirs(folder)
-        except FileExistsError:
-            if not os.path.isdir(folder):
-                raise
-        else:
-            return folder
-    raise AssertionError
-
-
-def temporary_folder() -> str:
-    """Return a new temporary folder that is deleted when this process ends, and delete those of killed processes."""
-    for old in Path(tempfile.gettempdir()).glob("mtl-rank-*"):
-        number = old.name.split("-")[2]
-        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"mtl-rank-{os.getpid()}-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
-    """Return the names of a run's network, its gate if it has one, and its weighting, without mmoe and fixed."""
-    gated = network == "mmoe" or (_root_.network and "gate" in _root_.network)
-    names = [network if network != "mmoe" else "", gate if gated else "", weighting if weighting != "fixed" else ""]
-    return "_".join(filter(None, names))
-
-
-OmegaConf.register_new_resolver("run_label", run_label, replace=True)
-OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
-OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
-
-# The user names tasks, and columns of lists. Without this, Hydra would require a + before data.tasks.NAME={...}
-for name, options in {"open_tasks": ("tasks",), "open_table": ("tasks", "lists")}.items():
-    data = {option: OmegaConf.create({}, flags={"struct": False}) for option in options}
-    ConfigStore.instance().store(name=name, node=OmegaConf.create({"data": data}))
 
 
 def run(cfg: DictConfig) -> float | None:
@@ -127,9 +64,9 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import fast
-    from mtl.checks import InputError, require
+    from mtl.checks import require
     from mtl.records import CONFIG, RESULTS, write_json
-    from mtl.run import build, errors, results, schema
+    from mtl.run import build, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
     from mtl.run.start import start_from
@@ -167,28 +104,10 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / CONFIG)
 
-    best: float | None = None
-    monitor = "val/loss"
-    checkpoint = cfg.evaluate
-    if not checkpoint:
-        try:
-            trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
-        except RuntimeError as error:
-            if not errors.lost_peer(error):
-                raise
-            last = folder / "checkpoints" / "last.ckpt"
-            raise InputError(
-                f"another process of this run has ended; resume with: python train.py ckpt={last}"
-            ) from error
-        saved = trainer.checkpoint_callback
-        score = getattr(saved, "best_model_score", None)
-        best = None if score is None else float(score)
-        checkpoint = str(getattr(saved, "best_model_path", "")) or None
-        monitor = getattr(saved, "monitor", None) or monitor
-        if checkpoint is None:
-            log.warning("no finite %s was measured: testing the last weights", monitor)
-        if cfg.tested == "last":
-            checkpoint = str(trainer.strategy.broadcast(folder / "checkpoints" / "last.ckpt"))
+    if cfg.evaluate:
+        checkpoint, best, monitor = cfg.evaluate, None, "val/loss"
+    else:
+        checkpoint, best, monitor = _fit(cfg, trainer, module, data)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
     # What the test returns lacks values that no logger is given
@@ -204,6 +123,32 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     return best if best is not None else record["test"]["loss"]
 
 
+def _fit(
+    cfg: DictConfig, trainer: Trainer, module: LightningModule, data: LightningDataModule
+) -> tuple[str | None, float | None, str]:
+    """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
+    from mtl.checks import InputError
+    from mtl.run import errors
+
+    last = Path(cfg.paths.run_dir) / "checkpoints" / "last.ckpt"
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=cfg.ckpt, weights_only=True)
+    except RuntimeError as error:
+        if not errors.lost_peer(error):
+            raise
+        raise InputError(f"another process of this run has ended; resume with: python train.py ckpt={last}") from error
+    saved = trainer.checkpoint_callback
+    score = getattr(saved, "best_model_score", None)
+    best = None if score is None else float(score)
+    monitor = getattr(saved, "monitor", None) or "val/loss"
+    checkpoint = str(getattr(saved, "best_model_path", "")) or None
+    if checkpoint is None:
+        log.warning("no finite %s was measured: testing the last weights", monitor)
+    if cfg.tested == "last":
+        checkpoint = str(trainer.strategy.broadcast(last))
+    return checkpoint, best, monitor
+
+
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     from mtl.run.signals import Stopped, stop_signals
@@ -213,7 +158,7 @@ def main(cfg: DictConfig) -> float | None:
             return start(cfg, HydraConfig.get())
     except Stopped as stop:
         log.warning("%s", stop)
-        sys.exit(128 + stop.number if IS_FIRST else 0)
+        sys.exit(128 + stop.number if resolvers.is_first() else 0)
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra goes on with the next job, and raises this at the end
             raise
@@ -231,16 +176,16 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     from mtl.run.resume import config_from_checkpoint
 
     make_lasting()
-    if not IS_FIRST:
+    if not resolvers.is_first():
         logging.disable(logging.WARNING)
     words = [word for word in hydra_cfg.overrides.task if word not in LENT]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in LENT]  # the processes of this run start with it
     folder = Path(hydra_cfg.runtime.output_dir)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     goes_on = resumed is not None and resumed.resolve() == folder.resolve()
-    lock = claim(folder, goes_on) if IS_FIRST else None
+    lock = claim(folder, goes_on) if resolvers.is_first() else None
     try:
-        if IS_FIRST and not goes_on:
+        if resolvers.is_first() and not goes_on:
             write_json(
                 folder / COMMAND,
                 {"overrides": words, "choices": choices_of(hydra_cfg, cfg.get("logger")), "seed": cfg.seed},
@@ -263,7 +208,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         return run(cfg)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # of which Hydra shows no error before all jobs have ended
-        if IS_FIRST and (is_job or (folder / CONFIG).exists()):
+        if resolvers.is_first() and (is_job or (folder / CONFIG).exists()):
             message = errors.explain(error)[0].removeprefix("error: ")
             log.error("%s", message, extra={"file_only": not is_job})  # report() shows that of a single run
         raise
@@ -347,8 +292,8 @@ def cli() -> None:
     # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if not RANK.isdecimal():
-        sys.exit(f"error: RANK={RANK}: this environment variable must be the number of this process")
+    if not resolvers.RANK.isdecimal():
+        sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
     LENT[:] = data_of_checkpoint(sys.argv[1:])
     sys.argv += LENT
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # argparse wants it first

@@ -22,6 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 import train
+from conf import resolvers
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
@@ -146,8 +147,7 @@ def _program(words: Sequence[str], cwd: Path, output: Path, env: Mapping[str, st
         os.environ.update(env)
         sys.path[:0] = env["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in env else []
         warnings.resetwarnings()  # those of pytest are errors
-        train.RANK = env.get("RANK", "0")
-        train.IS_FIRST = train.RANK == "0"
+        resolvers.RANK = env.get("RANK", "0")
         sys.argv = [str(ROOT / "train.py"), *words]
         try:
             main()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import train
+from conf import resolvers
 from mtl.distributed import destroy_process_group
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
@@ -194,8 +195,7 @@ def elastic() -> None:
 
 
 def as_torchrun() -> None:
-    train.RANK = os.environ["RANK"]
-    train.IS_FIRST = train.RANK == "0"
+    resolvers.RANK = os.environ["RANK"]
     train.cli()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import train
+from conf import resolvers
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import SMALL, compose_small
 from tests.integration.test_processes import TWO, result, weights
@@ -40,7 +41,7 @@ def logged(folder: Path) -> dict[tuple[str, int], float]:
 
 def run_as(rank: int, ports: list[int], folder: Path, words: dict[str, list[str]]) -> None:
     """Be one of two processes, as torchrun starts them, in all runs, one after the other."""
-    train.RANK, train.IS_FIRST = str(rank), rank == 0
+    resolvers.RANK = str(rank)
     for port, (name, options) in zip(ports, words.items(), strict=True):
         os.environ |= ranks(rank, 2, port)
         own = [*TWO, *SMALL, *options, "data.batch_size=4", f"hydra.run.dir={folder / name}"]

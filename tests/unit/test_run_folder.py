@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
+from conf import resolvers
 from mtl.checks import InputError
 from mtl.run.console import LastingStream
 from mtl.run.errors import explain, lost_peer
@@ -20,18 +20,18 @@ from tests.programs import Forked
 
 
 def test_new_folders_never_coincide(tmp_path: Path) -> None:
-    folders = [train.new_folder(str(tmp_path / "run")) for _ in range(4)]
+    folders = [resolvers.new_folder(str(tmp_path / "run")) for _ in range(4)]
     assert [Path(folder).name for folder in folders] == ["run", "run_2", "run_3", "run_4"]
     (tmp_path / "file").write_text("x")
     with pytest.raises(OSError, match="file"):
-        train.new_folder(str(tmp_path / "file"))
+        resolvers.new_folder(str(tmp_path / "file"))
 
 
 def test_only_checkpoints_in_run_folders_lead_to_a_run_folder(tmp_path: Path) -> None:
-    assert train.run_folder(str(tmp_path / "lone.ckpt")) is None
-    assert train.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) is None
+    assert resolvers.run_folder(str(tmp_path / "lone.ckpt")) is None
+    assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) is None
     (tmp_path / "config.yaml").write_text("seed: 0")
-    assert train.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) == tmp_path
+    assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) == tmp_path
 
 
 def test_run_folder_has_one_owner(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_temporary_folders_of_killed_processes_are_deleted(tmp_path: Path, monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "mtl-rank-999999999-abc").mkdir()
     (tmp_path / f"mtl-rank-{os.getpid()}-abc").mkdir()
-    own = Path(train.temporary_folder())
+    own = Path(resolvers.temporary_folder())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([own.name, f"mtl-rank-{os.getpid()}-abc"])
 
 

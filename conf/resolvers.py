@@ -1,0 +1,84 @@
+"""What the files of ``conf/`` look up by ``${NAME:...}``: the folder and the label of a run.
+
+Imports neither torch nor ``mtl``, so that ``--help`` is answered at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+# torchrun, SLURM, or Lightning when it starts the other processes, set the rank
+RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
+
+
+def is_first() -> bool:
+    """Return whether this process has rank 0: no other one writes files."""
+    return RANK == "0"
+
+
+def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
+    """Return the folder of a run: that of the run it resumes, else a new ``<stem>_<name>``, which it makes.
+
+    Processes other than rank 0 get a temporary folder.
+    """
+    if not is_first():
+        return temporary_folder()
+    resumed = run_folder(ckpt) if ckpt else None
+    return str(resumed) if resumed else new_folder(f"{stem}_{'evaluate' if evaluate else name}"[:200])
+
+
+def run_folder(checkpoint: str) -> Path | None:
+    """Return the run folder that holds ``checkpoint``, or None if the checkpoint does not lie in a run folder."""
+    parent = Path(str(checkpoint)).absolute().parent
+    return parent.parent if parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file() else None
+
+
+def new_folder(path: str) -> str:
+    """Make a folder that did not exist, ``path`` or else ``path_2``, ``path_3``, ..., and return it."""
+    for number in itertools.count(1):
+        folder = path if number == 1 else f"{path}_{number}"
+        try:
+            os.makedirs(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise
+        else:
+            return folder
+    raise AssertionError
+
+
+def temporary_folder() -> str:
+    """Return a new temporary folder that is deleted when this process ends, and delete those of killed processes."""
+    for old in Path(tempfile.gettempdir()).glob("mtl-rank-*"):
+        number = old.name.split("-")[2]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"mtl-rank-{os.getpid()}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
+    """Return the names of a run's network, its gate if it has one, and its weighting, without mmoe and fixed."""
+    gated = network == "mmoe" or (_root_.network and "gate" in _root_.network)
+    names = [network if network != "mmoe" else "", gate if gated else "", weighting if weighting != "fixed" else ""]
+    return "_".join(filter(None, names))
+
+
+def register() -> None:
+    """Make the functions of this file and the options whose names users choose known to Hydra."""
+    OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
+    # The user names tasks, and columns of lists. Without this, Hydra would require a + before data.tasks.NAME={...}
+    for name, options in {"open_tasks": ("tasks",), "open_table": ("tasks", "lists")}.items():
+        data = {option: OmegaConf.create({}, flags={"struct": False}) for option in options}
+        ConfigStore.instance().store(name=name, node=OmegaConf.create({"data": data}))
