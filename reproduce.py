@@ -20,7 +20,7 @@ OWN = [*OmegaConf.load(CONF / "reproduce.yaml"), "sampler", "pruner"]
 OWN = [
     name
     for name in OWN
-    if name not in ("defaults", "fixed", "groups", "gates", "space", "baseline", "published", "claims")
+    if name not in ("defaults", "fixed", "groups", "gates", "space", "baseline", "published", "claims", "remarks")
 ]
 
 

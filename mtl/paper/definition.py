@@ -51,7 +51,8 @@ class Paper:
     """A table or figure at one scale. ``seeds``: runs of each gate; ``n_trials``: of its search before, if any.
 
     ``words``: options of train.py that the command line adds to all runs. ``published``: values by (key of group, key
-    of gate, column), in our units. ``baseline``: the key of the gate whose FLOPs are 100 %.
+    of gate, column), in our units. ``baseline``: the key of the gate whose FLOPs are 100 %. ``remarks``: sentences on
+    the claims, such as what was tried where one does not hold.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Paper:
     columns: list[str]
     published: dict[tuple[str, str, str], Value]
     claims: list[Claim]
+    remarks: list[str]
 
     def pairs(self) -> list[tuple[Part, Part]]:
         """Return the (group, gate) of each row of the tables."""
@@ -149,6 +151,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         columns=plain["columns"],
         published=_published(plain["published"] or {}, groups, gates),
         claims=[Claim(**{**claim, "than": tuple(claim.get("than", ()))}) for claim in plain["claims"]],
+        remarks=plain["remarks"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def write(
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
-    sections = [claims_of(judgements)]
+    sections = [claims_of(judgements, paper.remarks)]
     for group in paper.groups:
         if group.key in groups:
             sections.append(section(paper, group, groups[group.key], chosen))
@@ -134,12 +134,13 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
     return replace(found, notes=[*found.notes, *lines])
 
 
-def claims_of(judgements: Iterable[Judgement]) -> Section:
-    """Return the section on the claims of the publication."""
+def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Section:
+    """Return the section on the claims of the publication, with ``remarks`` below the verdicts."""
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:
         return Section("Claims", "No group with a claim has been run yet.")
-    return Section("Claims", RULES, listings=[Listing("Verdicts", ["claim", "verdict", "our runs"], rows)])
+    verdicts = Listing("Verdicts", ["claim", "verdict", "our runs"], rows, " ".join(remarks))
+    return Section("Claims", RULES, listings=[verdicts])
 
 
 def show(judgements: Iterable[Judgement], folder: Path) -> None:

@@ -50,6 +50,7 @@ FILE = {
         {"text": "a beats c.", "group": "first", "column": "test loss", "gate": "a", "than": ["c"], "by": 0.9},
         {"text": "c beats a.", "group": "first", "column": "mean mse", "gate": "c", "than": ["a"]},
     ],
+    "remarks": ["More runs of c would settle it.", "Its start is unknown."],
 }
 
 
@@ -87,6 +88,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert "less of everything" in html
     assert "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better" in markdown
     assert "| c beats a. | does not hold |" in markdown
+    assert "\n\nMore runs of c would settle it. Its start is unknown.\n\n" in markdown
     assert "x=2 (trial " in markdown
     assert "first group: search" in markdown
     assert "FLOPs per sample / c" in markdown
