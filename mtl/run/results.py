@@ -83,8 +83,8 @@ def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def number(value: float | None) -> str:
-    """Return the text of a table's cell: ``value`` with four decimals, or "-" if it is undefined (None)."""
-    return "-" if value is None else f"{value:.4f}"
+    """Return ``value`` with four decimals, or none from a thousand on, as for FLOPs; "-" if it is undefined (None)."""
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
@@ -122,5 +122,6 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     for name, value in record.get("training", {}).items():
         console.print(f"training {name.replace('_', ' ')}: {number(value)}")
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
-    console.print(f"{record['epochs']} epochs, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
+    epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
+    console.print(f"{epochs}, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"[dim]{run_dir / RESULTS}[/dim]", soft_wrap=True, highlight=False)

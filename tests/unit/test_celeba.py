@@ -295,5 +295,5 @@ def test_downloader_is_missing_or_fails(tmp_path: Path, drive: Path, monkeypatch
     with pytest.raises(InputError, match=r"cannot download list_attr_celeba\.txt from Google Drive: .*No such file"):
         module(tmp_path, download=True)
     monkeypatch.setitem(sys.modules, "gdown", None)
-    with pytest.raises(InputError, match=r"'gdown' is required.* pip install gdown.*put them into"):
+    with pytest.raises(InputError, match=r"without gdown: pip install gdown, or get .* and put them into"):
         module(tmp_path, download=True)

@@ -1,0 +1,42 @@
+"""What the program prints at the end of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtl.run.results import number, print_results
+
+RECORD: dict[str, Any] = {
+    "label": "comet",
+    "checkpoint": "x/best.ckpt",
+    "seed": 3,
+    "parameters": 840574,
+    "epochs": 1,
+    "seconds_per_epoch": 1.26,
+    "test": {"loss": 0.5, "flops_selected": 958976.0, "click/auroc": None, "experts_per_sample/click": 2.0},
+    "training": {"flops_selected": 2876928.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.12345, "0.1235"), (-999.5, "-999.5000"), (-12345.6, "-12,346")]
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_results(RECORD, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "comet: test of best.ckpt"
+    assert lines[4] == "│ click │     - │  2.0000 │"
+    assert lines[-5:] == [
+        "test loss: 0.5000",
+        "test flops selected: 958,976",
+        "training flops selected: 2,876,928",
+        "1 epoch, 1.3 s per epoch, 840,574 parameters, seed 3",
+        f"{tmp_path}/results.json",
+    ]
