@@ -12,6 +12,16 @@ from mtl.checks import check_name, check_whole, require
 from mtl.tune.definition import Definition, check_workers, key_of
 
 Value = tuple[float, float | None]  # mean and standard error, None if that is not published
+NAMES = {  # of parts whose file gives none: as the papers write them
+    "comet": "COMET",
+    "comet+": "COMET+",
+    "dselect_k": "DSelect-k",
+    "gumbel_softmax": "Gumbel-softmax",
+    "hash": "Hash-r",
+    "hash+": "Hash-r+",
+    "topk": "top-k",
+    "topk+": "top-k+",
+}
 _SCALE = {"seeds", "n_trials", "fixed", "search", "note"}
 _CLAIM = {"text", "group", "column", "gate", "than", "by", "higher", "at_least", "at_most"}
 
@@ -162,7 +172,7 @@ def _parts(where: str, given: Mapping[str, Any], default: Sequence[str]) -> dict
         check_name(where, key)
         _known(f"{where}.{key}", part, {"name", "fixed", "space"})
         words = part.get("fixed", [word.format(key) for word in default])
-        found[key] = Part(key, part.get("name", key.replace("_", " ")), words, part.get("space", {}))
+        found[key] = Part(key, part.get("name", NAMES.get(key, key.replace("_", " "))), words, part.get("space", {}))
     return found
 
 

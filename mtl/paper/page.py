@@ -51,7 +51,7 @@ def write(
         folder / "runs.csv": table.write_csv(),
     }
     if page:
-        own = [column for column in (*KEPT, *paper.columns) if column in table.columns]
+        own = [column for column in dict.fromkeys((*KEPT, *paper.columns)) if column in table.columns]
         finished = table.filter(state=FINISHED) if own else table
         files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
         files[page / f"{paper.name}.csv"] = finished.select(own).write_csv()

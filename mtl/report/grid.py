@@ -162,14 +162,14 @@ def value_text(value: Summary, places: int) -> str:
     """Return ``mean ± standard error``, followed by (m/n) if only m of n runs have a value; "-" if none has one."""
     if value.mean is None:
         return "-" if not value.undefined else f"- (0/{value.undefined})"
-    error = "" if value.error is None else f" ± {value.error:.{places}f}"
+    error = "" if value.error is None else f" ± {value.error:,.{places}f}"
     missing = f" ({value.count}/{value.count + value.undefined})" if value.undefined else ""
     return f"{value.mean:,.{places}f}{error}{missing}"
 
 
 def difference_text(found: Difference, places: int, detailed: bool) -> str:
     """Return a difference to the first setting with its p-value; ``detailed``: with its standard error."""
-    error = f" ± {found.error:.{places}f}" if detailed and found.error is not None else ""
+    error = f" ± {found.error:,.{places}f}" if detailed and found.error is not None else ""
     return f"{found.mean:+,.{places}f}{error}{'' if found.p is None else f' {p_text(found.p)}'}"
 
 

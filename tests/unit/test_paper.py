@@ -44,6 +44,11 @@ def test_every_file_describes_itself(path: Path) -> None:
         assert len(set(names)) == len(names)
 
 
+def test_gates_without_a_name_have_that_of_the_papers() -> None:
+    names = [gate.name for gate in paper("comet_multi_mnist", only="softmax,topk+,dselect_k").gates]
+    assert names == ["softmax", "top-k+", "DSelect-k"]
+
+
 @pytest.mark.parametrize("scale", ["paper", "laptop"])
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)

@@ -44,7 +44,7 @@ FILE = {
     "pruner": {"_target_": "optuna.pruners.NopPruner"},
     "scales": {"laptop": {"seeds": 3, "n_trials": 3, "search": ["data.rows=0"], "note": "less of everything"}},
     "baseline": "c",
-    "columns": ["test loss", "mean mse"],
+    "columns": ["test loss", "mean mse", "test flops_selected"],
     "published": {"values": {"first": {"a": {"test loss": [10.0, 0.5]}}}, "units": {"test loss": 100}},
     "claims": [
         {"text": "a beats c.", "group": "first", "column": "test loss", "gate": "a", "than": ["c"], "by": 0.9},
