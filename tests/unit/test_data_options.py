@@ -146,7 +146,7 @@ def test_other_addresses_are_refused(url: str) -> None:
 
 def test_rows_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "machine_memory", lambda: 1_000_000)
-    with pytest.raises(InputError, match=r"data\.rows, .* need 0\.0106 GB of memory, this machine has 0\.001 GB"):
+    with pytest.raises(InputError, match=r"data\.rows, .* need 0\.0211 GB of memory, this machine has 0\.001 GB"):
         SyntheticPairsDataModule(batch_size=8, rows=[10_000, 1, 1], input_dim=128)
     with pytest.raises(InputError, match=r"data\.rows=\[1000,1,1\]: its pictures need"):
         MultiMNISTDataModule("data", rows=[1000, 1, 1], batch_size=8)
