@@ -10,7 +10,9 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -278,13 +280,17 @@ def report(error: BaseException) -> NoReturn:
 
 
 def print_help() -> None:
-    """Print Hydra's help, without the choices that only other programs make."""
+    """Print Hydra's help, as wide as the terminal, without the choices that only other programs make."""
     text = io.StringIO()
     try:
         with contextlib.redirect_stdout(text):
             main()  # exits
     finally:
-        print(re.sub(rf"^({'|'.join(NOT_OURS)}): .*\n", "", text.getvalue(), flags=re.MULTILINE), end="")
+        width = shutil.get_terminal_size().columns
+        wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.getvalue().splitlines():
+            if not line.startswith(tuple(f"{name}: " for name in NOT_OURS)):
+                print(wrapper.fill(line) if ", " in line else line)
 
 
 def cli() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -201,8 +202,12 @@ def test_program_starts_without_importing_torch() -> None:
     code += (
         "; atexit.register(lambda: print('imported:', [name for name in names if name in sys.modules])); train.cli()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    groups = {line.split(":")[0] for line in done.stdout.partition("== Config ==")[0].splitlines()}
+    narrow = os.environ | {"COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=narrow, capture_output=True, text=True, check=True
+    )
+    groups = {line.split(":")[0] for line in done.stdout.partition("\nOptions, ")[0].splitlines()}
     assert {"distillation", "gate", "network/gate_trunk"} <= groups  # the help is there
     assert groups.isdisjoint({"study", "sampler", "pruner", "paper"})  # options of tune.py and reproduce.py
+    assert max(map(len, done.stdout.partition("\nseed: 0")[0].splitlines())) <= 80
     assert done.stdout.splitlines()[-1] == "imported: []"
