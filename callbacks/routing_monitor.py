@@ -11,7 +11,14 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from callbacks.length import took_step
 from mtl.analysis.flops import expert_flops, forward_flops
-from mtl.analysis.patterns import active_by_kind, compare_groups, component_names, connections, layers_with_gates
+from mtl.analysis.patterns import (
+    active_by_kind,
+    compare_groups,
+    component_names,
+    connections,
+    is_routed,
+    layers_with_gates,
+)
 from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.checks import check_switch, check_whole
@@ -45,11 +52,11 @@ class RoutingMonitor(Callback):
     if there are at most ``max_shares`` of them. Loggers do not: they would show hundreds of charts, and the figures and
     tables show the same.
 
-    In a network of several layers these names end in ``_layer_<n>``. If none of its gates depends on the example,
-    ``active_connections``, ``distinct_patterns``, ``pattern_jaccard`` and ``idle_tasks`` are logged instead (see
-    ``mtl.analysis.patterns``), at test also ``active_connections_<kind>`` for each kind of component. If
-    ``extras["task_group"]`` says which tasks are related, the test also logs how well the patterns fit these groups:
-    ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
+    In a network of several layers these names end in ``_layer_<n>``. If none of its gates depends on the example, and
+    in a network of one routed layer, ``active_connections``, ``distinct_patterns``, ``pattern_jaccard`` and
+    ``idle_tasks`` are logged instead (see ``mtl.analysis.patterns``), at test also ``active_connections_<kind>`` for
+    each kind of component. If ``extras["task_group"]`` says which tasks are related, the test also logs how well the
+    patterns fit these groups: ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures; see
     ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without
@@ -164,8 +171,9 @@ class RoutingMonitor(Callback):
     def _report(self, pl_module: LightningModule) -> Report:
         """Return the report over all processes; every process must call this."""
         tallies = gather_tallies(self._tallies)
-        routed = len(tallies) > 1 and all(tally.static for tally in tallies.values())
-        layers: dict[str, Any] = layers_with_gates(_network(pl_module)) if routed else {}
+        layers: dict[str, Any] = layers_with_gates(_network(pl_module))
+        if not is_routed(layers) or not tallies or not all(tally.static for tally in tallies.values()):
+            layers = {}
         names = _task_names(pl_module)
         return Report(
             names,

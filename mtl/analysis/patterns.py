@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ from mtl.networks.routed import RoutedLayer
 def layers_with_gates(network: nn.Module) -> dict[str, nn.Module]:
     """Return the mixture and routed layers of a network by name, in order."""
     return {name: layer for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts | RoutedLayer)}
+
+
+def is_routed(layers: Mapping[str, nn.Module]) -> bool:
+    """Return whether patterns describe these layers; a single mixture is described by the experts of a sample."""
+    return len(layers) > 1 or any(isinstance(layer, RoutedLayer) for layer in layers.values())
 
 
 @torch.no_grad()

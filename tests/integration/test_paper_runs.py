@@ -1,0 +1,36 @@
+"""The runs of every table of a paper give the numbers that its claims and its columns are about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtl.paper.page import with_means
+from mtl.report.runs import read_named_runs
+from tests.integration.helpers import compose_small
+from tests.integration.test_configs import SMALL_OMNIGLOT
+from tests.unit.test_paper import PAPERS, paper
+from train import run
+
+ALIKE = {
+    f"comet_{name}" for name in ("books", "jester", "celeba", "digits", "multi_fashion")
+}  # the other comet_* suffice
+NAMES = [pytest.param(path.stem, marks=pytest.mark.slow) if path.stem in ALIKE else path.stem for path in PAPERS]
+NEEDS = {"routing_omniglot": SMALL_OMNIGLOT}  # what keeps its run short
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_data: Path) -> None:
+    found = paper(name, "scale=laptop")
+    groups, gates = ({part.key: part for part in parts} for parts in (found.groups, found.gates))
+    small = [*NEEDS.get(name, []), f"paths.data_dir={tiny_data}", "trainer.max_epochs=1"]
+    small += ["+trainer.limit_train_batches=2"]
+    known: set[str] = set()
+    for key, group in {claim.gate: claim.group for claim in found.claims}.items():
+        words = found.definition(groups[group], gates[key], chosen=[]).words
+        run(compose_small(tmp_path / key, *words, *small))
+        columns = set(with_means(read_named_runs({tmp_path / key: (key, 0)})).table.columns)
+        assert {claim.column for claim in found.claims if claim.gate == key} <= columns
+        known |= columns
+    assert set(found.columns) <= known
