@@ -52,11 +52,11 @@ class RoutingMonitor(Callback):
     if there are at most ``max_shares`` of them. Loggers do not: they would show hundreds of charts, and the figures and
     tables show the same.
 
-    In a network of several layers these names end in ``_layer_<n>``. If none of its gates depends on the example, and
-    in a network of one routed layer, ``active_connections``, ``distinct_patterns``, ``pattern_jaccard`` and
-    ``idle_tasks`` are logged instead (see ``mtl.analysis.patterns``), at test also ``active_connections_<kind>`` for
-    each kind of component. If ``extras["task_group"]`` says which tasks are related, the test also logs how well the
-    patterns fit these groups: ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
+    In a network of several layers these names end in ``_layer_<n>``. A network with several layers or one routed layer
+    whose gates do not depend on the example logs other scalars instead: ``active_connections``, ``distinct_patterns``,
+    ``pattern_jaccard`` and ``idle_tasks`` (see ``mtl.analysis.patterns``), at test also ``active_connections_<kind>``
+    for each kind of component. If ``extras["task_group"]`` says which tasks are related, the test also logs how well
+    the patterns fit these groups: ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures; see
     ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without

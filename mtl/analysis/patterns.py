@@ -20,7 +20,7 @@ def layers_with_gates(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_routed(layers: Mapping[str, nn.Module]) -> bool:
-    """Return whether patterns describe these layers; a single mixture is described by the experts of a sample."""
+    """Return whether ``layers`` are several, or one routed layer; a single mixture has no patterns to report."""
     return len(layers) > 1 or any(isinstance(layer, RoutedLayer) for layer in layers.values())
 
 

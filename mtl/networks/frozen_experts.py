@@ -107,8 +107,8 @@ class FrozenExpertsMoE(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        some = None if len(wanted) == len(self.tasks) else wanted
-        mixed, routing = self.mixture(inputs[self.input_name], inputs, some)  # [B, T, 1], or [B, T, U]
+        x = inputs[self.input_name]
+        mixed, routing = self.mixture(x, inputs, None if len(wanted) == len(self.tasks) else wanted)  # [B, T, 1 or U]
         if isinstance(self.head, LogisticUnits):
             predictions: dict[str, Tensor]
             predictions = Columns((self.tasks[index].name for index in wanted), self.head(mixed.squeeze(-1), wanted))

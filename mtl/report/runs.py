@@ -34,8 +34,8 @@ class Runs:
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
     differs, and numbers: ``test NAME``, ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
-    ``seconds_per_epoch``. A value that a run does not have is null, one that is undefined is NaN. ``heading`` says what
-    the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values
+    ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN. ``heading`` says
+    what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values
     are better.
     """
 
