@@ -35,8 +35,8 @@ class Runs:
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
     differs, and numbers: ``test NAME``, ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
     ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN. ``heading`` says
-    what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher values
-    are better.
+    what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher
+    values are better.
     """
 
     table: pl.DataFrame
