@@ -1,9 +1,10 @@
 """Compare dense, routed and single-task Transformers on the parts of GLUE that two cores can train.
 
-``python benchmarks/glue_study.py run --encoder FOLDER --data DATA`` trains what is not yet in ``--out``, one run after
-the other; ``table`` prints the tables of ``benchmarks/accuracy.md`` from the finished runs. The encoder is that of
-``benchmarks/pretrain_encoder.py``. ``DATA`` holds ``glue/``, ``senteval/CR/`` (train.tsv.gz, dev.tsv.gz: label, text)
-and ``sentiment-domains/kitchen/`` (the same names; a header with sentence and label).
+``python benchmarks/glue_study.py run --encoder FOLDER --data DATA --workers 2`` trains what is not yet in ``--out``,
+two runs at a time, and resumes runs that were stopped; ``table`` prints the tables of ``benchmarks/accuracy.md`` from
+the finished runs. The encoder is that of ``benchmarks/pretrain_encoder.py``. ``DATA`` holds ``glue/``,
+``senteval/CR/`` (train.tsv.gz, dev.tsv.gz: label, text) and ``sentiment-domains/kitchen/`` (the same names; a header
+with sentence and label).
 
 Parts: multi-task training (b), stage 2 on one task (c), gates of known tasks for unseen ones (d), a dense model split
 into experts and distilled (e), orders of the tasks (f).
@@ -15,9 +16,11 @@ import argparse
 import csv
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
@@ -123,24 +126,35 @@ def labelled_texts(path: Path) -> pl.DataFrame:
     return pl.DataFrame({"text": [text for _, text in rows], "label": [label for label, _ in rows]})
 
 
-def train(out: Path, data: Path, encoder: Path) -> None:
-    """Train the runs that have no results yet; one that fails is reported at the end."""
+def train(out: Path, data: Path, encoder: Path, workers: int) -> None:
+    """Train the runs that have no results yet, ``workers`` at a time; those that fail are reported at the end."""
     if not (data / "adapt").is_dir():
         write_unseen(data)
-    failed = []
-    for name, words in runs(out, data):
-        if (out / name / "results.json").is_file():
-            continue
+    common = f"paths.data_dir={data} network.pretrained={encoder} logger=csv"
+
+    def train_one(run: tuple[str, str]) -> bool:
+        name, words = run
         seed = name[-1] if name[-2:-1] == "s" else "0"
-        common = f"hydra.run.dir={out}/{name} paths.data_dir={data} network.pretrained={encoder} logger=csv seed={seed}"
         split = "" if name.startswith("d_") else "data.published_split=false"
-        command = [sys.executable, "train.py", *words.split(), *common.split(), *split.split()]
+        saved = out / name / "checkpoints" / "last.ckpt"  # of a run that was stopped
+        if saved.is_file():
+            options = f"ckpt={saved}"
+        else:
+            shutil.rmtree(out / name, ignore_errors=True)
+            options = f"{words} {common} {split} seed={seed} hydra.run.dir={out}/{name}"
+        command = [sys.executable, "train.py", *options.split()]
         done = subprocess.run(command, cwd=ROOT).returncode == 0
         if done and name == "e_teacher":
-            subprocess.run(
-                [sys.executable, "-m", "mtl.importance", f"{out}/{name}/checkpoints/best.ckpt"], cwd=ROOT, check=True
-            )
-        failed += [] if done else [name]
+            command = [sys.executable, "-m", "mtl.importance", f"{out}/{name}/checkpoints/best.ckpt"]
+            done = subprocess.run(command, cwd=ROOT).returncode == 0
+        return done
+
+    todo = [(name, words) for name, words in runs(out, data) if not (out / name / "results.json").is_file()]
+    first = [run for run in todo if str(out) not in run[1]]  # the others start from runs in ``out``
+    failed = []
+    for stage in (first, [run for run in todo if run not in first]):
+        with ThreadPoolExecutor(workers) as pool:
+            failed += [run[0] for run, done in zip(stage, pool.map(train_one, stage), strict=True) if not done]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -199,6 +213,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "table"])
     parser.add_argument("--encoder", type=Path, help="folder of the pretrained encoder")
     parser.add_argument("--data", type=Path, default=ROOT / "data")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time; with several, set OMP_NUM_THREADS=1")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "study")
     given = parser.parse_args()
     if given.action == "table":
@@ -206,7 +221,7 @@ def main() -> None:
     elif given.encoder is None:
         parser.error("run needs --encoder")
     else:
-        train(given.out.resolve(), given.data.resolve(), given.encoder.resolve())
+        train(given.out.resolve(), given.data.resolve(), given.encoder.resolve(), given.workers)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,10 @@ class SyntheticPairsDataModule(TasksDataModule):
         require(
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
         )
-        size = sum(self.rows) * (2 * num_pairs * (input_dim + 1) + num_sines) + 2 * num_pairs * input_dim
-        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", 8 * size)
+        kept = 4 * 2 * num_pairs * (input_dim + 1)  # bytes a row: all tasks in float32,
+        drawn = 8 * (input_dim + 1 + num_sines)  # and the one that is being drawn, in float64
+        size = sum(self.rows) * (kept + drawn) + 8 * 2 * num_pairs * input_dim
+        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", size)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -108,7 +108,7 @@ class FrozenExpertsMoE(nn.Module):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         x = inputs[self.input_name]
-        mixed, routing = self.mixture(x, inputs, None if len(wanted) == len(self.tasks) else wanted)  # [B, T, 1 or U]
+        mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, 1 or U]
         if isinstance(self.head, LogisticUnits):
             predictions: dict[str, Tensor]
             predictions = Columns((self.tasks[index].name for index in wanted), self.head(mixed.squeeze(-1), wanted))

@@ -66,6 +66,6 @@ class MMoE(nn.Module):
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
         x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
-        mixed, routing = self.mixture(x, inputs, None if len(wanted) == len(self.tasks) else wanted)  # [B, T, H]
+        mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, H]
         routings = {"mixture": routing}
         return NetworkOutput(self.heads(mixed, wanted), routings, sum_losses(routings))

@@ -202,11 +202,10 @@ class RoutedNetwork(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        subset = None if len(wanted) == len(self.tasks) else wanted
         x = self.stem(self.bottom(inputs))
         routings: dict[str, Routing] = {}
         for index, layer in enumerate(self.layers):
-            x, routings[f"layers.{index}"] = layer(x, subset)
+            x, routings[f"layers.{index}"] = layer(x, wanted)
         features = self.dropout(x.flatten(2).transpose(0, 1))  # [B, t, F]
         if self.heads is not None:
             predictions = self.heads(features, wanted)

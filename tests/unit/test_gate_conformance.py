@@ -83,6 +83,8 @@ def test_evaluation_is_repeatable_and_part_of_the_state(case: GateCase, num_expe
         assert torch.equal(route(twin, x).weights, whole)
         for tasks in ([1], [2, 0]):
             torch.testing.assert_close(route(gate, x, tasks=tasks).weights, whole[..., tasks, :])
+        assert torch.equal(route(gate, x, tasks=range(T)).weights, whole)
+        assert route(gate, x, tasks=range(T)).tasks is None  # all of them
         if width is None:  # the example plays no part
             assert torch.equal(route(gate, torch.randn(7, D)).weights, whole)
 
