@@ -15,7 +15,7 @@ from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.records import write_text
 from mtl.report.compare import mean_of
 from mtl.report.grid import Published
-from mtl.report.page import Listing, Section, render, render_markdown
+from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.trials import Trials, section_of_trials
@@ -32,7 +32,7 @@ def write(
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
-    ``page``: a folder in which NAME.md and NAME.csv, of the finished runs, are written too.
+    ``page``: a folder in which NAME.md with its pictures and NAME.csv, of the finished runs, are written too.
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
@@ -44,17 +44,21 @@ def write(
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
     title = f"{paper.title}: {paper.source}"
     intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
-    markdown, table = render_markdown(title, intro, sections), runs_table(groups, folder)
+    table = runs_table(groups, folder)
     files = {
         folder / "report.html": render(title, intro, sections),
-        folder / "report.md": markdown,
+        folder / "report.md": render_markdown(title, intro, sections),
         folder / "runs.csv": table.write_csv(),
     }
     if page:
         own = [column for column in dict.fromkeys((*KEPT, *paper.columns)) if column in table.columns]
         finished = table.filter(state=FINISHED) if own else table
+        markdown = render_markdown(title, intro, sections, paper.name)
         files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
         files[page / f"{paper.name}.csv"] = finished.select(own).write_csv()
+        page.mkdir(parents=True, exist_ok=True)
+        for file, picture in pictures_beside(paper.name, sections).items():
+            (page / file).write_bytes(picture.png)
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -139,7 +143,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:
         return Section("Claims", "No group with a claim has been run yet.")
-    verdicts = Listing("Verdicts", ["claim", "verdict", "our runs"], rows, " ".join(remarks))
+    verdicts = Listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
     return Section("Claims", RULES, listings=[verdicts])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mtl.paper.definition import Claim
+from mtl.report.grid import number_text
 from mtl.report.statistics import SIGNIFICANCE, Summary, Value, summarise, welch
 
 FEWEST = 3  # runs of a gate that can be judged
@@ -67,7 +68,7 @@ def _compared(claim: Claim, own: Sequence[Value], others: Sequence[Value], name:
     better = mine.mean - theirs.mean if claim.higher else theirs.mean - mine.mean
     share = better / abs(theirs.mean) if theirs.mean else None
     p = welch(own, others, "greater" if claim.higher else "less")
-    size = "" if share is None else f", {abs(share):.1%} {'better' if better > 0 else 'worse'}"
+    size = "" if share is None else f", {_percent(abs(share))} {'better' if better > 0 else 'worse'}"
     reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}" + ("" if p is None else f", p={p:.2g}")
     if better <= 0:
         return Verdict.FAILS, reason
@@ -77,9 +78,14 @@ def _compared(claim: Claim, own: Sequence[Value], others: Sequence[Value], name:
 
 
 def _text(value: Summary) -> str:
-    error = "" if value.error is None else f" ± {value.error:.2g}"
+    mean = "-" if value.mean is None else number_text(value.mean, 4)
+    error = "" if value.error is None else f" ± {number_text(value.error, 2)}"
     undefined = f" ({value.undefined} runs without a value)" if value.undefined else ""
-    return f"{value.mean:.4g}{error}{undefined}"
+    return f"{mean}{error}{undefined}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{100 * share:.1g}%"
 
 
 def _runs(value: Summary) -> str:

@@ -80,7 +80,7 @@ def ratios(budgets: Sequence[Budget], name: str, values: Callable[[Budget], list
         rows.append([own.setting, *cells])
     header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]
     note = f"The least number of trials with which the row's expected {name} is at least as good as the column's."
-    return Listing(f"Tuning budget: {name}", header, rows, note)
+    return Listing(f"Tuning budget: {name}", header, rows, [note])
 
 
 def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:

@@ -139,7 +139,7 @@ def _published(row: Published, quantity: Quantity) -> Entry:
     mean, error = value if isinstance(value, tuple) else (value, None)
     if mean is None:
         return Entry("-", published=True)
-    return Entry(f"{mean:,.{_DIGITS}g}" + ("" if error is None else f" ± {error:.2g}"), published=True)
+    return Entry(number_text(mean, _DIGITS) + ("" if error is None else f" ± {number_text(error, 2)}"), published=True)
 
 
 def _contest(comparison: Comparison, quantity: Quantity) -> Entry:
@@ -171,6 +171,11 @@ def difference_text(found: Difference, places: int, detailed: bool) -> str:
     """Return a difference to the first setting with its p-value; ``detailed``: with its standard error."""
     error = f" ± {found.error:,.{places}f}" if detailed and found.error is not None else ""
     return f"{found.mean:+,.{places}f}{error}{'' if found.p is None else f' {p_text(found.p)}'}"
+
+
+def number_text(value: float, digits: int) -> str:
+    """Return a number with ``digits`` significant digits, or more before the decimal point."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def p_text(p: float) -> str:

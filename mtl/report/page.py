@@ -51,21 +51,22 @@ figcaption { color: var(--faint); font-size: .88em; }
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its ``caption``; ``width`` in CSS pixels."""
+    """A PNG with its ``caption``; ``width`` in CSS pixels. ``of_run``: a run drew it, not the report."""
 
     caption: str
     png: bytes = field(repr=False)
     width: int
+    of_run: bool = False
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of texts, of which the first column names the rows."""
+    """A table of texts, of which the first column names the rows; ``notes``: sentences below it."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    note: str = ""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def picture(figure: Figure, caption: str) -> Picture:
 def picture_of(path: Path, caption: str) -> Picture:
     """Return the PNG in a file as a picture of a page."""
     png = path.read_bytes()
-    return Picture(caption, png, round(96 / _DPI * _SHRUNK * int.from_bytes(png[16:20])))  # its header has its width
+    width = int.from_bytes(png[16:20])  # from its header
+    return Picture(caption, png, round(96 / _DPI * _SHRUNK * width), of_run=True)
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
@@ -113,17 +115,29 @@ def render(title: str, intro: str, sections: Sequence[Section]) -> str:
     return "\n".join(page)
 
 
-def render_markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Return the sections in Markdown, without their pictures."""
-    parts = [f"# {title}", intro]
+def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture]:
+    """Return the pictures that the report drew, by the file names ``NAME_1.png`` and so on."""
+    drawn = [each for section in sections for each in section.figures if not each.of_run]
+    return {f"{name}_{number}.png": each for number, each in enumerate(drawn, 1)}
+
+
+def render_markdown(title: str, intro: str, sections: Sequence[Section], name: str | None = None) -> str:
+    """Return the sections in Markdown. ``name``: it shows the pictures that stand in files beside it."""
+    parts, files = [f"# {title}", intro], iter(pictures_beside(name or "", sections))
     for section in sections:
         parts += [f"## {section.title}", section.text]
         if section.comparison:
             parts.append(markdown(section.comparison, section.published))
         for listing in section.listings:
-            parts += [f"### {listing.title}", markdown_table(listing.header, listing.rows), listing.note]
-        parts.append("\n".join(f"* {note}" for note in section.notes))
+            parts += [f"### {listing.title}", markdown_table(listing.header, listing.rows), _bullets(listing.notes)]
+        parts.append(_bullets(section.notes))
+        if name:
+            parts += [f"![{each.caption}]({next(files)})" for each in section.figures if not each.of_run]
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+
+def _bullets(notes: Sequence[str]) -> str:
+    return "\n".join(f"* {note}" for note in notes)
 
 
 def _section(section: Section) -> list[str]:
@@ -137,7 +151,7 @@ def _section(section: Section) -> list[str]:
         lines += [
             f"<h3>{escape(listing.title)}</h3>",
             _listing(listing),
-            *_notes([listing.note] if listing.note else []),
+            *_notes(listing.notes),
         ]
     if section.figures:
         lines += ['<div class="pictures">', *map(_figure, section.figures), "</div>"]

@@ -10,7 +10,7 @@ import polars as pl
 from mtl.checks import require
 from mtl.report.compare import compare
 from mtl.report.curves import BAND, curves_of, draw
-from mtl.report.grid import Published
+from mtl.report.grid import Published, number_text
 from mtl.report.page import Listing, Picture, Section, picture, picture_of
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import summarise
@@ -91,7 +91,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
         note += (
             f" FLOPs of training: {_COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
         )
-    return Listing("Costs", header, rows if columns else [], note)
+    return Listing("Costs", header, rows if columns else [], [note])
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[float, float] | None:
@@ -107,12 +107,7 @@ def _cost(values: Sequence[float | None]) -> str:
     if found.mean is None:
         return "-"
     error = found.error or 0.0
-    return _short(found.mean, 4) + (f" ± {_short(error, 2)}" if error > _SMALL * abs(found.mean) else "")
-
-
-def _short(value: float, digits: int) -> str:
-    """Return a number with ``digits`` significant digits, or more before the decimal point."""
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    return number_text(found.mean, 4) + (f" ± {number_text(error, 2)}" if error > _SMALL * abs(found.mean) else "")
 
 
 def _curves(runs: Runs, metric: str) -> list[Picture]:

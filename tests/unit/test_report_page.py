@@ -138,7 +138,7 @@ def test_flops_relative_to_a_baseline(tmp_path: Path) -> None:
 
 
 def test_markdown_of_sections() -> None:
-    listing = Listing("Claims", ["claim", "ours", "holds"], [["a | b", "1.0", "yes"]], "One note.")
+    listing = Listing("Claims", ["claim", "ours", "holds"], [["a | b", "1.0", "yes"]], ["One note."])
     section = Section("16 tasks", "Text.", listings=[listing], notes=["first", "second"])
     expected = """# Title
 
@@ -154,7 +154,7 @@ Text.
 | --- | --- | --- |
 | a \\| b | 1.0 | yes |
 
-One note.
+* One note.
 
 * first
 * second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,12 +89,15 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert "less of everything" in html
     assert "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better" in markdown
     assert "| c beats a. | does not hold |" in markdown
-    assert "\n\nMore runs of c would settle it. Its start is unknown.\n\n" in markdown
+    assert "\n\n* More runs of c would settle it.\n* Its start is unknown.\n\n" in markdown
     assert "x=2 (trial " in markdown
     assert "first group: search" in markdown
     assert "FLOPs per sample / c" in markdown
     assert str(tmp_path) not in (tmp_path / "page" / "mine.csv").read_text()
-    assert (tmp_path / "page" / "mine.md").read_text() == markdown
+    page = (tmp_path / "page" / "mine.md").read_text()
+    pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
+    assert re.findall(r"!\[.+\]\((.+)\)", page) == pictures == ["mine_1.png"]  # the curve of the tuning budget
+    assert re.sub(r"!\[.+\n\n?", "", page).strip() == markdown.strip()
     table = pl.read_csv(tmp_path / "page" / "mine.csv")
     assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
     assert "a beats c." in capsys.readouterr().out

@@ -79,3 +79,8 @@ def test_the_weakest_of_several_comparisons_counts() -> None:
 )
 def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Verdict) -> None:
     assert verdict({"a": [4.0, 4.0, 3.1]}, than=[], **bounds) == (expected, "3.7 ± 0.3, 3 runs")
+
+
+def test_large_numbers_and_small_differences_are_readable() -> None:
+    values: dict[str, list[float | None]] = {"a": [864_000.0, 866_000.0, 865_000.0], "b": [864_700.0] * 3}
+    assert verdict(values)[1].startswith("865,000 ± 577 against 864,700 ± 0 of B, 0.03% worse")
