@@ -32,7 +32,7 @@ h1, h2, h3, th, td { overflow-wrap: break-word; } th { max-width: 18rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .35rem .8rem .35rem 0; vertical-align: top; text-align: right; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; } th:first-child { text-align: left; min-width: 8rem; } td.text, th.text { text-align: left; }
-td { max-width: 16rem; } td .value { white-space: nowrap; }
+td { max-width: 16rem; } td.text { max-width: 34rem; } td .value { white-space: nowrap; }
 td .below { display: block; color: var(--faint); font-size: .89em; }
 td.published, tr.published th { background: var(--tint); font-style: italic; }
 ul.notes { color: var(--faint); font-size: .88em; padding-left: 1.2rem; }
