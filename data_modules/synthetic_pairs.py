@@ -44,9 +44,9 @@ class SyntheticPairsDataModule(TasksDataModule):
         require(
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
         )
-        kept = 4 * 2 * num_pairs * (input_dim + 1)  # bytes a row: all tasks in float32,
-        drawn = 8 * (input_dim + 1 + num_sines)  # and the one that is being drawn, in float64
-        size = sum(self.rows) * (kept + drawn) + 8 * 2 * num_pairs * input_dim
+        # Bytes per row: load_tasks computes one task at a time in float64 and keeps all tasks in float32
+        one_task, all_tasks = 8 * (input_dim + 1 + num_sines), 4 * 2 * num_pairs * (input_dim + 1)
+        size = sum(self.rows) * (one_task + all_tasks) + 8 * 2 * num_pairs * input_dim
         fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", size)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:

@@ -60,7 +60,7 @@ class Gate(nn.Module):
         """
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
-            tasks = None  # all tasks need no selection of rows
+            tasks = None  # all tasks, in order: no copy of their parameters is needed
         chosen = None if self.shared or tasks is None else list(tasks)
         # torch.export refuses a region that switches autocast off, so there is one only where autocast is on
         on = torch.is_autocast_enabled(device.type)

@@ -122,7 +122,7 @@ def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture
 
 
 def render_markdown(title: str, intro: str, sections: Sequence[Section], name: str | None = None) -> str:
-    """Return the sections in Markdown. ``name``: it shows the pictures that stand in files beside it."""
+    """Return the sections in Markdown; with ``name``, it links the files that ``pictures_beside(name, ...)`` names."""
     parts, files = [f"# {title}", intro], iter(pictures_beside(name or "", sections))
     for section in sections:
         parts += [f"## {section.title}", section.text]
