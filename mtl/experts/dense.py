@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.fast import accelerated, matmul
+from mtl.fast import accelerated
 from mtl.fast import experts as fast
 from mtl.kinds import Count, Dropout
+from mtl.linear import affine, grouped_linear
 
 
 class StackedLinear(nn.Module):
@@ -31,8 +31,8 @@ class StackedLinear(nn.Module):
         """Map ``x [B, D]``, shared by all, or ``[B, E, D]`` to ``[B, E, H]``. With a ``subset``, E is its length."""
         weight, bias = self.parameters_of(subset)
         x = x.to(weight.dtype)
-        if x.dim() == 2:  # one product for all experts
-            return F.linear(x, weight.flatten(0, 1), bias.flatten()).view(len(x), *bias.shape)
+        if x.dim() == 2 or len(weight) == 1:  # one product for all experts
+            return affine(x if x.dim() == 2 else x[:, 0], weight, bias)
         return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
     def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
@@ -40,13 +40,6 @@ class StackedLinear(nn.Module):
         if subset is None:
             return self.weight, self.bias
         return self.weight[list(subset)], self.bias[list(subset)]
-
-
-@accelerated(matmul.cuda_grouped_linear, on="cuda")
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
-    """Apply to each row of ``x [P, D]`` the map of its expert; rows are sorted by expert, ``counts [E]`` rows each."""
-    groups = zip(torch.split(x.to(weight.dtype), list(counts)), weight.unbind(), bias.unbind(), strict=True)
-    return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])
 
 
 class StackedDense(Experts):

@@ -38,23 +38,31 @@ def applies(x: Tensor, on: str = "cpu") -> bool:
     return (precise or on != "cpu") and not compat.functorch_active()
 
 
-def accelerated(fast: Callable[P, R], on: str = "cpu") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let the decorated plain function, or method, run as ``fast`` where ``applies`` says so of its first tensor.
+def accelerated(cpu: Callable[P, R], cuda: Callable[P, R] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let the decorated plain function, or method, run as its fast version for the device of its first tensor.
 
-    And of a parameter, if it is a method of a module: inputs and gates are float32 even in a bfloat16 network.
+    It does where ``applies`` says so of this tensor, and of a parameter, if it is a method of a module: inputs and
+    gates are float32 even in a bfloat16 network.
     """
 
     def decorate(plain: Callable[P, R]) -> Callable[P, R]:
         name = plain.__qualname__
-        REGISTER[name] = plain, fast
+        REGISTER[name] = plain, cpu
+        versions = {"cpu": cpu}
+        if cuda is not None:
+            REGISTER[f"{name} on a GPU"] = plain, cuda
+            versions["cuda"] = cuda
 
         @functools.wraps(plain)
         def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
             first = next((x for x in args if isinstance(x, Tensor)), None)
             own = next(args[0].parameters(), first) if isinstance(args[0], nn.Module) else first
-            if first is not None and own is not None and applies(first, on) and applies(own, on):
+            if first is None or own is None:
+                return plain(*args, **kwargs)
+            device = first.device.type
+            if device in versions and applies(first, device) and applies(own, device):
                 _used.add(name)
-                return fast(*args, **kwargs)
+                return versions[device](*args, **kwargs)
             return plain(*args, **kwargs)
 
         return chosen

@@ -19,7 +19,7 @@ from mtl import compat
 from mtl.dropout import Masks
 from mtl.fast.matmul import (
     apply,
-    grouped_outer,
+    grouped_backward,
     grouped_product,
     onednn_multiplies,
     product,
@@ -30,6 +30,7 @@ from mtl.fast.matmul import (
 
 if TYPE_CHECKING:  # at run time the arrow points the other way
     from mtl.experts.dense import StackedDense
+    from mtl.experts.ffn import StackedFFN
     from mtl.experts.pairs import Pairs
 
 Subset = Sequence[int] | None
@@ -76,6 +77,16 @@ def gathered_mixture(
         result = apply(_MixPairs, x, weights, layout)
     else:
         result = apply(_PairsLayerAndMix, x, *layers[-1], weights, layout, masks, len(layers) - 1, rows)
+    return result
+
+
+def ffn_pairs_mixture(
+    experts: StackedFFN, /, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None
+) -> Tensor:
+    """The fast version of ``StackedFFN.pairs_mixture``."""
+    layout = PairsLayout(pairs, onednn_multiplies(x))
+    outputs = experts.pairs_outputs(x, layout.sample, layout.expert, layout.counts, masks)
+    result: Tensor = apply(_MixPairs, outputs, weights.to(outputs.dtype), layout)
     return result
 
 
@@ -268,7 +279,7 @@ class _PairsLayer(torch.autograd.Function):
         grad_h = relu_backward(grad.contiguous(), h)
         if ctx.scale != 1.0:
             grad_h.mul_(ctx.scale)
-        grads = _pairs_backward(grad_h, x, weight, ctx.layout, ctx.needs_input_grad[0])
+        grads = grouped_backward(grad_h, x, weight, ctx.layout.counts, ctx.needs_input_grad[0])
         return *grads, None, None, None, None
 
 
@@ -295,7 +306,7 @@ class _PairsLayerAndMix(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, h, weights = ctx.saved_tensors
         grad_h, grad_weights = _mix_backward(grad, h, weights, ctx.layout, ctx.scale, ctx.needs_input_grad[3])
-        grads = _pairs_backward(relu_backward(grad_h, h), x, weight, ctx.layout, ctx.needs_input_grad[0])
+        grads = grouped_backward(relu_backward(grad_h, h), x, weight, ctx.layout.counts, ctx.needs_input_grad[0])
         return *grads, grad_weights, None, None, None, None
 
 
@@ -347,15 +358,3 @@ def _pairs_forward(
     if masks is None or rows is None:
         return h, 1.0
     return h.mul_(masks.keep(layer, rows, h.shape[1], h.dtype)), masks.scale
-
-
-def _pairs_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, layout: PairsLayout, needs_x: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias from ``grad [P, H]``, that of the affine maps."""
-    counts = layout.counts
-    grad_weight = grouped_outer(grad, x, counts)
-    grad_x = grouped_product(grad, weight, counts) if needs_x else None
-    starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
-    ones = grad.new_ones(len(grad))
-    return grad_x, grad_weight, weighted_sums(grad, torch.arange(len(grad)), starts, ones)

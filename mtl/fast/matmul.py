@@ -331,7 +331,7 @@ class _Padded:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The fast version of ``mtl.gates.base.affine``: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``."""
+    """The fast version of ``mtl.linear.affine``: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``."""
     y: Tensor = apply(_Affine, x, weight.flatten(0, -2), bias.flatten())
     return y.view(len(x), *bias.shape)
 
@@ -350,8 +350,39 @@ class _Affine(torch.autograd.Function):
         return grad_x, product(grad.t(), x), grad.sum(0)
 
 
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
+    """The fast version of ``mtl.linear.grouped_linear``."""
+    result: Tensor = apply(_GroupedLinear, x.to(weight.dtype), weight, bias, list(counts))
+    return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, counts: list[int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.counts = counts
+        return grouped_product(x, weight.transpose(1, 2), counts, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        return *grouped_backward(grad.contiguous(), x, weight, ctx.counts, ctx.needs_input_grad[0]), None
+
+
+def grouped_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, counts: list[int], needs_x: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias from ``grad [P, H]``, that of the affine maps of each group."""
+    grad_weight = grouped_outer(grad, x, counts)
+    grad_x = grouped_product(grad, weight, counts) if needs_x else None
+    starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    ones = grad.new_ones(len(grad))
+    return grad_x, grad_weight, weighted_sums(grad, torch.arange(len(grad)), starts, ones)
+
+
 def cuda_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
-    """The fast version of ``mtl.experts.dense.grouped_linear`` on a GPU: one kernel in half precision."""
+    """The fast version of ``mtl.linear.grouped_linear`` on a GPU: one kernel in half precision."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)

@@ -9,14 +9,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.distributed import batch_mean
-from mtl.fast import accelerated, matmul
 from mtl.functional import at_least_float32, entropy
 from mtl.kinds import Count
+from mtl.linear import affine
 from mtl.types import InputSpec, Routing
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -110,15 +109,6 @@ class Gate(nn.Module):
     def add_schedulable(self, name: str, value: float, persistent: bool = False) -> None:
         """Add a scalar buffer that a schedule may change; ``persistent`` when evaluation depends on it."""
         self.register_buffer(name, torch.tensor(float(value)), persistent=persistent)
-
-
-@accelerated(matmul.affine)
-def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply all affine maps of a gate in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
-
-    Returns ``[B, ...]``.
-    """
-    return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
 
 
 def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from mtl import fast
 from mtl.dropout import Masks
 from mtl.experts.conv import StackedConv
-from mtl.experts.dense import StackedDense, grouped_linear
+from mtl.experts.dense import StackedDense
+from mtl.experts.ffn import StackedFFN
 from mtl.experts.pairs import Pairs
 from mtl.gates import CometGate, DSelectKGate
-from mtl.gates.base import affine
 from mtl.gates.comet import comet_weights
 from mtl.gates.dselect_k import dselect_weights
 from mtl.gates.permuted import sinkhorn
+from mtl.linear import affine, grouped_linear
 from mtl.networks.mixture import MixtureOfExperts
 from tests.routing import random_weights
 
@@ -179,6 +180,24 @@ def of_dense_pairs(rows: int, dtype: torch.dtype) -> Iterator[Build]:
     yield partial(build, 6, [24], 0.5, 0, 0)  # no weight at all
 
 
+def of_ffn_pairs(rows: int, dtype: torch.dtype) -> Iterator[Build]:
+    def build(own_norm: bool, dropout: float, number: int, k: int, tasks: int) -> Call:
+        layer, x = StackedFFN(5, 32, 64, dropout, own_norm).to(dtype), random(rows, 32, dtype=dtype)
+        with torch.no_grad():
+            layer.up.bias.normal_()
+            layer.down.bias.normal_()
+        weights = sparse_weights(rows, 5, dtype, k)[:, :tasks].detach().requires_grad_()
+        arguments = (layer, x, weights, Pairs(weights.detach()), masks_of(dropout, 5, rows)[number])
+        name = f"own_norm={own_norm} dropout={dropout} k={k} tasks={tasks}"
+        return Call(name, arguments, [x, weights, *layer.parameters()])
+
+    for own_norm in (False, True):
+        yield partial(build, own_norm, 0.0, 0, 1, 1)
+        yield partial(build, own_norm, 0.0, 0, 2, 2)
+        yield partial(build, own_norm, 0.3, 1, 2, 2)
+    yield partial(build, False, 0.0, 0, 0, 1)  # no weight at all
+
+
 def conv_layers(pool: int, padding: int, channels: int, dtype: torch.dtype) -> StackedConv:
     convolutions = [{"channels": 3, "kernel": 3, "pool": pool, "padding": padding}, {"channels": 2, "kernel": 2}]
     layer = StackedConv(4, (channels, 9, 10), convolutions, [6]).to(dtype)
@@ -220,9 +239,11 @@ CASES: dict[str, Callable[[int, torch.dtype], Iterator[Build]]] = {
     "dselect_weights": of_dselect_weights,
     "sinkhorn": of_sinkhorn,
     "grouped_linear": of_grouped_linear,
+    "grouped_linear on a GPU": of_grouped_linear,
     "StackedDense.outputs": of_dense_outputs,
     "StackedDense.mixture": of_dense_mixture,
     "StackedDense.pairs_mixture": of_dense_pairs,
+    "StackedFFN.pairs_mixture": of_ffn_pairs,
     "StackedConv.outputs": partial(of_conv, "outputs"),
     "StackedConv.mixture": partial(of_conv, "mixture"),
     "StackedConv.pairs_mixture": partial(of_conv, "pairs"),
@@ -282,7 +303,7 @@ def check_pair(name: str, rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_grouped_linear_in_half_precision(rows: int) -> None:
     """What a GPU computes with one kernel, on the CPU."""
-    plain, quick = fast.REGISTER["grouped_linear"]
+    plain, quick = fast.REGISTER["grouped_linear on a GPU"]
     for build in of_grouped_linear(rows, torch.bfloat16):
         expected, got = values_of(plain, build, plain=True), values_of(quick, build, plain=False)
         assert expected.keys() == got.keys()

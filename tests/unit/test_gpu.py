@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mtl import fast
-from mtl.experts.dense import StackedDense, grouped_linear
+from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, Gate, SoftmaxGate, TopKGate
+from mtl.linear import grouped_linear
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE

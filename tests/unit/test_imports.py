@@ -19,6 +19,7 @@ LAYERS = [
     {"checks", "types", "kinds", "compat", "memory", "records"},
     {"functional", "dropout", "distributed", "predictions"},
     {"fast"},
+    {"linear"},
     {"gates", "experts"},
     {"networks"},
     {"analysis", "training", "program"},

@@ -1,0 +1,30 @@
+"""Affine maps: one for all rows, or one for each group of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtl.fast import accelerated, matmul
+
+
+@accelerated(matmul.affine)
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
+
+    Returns ``[B, ...]``.
+    """
+    return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
+
+
+@accelerated(matmul.grouped_linear, cuda=matmul.cuda_grouped_linear)
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
+    """Apply to each row of ``x [P, D]`` the map of its expert; rows are sorted by expert, ``counts [E]`` rows each.
+
+    ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``.
+    """
+    groups = zip(torch.split(x.to(weight.dtype), list(counts)), weight.unbind(), bias.unbind(), strict=True)
+    return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])
