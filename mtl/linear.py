@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.fast import accelerated, matmul
+from mtl.fast import accelerated, grouped, matmul
 
 
 @accelerated(matmul.affine)
@@ -20,7 +20,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
 
 
-@accelerated(matmul.grouped_linear, cuda=matmul.cuda_grouped_linear)
+@accelerated(grouped.grouped_linear, cuda=grouped.cuda_grouped_linear)
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
     """Apply to each row of ``x [P, D]`` the map of its expert; rows are sorted by expert, ``counts [E]`` rows each.
 

@@ -17,16 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from mtl import compat
 from mtl.dropout import Masks
-from mtl.fast.matmul import (
-    apply,
-    grouped_backward,
-    grouped_product,
-    onednn_multiplies,
-    product,
-    products,
-    round_up,
-    weighted_sums,
-)
+from mtl.fast.grouped import grouped_backward, grouped_product, weighted_sums
+from mtl.fast.matmul import apply, onednn_multiplies, product, products, round_up
 
 if TYPE_CHECKING:  # at run time the arrow points the other way
     from mtl.experts.dense import StackedDense

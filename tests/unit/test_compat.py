@@ -61,11 +61,11 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     def hide(name: str) -> None:
         assert name in compat.REGISTER
         monkeypatch.setattr(compat, "lookup", lambda asked: None if asked == name else real(asked))
-        matmul._linear_operator.cache_clear()
+        matmul.linear_operator.cache_clear()
 
     yield hide
     monkeypatch.undo()
-    matmul._linear_operator.cache_clear()
+    matmul.linear_operator.cache_clear()
 
 
 def linear() -> None:

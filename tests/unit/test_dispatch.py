@@ -35,7 +35,7 @@ from tests.experts import GatedExperts
 from tests.routing import random_weights
 
 EXPERTS, WIDTH = 8, 5
-MANY = 40  # enough for the products that group many experts (mtl.fast.matmul.MANY_GROUPS)
+MANY = 40  # enough for the products that group many experts (mtl.fast.grouped.MANY_GROUPS)
 Kind = Callable[..., Experts]
 SPEC = DataSpec(
     {"user": Categorical(20), "item": Categorical(30)},

@@ -10,16 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtl.fast import matmul
-from mtl.fast.matmul import (
-    choose_variant,
-    grouped_outer,
-    grouped_product,
-    onednn_multiplies,
-    product,
-    products,
-    round_up,
-    transposed,
-)
+from mtl.fast.grouped import choose_variant, grouped_outer, grouped_product
+from mtl.fast.matmul import onednn_multiplies, product, products, round_up, transposed
 
 COUNTS = {
     "even": [5] * 40,
