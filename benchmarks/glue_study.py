@@ -138,14 +138,15 @@ def train(out: Path, data: Path, encoder: Path, workers: int) -> None:
         split = "" if name.startswith("d_") else "data.published_split=false"
         saved = out / name / "checkpoints" / "last.ckpt"  # of a run that was stopped
         if saved.is_file():
-            options = f"ckpt={saved}"
+            options = f"ckpt={saved} paths.data_dir={data}"
         else:
             shutil.rmtree(out / name, ignore_errors=True)
             options = f"{words} {common} {split} seed={seed} hydra.run.dir={out}/{name}"
         command = [sys.executable, "train.py", *options.split()]
         done = subprocess.run(command, cwd=ROOT).returncode == 0
         if done and name == "e_teacher":
-            command = [sys.executable, "-m", "mtl.importance", f"{out}/{name}/checkpoints/best.ckpt"]
+            checkpoint = f"{out}/{name}/checkpoints/best.ckpt"
+            command = [sys.executable, "-m", "mtl.importance", checkpoint, "--data-dir", str(data)]
             done = subprocess.run(command, cwd=ROOT).returncode == 0
         return done
 
@@ -203,6 +204,9 @@ def tables(out: Path) -> None:
     }
     table(out, unseen, ["gate of", "cr accuracy", "kitchen accuracy"])
     table(out, {name: [(f"e_{name}", "sst2/accuracy")] for name in SPLITS}, ["split", "sst2 accuracy"])
+    teacher = out / "e_teacher" / "results.json"
+    if teacher.is_file():
+        print(f"\nTheir teacher: {100 * json.loads(teacher.read_text())['test']['sst2/accuracy']:.1f}")
     orders = {"natural": "b_tag", "uniform": "f_uniform", "shuffled": "f_shuffled"}
     columns = {order: [(name, metric) for metric in [*mains, "average"]] for order, name in orders.items()}
     table(out, columns, ["order", *header[1:], "average"])
