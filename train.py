@@ -73,6 +73,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     from mtl.run.restore import restore_data
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
+    from mtl.run.threads import use_threads
 
     schema.check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -80,6 +81,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     fast.enable(cfg.fast == "auto")
+    use_threads(cfg.get("threads"))
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     for logger in trainer.loggers:
         if hasattr(logger, "close"):  # it stays open from the training to the test

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from mtl.checks import InputError
 from mtl.report.runs import read_runs
 from mtl.run.checkpoint import read_checkpoint
+from mtl.training.module import MultiTaskModule
 from mtl.training.schedules import SHAPES
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
@@ -54,6 +55,17 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     names = ("expert_share", "selectors_over_training", "weights_over_training")
     assert set(record["training"]) == {"flops_dense", "flops_selected", "binary_after"}
     assert routing == {f"{name}.{kind}" for name in names for kind in ("png", "csv")}
+
+
+def test_a_run_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(MultiTaskModule, "on_train_start", lambda module: seen.append(torch.get_num_threads()))
+    try:
+        for words in (["threads=3"], []):
+            run(compose_small(tmp_path, "trainer.max_steps=1", *words))
+    finally:
+        torch.set_num_threads(usual)
+    assert seen == [3, usual]
 
 
 def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,6 +66,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("evaluate", [5, ""], "non-empty text or null"),
         ("tested", ["foo", None, True], "one of best, last"),
         ("tested", ["lst"], "did you mean last"),
+        ("threads", [0, -1, 1.5, "two"], "whole number from 1 to 1,024"),
         ("fast", [True, "maybe", 0, None], "one of auto, false"),
         ("compile", ["maybe", 1, None], "true or false"),
         ("task_batches", [3, "yes"], "true or false"),

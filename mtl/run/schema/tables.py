@@ -111,6 +111,7 @@ TOP: dict[str, Kind] = {
     "changed_data": Choice(("refuse", "accept")),
     "choices": Fields({}, extra=True),
     "fast": Choice(("auto", False)),
+    "threads": or_null(Whole(1, 1024)),
     "compile": Flag(),
     "monitor": NAME,
     "tested": Choice(("best", "last")),
