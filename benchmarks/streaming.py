@@ -26,6 +26,8 @@ import polars as pl
 import torch
 
 from data_modules.table import TableDataModule
+from data_modules.table_stream import TableStreamDataModule
+from data_modules.tables.base import TableBase
 from mtl.experts.dense import StackedDense
 from mtl.gates import TopKGate
 from mtl.networks.bottom import TabularBottom
@@ -57,14 +59,15 @@ def memory() -> float:
     return int(line.split()[1]) * 1024 / 1e9
 
 
-def table(path: str, streaming: bool) -> TableDataModule:
-    data = TableDataModule(path, TASKS, streaming=streaming, batch_size=BATCH, split=[0.98, 0.01, 0.01])
+def table(path: str, streaming: bool) -> TableBase:
+    make = TableStreamDataModule if streaming else TableDataModule
+    data = make(path, TASKS, batch_size=BATCH, split=[0.98, 0.01, 0.01])
     data.prepare_data()
     data.setup()
     return data
 
 
-def steps(data: TableDataModule) -> Iterator[int]:
+def steps(data: TableBase) -> Iterator[int]:
     """Train in a plain loop; yield the rows of each step."""
     network = MMoE(
         data.spec,

@@ -54,7 +54,7 @@ def export_run(
     """
     if onnx:
         program.onnx_runtime()  # a missing package is reported before any work is done
-    checkpoint, model = read_checkpoint(path, trust), load(path, trust, data_dir, "cpu")
+    checkpoint, model = read_checkpoint(path, trust), load(path, trust, "cpu")
     inputs, of_test = rows_to_compare(model, checkpoint, config_to_load(path, trust, data_dir))
     names = [task.name for task in model.spec.tasks]
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]

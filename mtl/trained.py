@@ -166,25 +166,17 @@ class TrainedModel:
 EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
 
 
-def load(
-    path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None, device: str | torch.device | None = None
-) -> TrainedModel:
+def load(path: str | Path, trust: Sequence[str] = (), device: str | torch.device | None = None) -> TrainedModel:
     """Return the trained model of a checkpoint. No file of the data is needed.
 
     ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
-    default a GPU if there is one. ``data_dir``: the folder of the data; only a checkpoint of an earlier version, which
-    does not describe its data, needs them. Raises InputError if the checkpoint is damaged, or names classes that are
-    not trusted.
+    default a GPU if there is one. Raises InputError if the checkpoint is damaged, or names classes that are not
+    trusted.
     """
     checkpoint = read_checkpoint(path, trust)
-    cfg = config_to_load(path, trust, data_dir)
+    cfg = config_to_load(path, trust)
     data: Any = build.build_data(cfg)
-    state = data_state(checkpoint)
-    if state:
-        data.load_state_dict(state)
-    else:
-        data.prepare_data()
-        data.setup()
+    data.load_state_dict(data_state(checkpoint))
     network = build.build_network(cfg, data.spec, fresh=False)
     network.load_state_dict(network_weights(checkpoint))
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

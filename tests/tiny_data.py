@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import polars as pl
+
 from data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
@@ -30,4 +32,5 @@ def write_tiny_data(root: Path) -> Path:
     write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
     write_glue(root / "glue")
     write_squad(root / "squad")
+    pl.DataFrame({"user": [1, 2, 3, 4] * 50, "click": [0, 1] * 100}).write_parquet(root / "rows.parquet")
     return root

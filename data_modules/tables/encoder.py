@@ -206,19 +206,19 @@ class TableEncoder:
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TableEncoder:
-        """Return the encoder of a ``state``; that of an earlier version has neither dates nor lists."""
+        """Return the encoder of a ``state``."""
         return TableEncoder(
             {str(name): _vocabulary(values) for name, values in state["categorical"].items()},
             {
                 str(name): Scaling(float(scaling["mean"]), float(scaling["std"]), bool(scaling["gaps"]))
                 for name, scaling in state["numeric"].items()
             },
-            {str(name): datetime.fromisoformat(newest) for name, newest in state.get("dates", {}).items()},
+            {str(name): datetime.fromisoformat(newest) for name, newest in state["dates"].items()},
             {
                 str(name): Elements(_vocabulary(one["values"]), int(one["length"]), str(one["separator"]))
-                for name, one in state.get("elements", {}).items()
+                for name, one in state["elements"].items()
             },
-            str(state.get("on_bad", ERROR)),
+            str(state["on_bad"]),
             str(state["separator"]),
             [str(value) for value in state["null_values"]],
             bool(state["from_text"]),

@@ -101,7 +101,7 @@ def parquet_files(path: Path, option: str) -> list[Path]:
         text = file.name.endswith((".csv", ".csv.gz", ".tsv"))
         name = file.name.split(".")[0] + SUFFIX
         hint = f"; convert it with polars.scan_csv({file.name!r}).sink_parquet({name!r})" if text else ""
-        require(file.suffix == SUFFIX, f"{file}: data.streaming=true reads {SUFFIX} files{hint}")
+        require(file.suffix == SUFFIX, f"{file}: data=table_stream reads {SUFFIX} files{hint}")
     return files
 
 

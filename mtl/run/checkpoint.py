@@ -18,11 +18,10 @@ from torch import Tensor
 
 from mtl.checks import InputError, require
 from mtl.run.trust import check_config
-from mtl.run.upgrade import upgrade
 
 log = logging.getLogger(__name__)
 
-FORMAT = "format"  # key of a checkpoint that ends with a checksum
+DATA = "data"  # key of the state of the data module
 _LABEL = b"mtl-sha256:"
 _SEAL = len(_LABEL) + 64  # bytes: the label and the digits
 
@@ -37,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("w+b") as file:
-                torch.save(checkpoint | {FORMAT: 2}, file)
+                torch.save(checkpoint, file)
                 seal(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -51,10 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             temporary.unlink(missing_ok=True)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the checkpoint at ``path``, converted if an earlier version of this program wrote it.
-
-        Its configuration is not checked: the Trainer does not use it.
-        """
+        """Return the checkpoint at ``path``; its configuration is not checked: the Trainer does not use it."""
         return read_whole(path)
 
 
@@ -76,12 +72,12 @@ def seal(file: Any) -> None:
     file.write(digest.encode())
 
 
-def check_seal(path: Path) -> bool:
-    """Return whether the file ends with its checksum; raise ValueError if the checksum is wrong.
+def check_seal(path: Path) -> None:
+    """Raise ValueError unless the file ends with its right checksum.
 
-    Every damage is found: to the contents, to the zip file's directory and to the checksum itself. A file of an earlier
-    version, without a checksum, must have right CRC-32 sums instead. Raises ValueError also for files that are no zip
-    file or whose members are compressed: torch does not compress, so it could only be meant to fill the memory.
+    Every damage is found: to the contents, to the zip file's directory and to the checksum itself. Raises ValueError
+    also for files that are no zip file or whose members are compressed: torch does not compress, so it could only be
+    meant to fill the memory.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -94,11 +90,7 @@ def check_seal(path: Path) -> bool:
         file.seek(max(0, size - _SEAL))
         end = file.read()
         if not end.startswith(_LABEL):
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"wrong checksum of {damaged}")
-            return False
+            raise ValueError("its checksum is missing")
         file.seek(0)
         digest, left = hashlib.sha256(), size - 64
         while left:
@@ -107,7 +99,6 @@ def check_seal(path: Path) -> bool:
             left -= len(block)
     if digest.hexdigest().encode() != end[-64:]:
         raise ValueError("its checksum is wrong")
-    return True
 
 
 def previous_checkpoint(path: str | Path) -> Path:
@@ -173,35 +164,28 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     require(path.is_file(), f"checkpoint {path}: no such file; give a .ckpt file, such as <run>/checkpoints/last.ckpt")
     try:
-        sealed = check_seal(path)
+        check_seal(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(checkpoint, dict) and FORMAT in checkpoint and not sealed:
-            raise ValueError("its checksum is missing")
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
-    content = checkpoint if isinstance(checkpoint, dict) else {}
+    content: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
     known = all(isinstance(content.get(key), Mapping) for key in ("config", "state_dict"))
     require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
-    try:
-        checkpoint = upgrade(dict(checkpoint))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise DamagedError(_damage(path, error)) from None
     bad = [
         str(name)
-        for name, value in checkpoint["state_dict"].items()
+        for name, value in content["state_dict"].items()
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
     ]
     require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
-    return checkpoint
+    return content
 
 
 def data_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the data module in a checkpoint; empty if an earlier version wrote it."""
-    name = str(checkpoint["config"]["data"].get("_target_")).rpartition(".")[2]  # Lightning uses the class's name
-    state = checkpoint.get(name)
-    return dict(state) if isinstance(state, Mapping) and "spec" in state else {}
+    """Return the state of the data module in a checkpoint; raise InputError if it has none."""
+    state = checkpoint.get(DATA)
+    if not isinstance(state, Mapping) or "spec" not in state:
+        raise InputError("the checkpoint does not describe its data: this program did not write it")
+    return dict(state)
 
 
 def network_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,15 +17,11 @@ Purpose = Literal["resume", "test", "use"]
 def restore_data(data: Any, checkpoint: Mapping[str, Any], purpose: Purpose, accept: bool = False) -> None:
     """Prepare ``data`` with the state of its checkpoint, before ``data.setup()``.
 
-    Vocabularies, scales and classes are then those of the training. A checkpoint of an earlier version has no state;
-    they are then learnt anew. To ``resume`` on files that have changed raises InputError, unless ``accept``; otherwise
-    a warning says what has changed. For a ``test`` only the rows of the test will be loaded.
+    Vocabularies, scales and classes are then those of the training. To ``resume`` on files that have changed raises
+    InputError, unless ``accept``; otherwise a warning says what has changed. For a ``test`` only the rows of the test
+    will be loaded.
     """
-    state = data_state(checkpoint)
-    if not state:
-        data.prepare_data()
-        return
-    data.load_state_dict(state, test_only=purpose == "test")
+    data.load_state_dict(data_state(checkpoint), test_only=purpose == "test")
     data.prepare_data()
     changes = data.changed_files()
     if purpose == "resume":

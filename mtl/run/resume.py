@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import InputError, require
 from mtl.records import flatten
-from mtl.run.checkpoint import data_state, read_checkpoint
+from mtl.run.checkpoint import read_checkpoint
 from mtl.run.schema.tables import SEVERAL
 from mtl.run.trust import OWN, check_target, is_trusted
 
@@ -105,7 +105,7 @@ def config_from_checkpoint(
         saved,
         final,
         FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"),
-        None if not data_state(checkpoint) else TEST_FILES if evaluate else FILES,
+        TEST_FILES if evaluate else FILES,
     )
     require(
         not wrong,
@@ -182,7 +182,7 @@ class _Own:
                 result[key] = self.merged(here, known, value)
             elif not isinstance(value, Mapping) and _is_harmless(key, value):
                 result[key] = linked(value, known, self.saved)
-        if section in SEVERAL and "choices" in self.saved:  # else the checkpoint is of an earlier version
+        if section in SEVERAL:
             asked = {key.split(".")[1] for key in self.given if key.startswith(f"{section}.")}
             result = {key: value for key, value in result.items() if key in node or key in asked}
         return result

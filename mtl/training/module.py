@@ -185,6 +185,7 @@ class MultiTaskModule(LightningModule):
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of
         checkpoint["config"] = self.config
         tasks = self.tasks.values()
         fields = ("name", "kind", "num_classes", "mean", "std")  # what the predictions mean
@@ -194,6 +195,7 @@ class MultiTaskModule(LightningModule):
         checkpoint["epoch_sums"] = gather(sums)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[self._data_key()] = checkpoint.get("data", {})
         everyone = checkpoint.get("epoch_sums", [])
         if len(everyone) != self.trainer.world_size:  # saved by another number of processes
             return
@@ -201,6 +203,10 @@ class MultiTaskModule(LightningModule):
         self.train_meter.sums.copy_(sums["meter"])
         self.aux_totals = {name: value.to(self.device) for name, value in sums["aux"].items()}
         self.aux_batches = sums["batches"]
+
+    def _data_key(self) -> str:
+        """Return the key under which Lightning saves and looks for the state of the data module."""
+        return type(getattr(self.trainer, "datamodule", None)).__qualname__
 
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
         output = self(batch.inputs, list(batch.targets))

@@ -69,7 +69,7 @@ def expected(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def test_state_is_plain_data(trained: Path) -> None:
-    state = read_checkpoint(best(trained))["TableDataModule"]
+    state = read_checkpoint(best(trained))["data"]
     assert json.loads(json.dumps(state)) == state
     assert state["rows"] == {"train": 320, "val": 40, "test": 40}
     assert state["encoder"]["categorical"]["city"] == ["Bergen", "Cork", "Lyon", "Oslo", "Porto", "Turku"]
@@ -217,7 +217,7 @@ def test_predictions_of_a_trainer(trained: Path, tmp_path: Path) -> None:
     """``trainer.predict`` serves the rows of the test."""
     cfg = resume_small(best(trained), tmp_path, evaluate=True)
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
-    data.load_state_dict(read_checkpoint(best(trained))["TableDataModule"], test_only=True)
+    data.load_state_dict(read_checkpoint(best(trained))["data"], test_only=True)
     data.setup()
     model = mtl.load(best(trained), device="cpu")
     module = build.build_module(cfg, model.network, data.spec)
@@ -321,8 +321,8 @@ class TestOtherFiles:
         ):
             run(resume_small(last, tmp_path / "run", *go_on))
         run(resume_small(last, tmp_path / "run", *go_on, "changed_data=accept"))
-        state = read_checkpoint(last)["TableDataModule"]
-        assert state["encoder"] == read_checkpoint(best(trained))["TableDataModule"]["encoder"]
+        state = read_checkpoint(last)["data"]
+        assert state["encoder"] == read_checkpoint(best(trained))["data"]["encoder"]
         assert state["files"]["data.path"]["size"] == (tmp_path / "rows.csv").stat().st_size
 
     def test_other_split_of_a_resumed_run(self, trained: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Runs on a table that is streamed: killed and resumed, in two processes, and evaluated from memory instead."""
+"""Runs on a table that is streamed: killed and resumed, in two processes, and used without its files."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,14 +13,17 @@ import pytest
 import torch
 
 import mtl
-from mtl.run.checkpoint import read_checkpoint
+from mtl.checks import InputError
+from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint
 from tests.conftest import ROOT
+from tests.integration.helpers import resume_small
 from tests.integration.test_processes import BASE, ended, fork, losses, result, same, weights
 from tests.programs import LIMIT, Forked
+from train import run
 
 STEPS = 12  # of an epoch: 760 training rows in batches of 64
 WORDS = [
-    *("data=table", "data.streaming=true", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
+    *("data=table_stream", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
     *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
     *("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
     *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
@@ -92,3 +96,32 @@ def test_checkpoint_alone_predicts_the_rows_of_the_test(whole: Path, rows: Path)
     found = mtl.load(whole / "checkpoints" / "best.ckpt").predict(test)
     error = float(((found["stars_prediction"] - test["stars"]) ** 2).mean())
     assert error == pytest.approx(result(whole)["stars/mse"], rel=1e-5)
+
+
+def test_checkpoint_knows_what_the_rows_of_the_training_taught(whole: Path, rows: Path, tmp_path: Path) -> None:
+    """The categories of a test are those of the training, whatever the files hold by now, or if they are gone."""
+    copy = tmp_path / "rows"
+    shutil.copytree(rows, copy)
+    last = whole / "checkpoints" / "last.ckpt"
+    words = [f"data.path={copy}"]
+    run(resume_small(last, tmp_path / "before", *words, evaluate=True))
+    for file in copy.iterdir():  # a further category, which moves the ids of all others
+        frame = pl.read_parquet(file)
+        new = pl.when(pl.col("part") == "train", pl.col("user") < 3).then(-1).otherwise("user")
+        frame.with_columns(user=new).write_parquet(file)
+    run(resume_small(last, tmp_path / "after", *words, evaluate=True))
+    assert result(tmp_path / "after") == result(tmp_path / "before")
+    with pytest.raises(InputError, match=r"data.path=.*rows has changed"):
+        run(resume_small(last, whole, *words, "trainer.max_epochs=4"))
+    shutil.rmtree(copy)
+    model = mtl.load(last)
+    assert model.columns == ["user", "age"]
+
+
+def test_checkpoint_without_the_state_of_its_data_is_refused(whole: Path, tmp_path: Path) -> None:
+    last = whole / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(last)
+    content.pop("data")
+    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "without.ckpt")
+    with pytest.raises(InputError, match="does not describe its data"):
+        mtl.load(tmp_path / "without.ckpt")

@@ -16,7 +16,6 @@ from mtl.checks import InputError
 from mtl.run.mlflow_log import MLflowLog
 from mtl.run.pictures import save_picture
 from mtl.run.tensorboard_log import TensorBoardLog
-from mtl.run.upgrade import upgrade
 from mtl.run.wandb_log import WandbLog, earlier_id
 
 VALUES = {
@@ -126,13 +125,6 @@ def test_the_latest_run_of_wandb_is_found_by_its_folder(tmp_path: Path) -> None:
     (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-20260101_120000-zz")
     (tmp_path / "wandb" / "run-20270101_120000-file").touch()
     assert earlier_id(tmp_path) == "a-b"
-
-
-def test_the_logger_of_an_earlier_version_is_chosen_anew() -> None:
-    old = {"format": 2, "config": {"logger": {"_target_": "mtl.run.csv_log.CSVLog"}, "choices": {"logger": "csv"}}}
-    assert upgrade(old)["config"] == {"choices": {"logger": "csv"}}
-    new = {"format": 2, "config": {"logger": {"csv": {"_target_": "mtl.run.csv_log.CSVLog"}}}}
-    assert upgrade(new) is new
 
 
 @pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from data_modules.stream import tensors
-from data_modules.streaming import StreamingTable, drawn
 from data_modules.table import TableDataModule
+from data_modules.table_stream import TableStreamDataModule, drawn
 from data_modules.tables.parquet import Block
 from mtl.checks import InputError
 from mtl.types import Batch
@@ -70,8 +70,9 @@ def files(folder: Path, frame: pl.DataFrame, sizes: tuple[int, ...] = (200, 170,
 
 
 def module(path: str, tasks: Any = None, streaming: bool = True, **options: Any) -> Any:
-    options = {"window_rows": 480, "batch_size": 32, "eval_batch_size": 64} | options
-    data = TableDataModule(path, TASKS if tasks is None else tasks, streaming=streaming, **options)
+    options = {"batch_size": 32, "eval_batch_size": 64} | ({"window_rows": 480} if streaming else {}) | options
+    make = TableStreamDataModule if streaming else TableDataModule
+    data = make(path, TASKS if tasks is None else tasks, **options)
     data.prepare_data()
     data.setup()
     return data
@@ -116,8 +117,6 @@ def same(one: Batch, other: Batch) -> None:
 
 def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]) -> None:
     streamed, memory = both
-    assert isinstance(streamed, StreamingTable)
-    assert not isinstance(memory, StreamingTable)
     one, other = streamed.row_encoder.state(), memory.row_encoder.state()
     assert one["categorical"] == other["categorical"]
     assert list(one["categorical"]) == ["user", "city", "floor", "text_code", "flag"]
@@ -194,7 +193,7 @@ def test_own_files_for_validation_and_test(few: str, tmp_path: Path) -> None:
 
 def test_checkpoint_state_teaches_what_was_learnt(few: str, caplog: pytest.LogCaptureFixture) -> None:
     before = module(few, CLICK)
-    after = TableDataModule(few, CLICK, streaming=True, batch_size=32, window_rows=480)
+    after = TableStreamDataModule(few, CLICK, batch_size=32, window_rows=480)
     after.load_state_dict(before.state_dict())
     assert after.changed_files() == {}
     with caplog.at_level(logging.INFO):
@@ -202,7 +201,7 @@ def test_checkpoint_state_teaches_what_was_learnt(few: str, caplog: pytest.LogCa
     assert "inputs:" not in caplog.text  # no pass over the rows
     assert after.state_dict() == before.state_dict()
     same(gathered(after.train_dataloader()), gathered(before.train_dataloader()))
-    tested = TableDataModule(few, CLICK, streaming=True, batch_size=32)
+    tested = TableStreamDataModule(few, CLICK, batch_size=32)
     tested.load_state_dict(before.state_dict(), test_only=True)
     tested.setup()
     assert tested.row_counts() == {"test": before.row_counts()["test"]}
@@ -213,7 +212,7 @@ def test_changed_files_are_noticed(tmp_path: Path) -> None:
     state = module(pattern, CLICK, ignore=["empty"]).state_dict()
 
     def changes() -> list[str]:
-        data = TableDataModule(pattern, CLICK, streaming=True, batch_size=32)
+        data = TableStreamDataModule(pattern, CLICK, batch_size=32)
         data.load_state_dict(state)
         return list(data.changed_files().values())
 
@@ -228,15 +227,6 @@ def test_changed_files_are_noticed(tmp_path: Path) -> None:
     assert "has changed (4 files, before 3; it has " in changes()[0]
 
 
-def test_table_of_your_own_that_does_not_stream(few: str) -> None:
-    class Mine(TableDataModule):
-        pass
-
-    with pytest.raises(InputError, match=r"Mine does not stream; inherit from data_modules\.streaming\.StreamingTable"):
-        Mine(few, CLICK, streaming=True, batch_size=32)
-    assert type(Mine(few, CLICK, batch_size=32)) is Mine
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -245,18 +235,14 @@ def test_table_of_your_own_that_does_not_stream(few: str) -> None:
         ({"path": "{0}/empty"}, "is a folder without tables"),
         (
             {"path": "{0}/a.csv"},
-            r"data.streaming=true reads .parquet files; convert it with polars.scan_csv\('a.csv'\)",
+            r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)",
         ),
         ({"path": "{0}/damaged.parquet"}, "cannot read .*damaged.parquet"),
         ({"path": "{0}/unlike"}, "column 'y' is String in .*1.parquet, but Int64 in .*0.parquet"),
         ({"path": "{0}/dated.parquet"}, r"column 'day': its type Date cannot be streamed yet.*data.ignore=\[day\]"),
-        ({"path": None, "tasks": {}}, "data.streaming=true needs data.path"),
-        ({"streaming": "yes"}, "data.streaming=yes: must be true or false"),
+        ({"path": None}, "data.path is not given"),
         ({"window_rows": 0}, "data.window_rows=0: must be a whole number"),
-        ({"dates": ["x"]}, "data.dates with data.streaming=true: cannot be streamed yet"),
-        ({"on_bad": "missing"}, "data.on_bad with data.streaming=true: cannot be streamed yet"),
         ({"path": "{0}/days.parquet"}, "column 'day' holds dates, which cannot be streamed yet"),
-        ({"weight_column": "x"}, "data.weight_column=x with data.streaming=true"),
         ({"tasks": {"z": {"kind": "binary"}}}, "data.tasks.z: .* has no column 'z'; it has x, y, part"),
         ({"tasks": {"y": {"kind": "multiclass"}}, "split_column": "x"}, "column 'x', row 1: .*accepted are train"),
         ({"split_column": "part"}, "column 'part': no row is marked val"),

@@ -19,11 +19,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from data_modules import options
 from data_modules.splits import SPLITS
 from data_modules.stream import Cut, StreamLoader, in_order, shuffled
-from data_modules.table import OPTION, TableDataModule, split_names
-from data_modules.tables.bad_cells import ERROR
-from data_modules.tables.columns import as_text
+from data_modules.tables.base import OPTION, TableBase
+from data_modules.tables.columns import as_text, split_names
 from data_modules.tables.encoder import ignoring
 from data_modules.tables.learning import learn
 from data_modules.tables.parquet import Block, ParquetRows, parquet_files
@@ -57,31 +57,23 @@ class Part:
         return frame if rows is None else frame[rows.numpy()]
 
 
-class StreamingTable(TableDataModule):
+class TableStreamDataModule(TableBase):
     """Serve the rows of Parquet files as ``TableDataModule`` does, from memory that does not grow with the files.
 
-    ``path``, ``val_path`` and ``test_path`` are a file, a folder (all ``.parquet`` files in it) or a pattern such as
-    ``rows/*.parquet``. An epoch takes blocks of ``window_rows`` / 16 consecutive rows in random order, and mixes the
-    rows of about 16 of them, a window. Neighbours in a file are thus spread over a window, not over the epoch: if files
-    are sorted, write their rows in random order first. One window is in memory as tensors while the next one is read.
-    Validation and test read the files in order, block by block.
+    For most options see ``TableBase``. ``path``, ``val_path`` and ``test_path`` are a file, a folder (all ``.parquet``
+    files in it) or a pattern such as ``rows/*.parquet``. An epoch takes blocks of ``window_rows`` / 16 consecutive rows
+    in random order, and mixes the rows of about 16 of them, a window. Neighbours in a file are thus spread over a
+    window, not over the epoch: if files are sorted, write their rows in random order first. One window is in memory as
+    tensors while the next one is read. Validation and test read the files in order, block by block.
 
     Rows are split by ``split`` with a random number for each, so the shares hold approximately; by ``split_column``; or
     by files. Without a checkpoint, the training rows are read once before training, to learn from them; memory then
     holds the distinct values of the columns that may be categorical. Fingerprints of the files are those of samples.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        require(self.example is None, "data.streaming=true needs data.path, a Parquet file, a folder or a pattern")
-        require(
-            self.weight_column is None,
-            f"data.weight_column={self.weight_column} with data.streaming=true: weights cannot be streamed yet; leave "
-            "out one of them",
-        )
-        later = {"dates": self.given.dates, "lists": self.given.lists, "on_bad": self.given.on_bad != ERROR}
-        for option, value in later.items():
-            require(not value, f"data.{option} with data.streaming=true: cannot be streamed yet; leave out one of them")
+    def __init__(self, *args: Any, window_rows: int = 1 << 20, **common: Any) -> None:
+        super().__init__(*args, **common)
+        self.window_rows = options.whole("window_rows", window_rows, 1)
         self.parts: dict[str, Part] = {}
 
     def prepare_data(self) -> None:
