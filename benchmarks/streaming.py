@@ -26,8 +26,8 @@ import polars as pl
 import torch
 
 from data_modules.table import TableDataModule
+from data_modules.table_base import TableBase
 from data_modules.table_stream import TableStreamDataModule
-from data_modules.tables.base import TableBase
 from mtl.experts.dense import StackedDense
 from mtl.gates import TopKGate
 from mtl.networks.bottom import TabularBottom

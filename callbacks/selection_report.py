@@ -10,7 +10,7 @@ from torch import Tensor
 from mtl.analysis.selection import heaviest_experts, jaccard_by_group, selected_experts
 from mtl.distributed import gather
 from mtl.training.values import log_values
-from mtl.types import Routing
+from mtl.types import Routing, widest
 
 
 class SelectionReport(Callback):
@@ -48,10 +48,10 @@ class SelectionReport(Callback):
         if "true_experts" in spec.extras:
             true = spec.extras["true_experts"].to(chosen.device)
             largest = heaviest_experts(routing.weights, len(true))
-            values["true_experts_found"] = largest[..., true].sum(-1).double().mean()
+            values["true_experts_found"] = widest(largest[..., true].sum(-1)).mean()
         if "task_group" in spec.extras:
             values |= jaccard_by_group(chosen, spec.extras["task_group"])
-            values["distinct_experts"] = chosen.sum(-1).double().mean()
+            values["distinct_experts"] = widest(chosen.sum(-1)).mean()
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value) * len(batch)
         self._rows += len(batch)

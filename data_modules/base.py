@@ -16,7 +16,7 @@ from data_modules.options import SEEDS, flag, whole
 from data_modules.splits import SPLITS
 from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
 from mtl.checks import require
-from mtl.types import Batch, Columns, DataSpec, RowEncoder
+from mtl.types import Batch, Columns, DataSpec, RowEncoder, TaskSpec, labelled
 
 MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
 
@@ -146,6 +146,12 @@ class Batches:
         return iter(self.loader)
 
 
+def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
+    """Raise InputError, which names them, if some ``tasks`` have no label among the ``targets`` of the training."""
+    silent = [task.name for task in tasks if not bool(labelled(task, targets[task.name]).any())]
+    require(not silent, f"no training row has a label of the task {', '.join(silent)}: give labels, or leave it out")
+
+
 class TensorDataModule(LightningDataModule):
     """Base class of every data set that fits in memory.
 
@@ -218,6 +224,8 @@ class TensorDataModule(LightningDataModule):
 
     def _load(self) -> DataSpec:
         spec, self.splits = self.load()
+        if "train" in self.splits:
+            check_labels(spec.tasks, self.splits["train"].targets)
         return spec
 
     def state_dict(self) -> dict[str, Any]:

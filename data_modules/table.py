@@ -15,9 +15,9 @@ from data_modules import options
 from data_modules.files.several import files_of
 from data_modules.options import shown
 from data_modules.splits import SPLITS
+from data_modules.table_base import OPTION, TableBase, name_of_column, split_names
 from data_modules.tables.bad_cells import CHOICES
-from data_modules.tables.base import OPTION, TableBase, name_of_column
-from data_modules.tables.columns import as_text, cell, named, numbers, split_names
+from data_modules.tables.columns import as_text, cell, named, numbers
 from data_modules.tables.encoder import TableEncoder, listing
 from data_modules.tables.example import NAME, TASKS, write_example
 from data_modules.tables.kinds import separators

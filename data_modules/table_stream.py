@@ -22,8 +22,8 @@ from torch import Tensor
 from data_modules import options
 from data_modules.splits import SPLITS
 from data_modules.stream import Cut, StreamLoader, in_order, shuffled
-from data_modules.tables.base import OPTION, TableBase
-from data_modules.tables.columns import as_text, split_names
+from data_modules.table_base import OPTION, TableBase, split_names
+from data_modules.tables.columns import as_text
 from data_modules.tables.encoder import ignoring
 from data_modules.tables.learning import learn
 from data_modules.tables.parquet import Block, ParquetRows, parquet_files

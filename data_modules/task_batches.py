@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from data_modules.base import RowsLoader, TensorDataModule
+from data_modules.base import RowsLoader, TensorDataModule, check_labels
 from data_modules.options import choice, number, whole
 from data_modules.texts.rows import RaggedRows
 from mtl.checks import require
@@ -213,6 +213,8 @@ class TasksDataModule(TensorDataModule):
 
     def _load(self) -> DataSpec:
         spec, self.tasks = self.load_tasks()
+        if "train" in self.tasks:
+            check_labels(spec.tasks, {task: rows.targets[task] for task, rows in self.tasks["train"].items()})
         return spec
 
     def row_counts(self) -> dict[str, Any]:

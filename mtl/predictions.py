@@ -11,17 +11,17 @@ from mtl.types import TaskSpec
 
 
 def in_units(task: TaskSpec, output: Tensor) -> Tensor:
-    """Return what the network's ``output`` for ``task`` means, float32.
+    """Return what the network's ``output`` for ``task`` means.
 
     A binary task's logits ``[B]`` become the probability of the positive class, a multiclass task's ``[B, C]`` the
-    probabilities of the classes, a regression's outputs ``[B]`` values in the units of its labels. The logits of a span
-    task, ``[B, S, 2]``, stay.
+    probabilities of the classes, float32; a regression's outputs ``[B]`` values in the units of its labels, float64.
+    The logits of a span task, ``[B, S, 2]``, stay.
     """
     if task.kind == "binary":
         return output.float().sigmoid()
     if task.kind == "multiclass":
         return output.float().softmax(-1)
-    return task.in_units(output.float()) if task.kind == "regression" else output.float()
+    return task.in_units(output) if task.kind == "regression" else output.float()
 
 
 def class_names(task: TaskSpec) -> list[str]:
@@ -53,4 +53,6 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
 
 def empty(task: TaskSpec) -> Tensor:
     """Return the ``in_units`` of no rows."""
-    return torch.zeros(0, task.num_classes) if task.kind == "multiclass" else torch.zeros(0)
+    if task.kind == "multiclass":
+        return torch.zeros(0, task.num_classes)
+    return torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)

@@ -76,7 +76,7 @@ class TrainedModel:
         for batch, output in self._outputs(given, specs, batch_size, where):
             for task in specs:
                 if task.name in output.predictions:
-                    values[task.name].append(predictions.in_units(task, output.predictions[task.name]).cpu())
+                    values[task.name].append(predictions.in_units(task, output.predictions[task.name].cpu()))
             if experts:
                 for name, weights in self._weights(batch, output):
                     used.setdefault(name, []).append(experts_used(weights))

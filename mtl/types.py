@@ -30,6 +30,16 @@ MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
 ROW = "\0row"  # column of a table that numbers its rows from 1, for messages
 
 
+def has_float64(device: torch.device) -> bool:
+    """Return whether tensors on ``device`` may be float64; on Apple's GPUs (mps) they may not."""
+    return device.type != "mps"
+
+
+def widest(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, or in float32 on a device that has no float64."""
+    return x.double() if has_float64(x.device) else x.float()
+
+
 def metric_family(name: str) -> str:
     """Return the entry of ``METRICS`` that a metric belongs to: ``ndcg@K`` for ``ndcg@10``, else its own name."""
     base, at, k = name.partition("@")
@@ -136,7 +146,8 @@ class TaskSpec:
     task (negative, positive); empty if they have none.
 
     A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
-    and metrics are in the task's own units, ``in_units`` of the output. ``pos_weight`` multiplies the loss of the
+    and metrics are in the task's own units, ``in_units`` of the output: in float64, since float32 has too few digits
+    for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the loss of the
     positive rows of a binary task, ``class_weights`` (empty: all 1) that of the rows of each class of a multiclass one.
     """
 
@@ -177,12 +188,15 @@ class TaskSpec:
         require(fits, f"task {self.name!r}: class_weights={list(each)} must be a number of at least 0 for each class")
 
     def in_units(self, prediction: Tensor) -> Tensor:
-        """Return the predictions of a regression in the units of its targets, from a network's output."""
-        return prediction * self.std + self.mean
+        """Return the predictions of a regression in the units of its targets, float64, from a network's output."""
+        values = widest(prediction)
+        # As tensors: ONNX would make plain numbers float32
+        std, mean = (torch.tensor(number, dtype=values.dtype) for number in (self.std, self.mean))
+        return values * std + mean
 
     def standardised(self, values: Tensor) -> Tensor:
-        """Return ``values`` in the units of a regression's targets as a network predicts them."""
-        return (values - self.mean) / self.std
+        """Return ``values`` in the units of a regression's targets as a network predicts them, float64."""
+        return (widest(values) - self.mean) / self.std
 
 
 class RowEncoder(Protocol):
@@ -272,7 +286,13 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on ``device``; Lightning calls this before each step."""
-        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+        narrow = not has_float64(torch.device(device))
+
+        def moved(value: Tensor) -> Tensor:
+            value = value.float() if narrow and value.dtype == torch.float64 else value
+            return value.to(device, non_blocking=non_blocking)
+
+        return self._map(moved)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory; the DataLoader calls this when asked to pin."""

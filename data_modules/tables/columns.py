@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from data_modules.files.reading import quote
-from data_modules.splits import SPLITS
 from data_modules.tables.bad_cells import BadCells
 from mtl.checks import InputError, require
 from mtl.types import ROW
@@ -70,16 +69,6 @@ def as_text(column: pl.Series) -> pl.Series:
     if column.dtype.is_float():
         return column.cast(pl.String).str.replace(r"\.0$", "")
     return column.cast(pl.String)
-
-
-def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
-    """Return the split that the cells of ``column`` name; raise InputError for the first bad one."""
-    check_kind(rows, column, where, f" to {', '.join(SPLITS)}")
-    split = as_text(rows[column])
-    bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
-    if len(bad):
-        raise InputError(f"{cell(rows, column, bad[0], where)}; accepted are {', '.join(SPLITS)}")
-    return split
 
 
 @dataclass(frozen=True)

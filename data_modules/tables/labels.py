@@ -143,12 +143,12 @@ class Labels:
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
 
-        They are float32 (binary, regression; NaN if missing) or int64 (multiclass; -100 if missing). Raises
-        InputError, which names the first bad cell.
+        They are float32 (binary), float64 (regression), with NaN for a missing one, or int64 (multiclass), with -100.
+        Raises InputError, which names the first bad cell.
         """
         self._check_kind(frame, where)
         if self.kind == "regression":
-            return torch.from_numpy(self.numbers(frame, where).to_numpy(writable=True)).float()
+            return torch.from_numpy(self.numbers(frame, where).to_numpy(writable=True))
         ids = self._ids(frame, list(spec.classes), where)
         return ids if self.kind == "multiclass" else torch.where(ids == MISSING_CLASS, torch.nan, ids.float())
 

@@ -12,6 +12,7 @@ from mtl.analysis.selection import jaccard, jaccard_by_group
 from mtl.gates.base import Gate
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
+from mtl.types import widest
 
 
 def layers_with_gates(network: nn.Module) -> dict[str, nn.Module]:
@@ -56,16 +57,16 @@ def describe(matrices: Sequence[Tensor]) -> dict[str, float]:
     """
     pattern = torch.cat(list(matrices), 1)  # [T, all components]
     values = {
-        "active_connections": float(pattern.double().mean()),
+        "active_connections": float(widest(pattern).mean()),
         "distinct_patterns": float(len(torch.unique(pattern, dim=0))),
-        "idle_tasks": float(torch.stack([~matrix.any(1) for matrix in matrices]).double().mean()),
+        "idle_tasks": float(widest(torch.stack([~matrix.any(1) for matrix in matrices])).mean()),
     }
     tasks = len(pattern)
     if tasks > 1:
         overlap = jaccard(pattern)
         values["pattern_jaccard"] = float((overlap.sum() - overlap.trace()) / (tasks * (tasks - 1)))
     for index, matrix in enumerate(matrices):
-        values[f"active_connections_layer_{index}"] = float(matrix.double().mean())
+        values[f"active_connections_layer_{index}"] = float(widest(matrix).mean())
     return values
 
 
@@ -86,6 +87,6 @@ def active_by_kind(kinds: Sequence[Sequence[str]], matrices: Sequence[Tensor]) -
     """Return the share of active connections of each kind of component, over all layers."""
     columns: dict[str, list[float]] = {}
     for names, matrix in zip(kinds, matrices, strict=True):
-        for name, column in zip(names, matrix.double().mean(0).tolist(), strict=True):
+        for name, column in zip(names, widest(matrix).mean(0).tolist(), strict=True):
             columns.setdefault(name, []).append(column)
     return {name: sum(shares) / len(shares) for name, shares in columns.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mtl.types import Routing
+from mtl.types import Routing, widest
 
 
 def selected_experts(routing: Routing) -> Tensor:
@@ -27,7 +27,7 @@ def heaviest_experts(weights: Tensor, count: int) -> Tensor:
 
 def jaccard(chosen: Tensor) -> Tensor:
     """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
-    chosen = chosen.double()
+    chosen = widest(chosen)
     common = chosen @ chosen.transpose(-1, -2)
     size = chosen.sum(-1)
     return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.functional import entropy
-from mtl.types import Routing
+from mtl.types import Routing, widest
 
 # The largest number of training batches that are kept; beyond it, every second one is dropped
 MOST_SHARES = 1000
@@ -38,7 +38,7 @@ class Tally:
         """Add a batch of ``rows`` samples; of texts, each token that is routed counts as a sample."""
         if not rows:
             return
-        weights = routing.weights.detach().double()  # the sums then hardly depend on how rows are batched
+        weights = widest(routing.weights.detach())  # the sums then hardly depend on how rows are batched
         self.static = self.static and weights.dim() == 2
         if weights.dim() == 3:
             rows, times = len(weights), 1
@@ -47,8 +47,8 @@ class Tally:
         active = weights > 0
         self.rows += rows
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
-        self.active = self.active + self._spread(active.sum((0, 2)).double() * times, routing.tasks)
-        self.idle += float((~active.any(-1)).double().mean(-1).sum()) * times
+        self.active = self.active + self._spread(widest(active.sum((0, 2))) * times, routing.tasks)
+        self.idle += float(widest(~active.any(-1)).mean(-1).sum()) * times
         self.share = self.share + self._spread(weights.sum(0) * times, routing.tasks)
         self.union += float(active.any(1).sum()) * times
         self.entropy += float(entropy(weights).mean(-1).sum()) * times
@@ -129,7 +129,7 @@ class History:
             self.binary_steps.append(step)
             self.binary.append(float(binary))
         idle = (weights if weights.dim() == 3 else weights[None]) <= 0  # [B, T, E]
-        zeros = torch.stack([idle.all(1).sum(-1).double().mean(), idle.sum((1, 2)).double().mean()])
+        zeros = torch.stack([widest(idle.all(1).sum(-1)).mean(), widest(idle.sum((1, 2))).mean()])
         unused, unmixed = (all_reduce_sum(zeros) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
         rows = len(share) if routing.tasks is None else num_tasks

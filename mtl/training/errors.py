@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import all_reduce_sum
-from mtl.types import TaskSpec, side_by_side
+from mtl.types import TaskSpec, has_float64, side_by_side, widest
 
 # From the sums of squares and of absolute values of the errors and the number of labels, [T] each
 ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -20,19 +20,18 @@ ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 class TaskSums(nn.Module):
-    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 at any precision."""
-
-    sums: Tensor
+    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 if the device has it."""
 
     def __init__(self, tasks: Sequence[TaskSpec], count: int) -> None:
         super().__init__()
         self.tasks = list(tasks)
         self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
-        self.register_buffer("sums", torch.zeros(count, len(self.tasks), dtype=torch.float64), persistent=False)
+        self.sums = torch.zeros(count, len(self.tasks), dtype=torch.float64)  # no buffer, which trainers convert
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
-        self.sums = self.sums.double()  # keep float64, which a half-precision trainer would convert
+        device = fn(torch.zeros(())).device  # the sums follow the module to its device, but not to its precision
+        self.sums = self.sums.to(torch.float64 if has_float64(device) else torch.float32).to(device)
         return self
 
     def reset(self) -> None:
@@ -50,12 +49,12 @@ class MeanErrors(TaskSums):
         names = [name for name in predictions if name in self.index_of]
         if not names:
             return
-        prediction, target = side_by_side(predictions, names).double(), side_by_side(targets, names).double()  # [n, B]
+        prediction, target = widest(side_by_side(predictions, names)), widest(side_by_side(targets, names))  # [n, B]
         index = torch.tensor([self.index_of[name] for name in names], device=prediction.device)
         units = prediction.new_tensor([(self.tasks[task].std, self.tasks[task].mean) for task in index.tolist()])
         mask = ~target.isnan()
         error = torch.where(mask, prediction * units[:, :1] + units[:, 1:] - target, 0.0)
-        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), mask.sum(-1).double()])
+        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), widest(mask.sum(-1))])
         self.sums.index_add_(1, index, added)
 
     def compute(self) -> dict[str, dict[str, float]]:

@@ -74,10 +74,10 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
         own = _constants_of(tasks, "pos_weight", 1.0, target)
         each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none", pos_weight=own)
         return torch.where(mask, each, 0.0), mask
-    target = target.to(prediction.dtype)
+    target = target.to(torch.promote_types(target.dtype, prediction.dtype))  # 1.7e9 +- 20 are equal in float32
     mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
     target = target if mean is None else target - mean
-    target = target if std is None else target / std
+    target = (target if std is None else target / std).to(prediction.dtype)
     error = torch.where(mask, prediction - target, 0.0)  # before the square, whose gradient of NaN is NaN
     return error.square(), mask
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from mtl.training.losses import summed_losses
 from mtl.training.ranking import Ranking
 from mtl.training.scores import AUROC, R2, AveragePrecision, BaseRate, LogLoss, OneVersusRestAUROC
 from mtl.training.spans import SpanScore, best_spans
-from mtl.types import METRICS, TaskKind, TaskSpec, labelled, metric_family
+from mtl.types import METRICS, TaskKind, TaskSpec, has_float64, labelled, metric_family, widest
 
 BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of mtl.types.METRICS, but for those in ERRORS
     "binary": {
@@ -129,10 +129,15 @@ def mode_of(monitor: str, mode: str = "auto") -> str:
     return mode
 
 
+def on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``values`` on the CPU."""
+    return {name: value.cpu() for name, value in values.items()}
+
+
 class LossMeter(TaskSums):
     """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
 
-    ``sums [2, T]``, float64: this process's summed losses and numbers of labels.
+    ``sums [2, T]``: this process's summed losses and numbers of labels.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -142,7 +147,7 @@ class LossMeter(TaskSums):
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
         index, _ = self.constants(tuple(names), totals)
-        self.sums.index_add_(1, index, torch.stack([totals.detach().double(), counts.double()]))
+        self.sums.index_add_(1, index, torch.stack([widest(totals.detach()), widest(counts)]))
 
     def constants(self, names: tuple[str, ...], like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices and the weights of the named tasks, on the device and in the precision of ``like``.
@@ -151,22 +156,22 @@ class LossMeter(TaskSums):
         """
         key = (names, like.device, like.dtype)
         if key not in self._constants:
-            index = torch.tensor([self.index_of[name] for name in names], device=like.device)
-            weights = like.new_tensor([self.tasks[task].weight for task in index.tolist()])
+            numbers = [self.index_of[name] for name in names]
+            index = torch.tensor(numbers, device=like.device)
+            weights = like.new_tensor([self.tasks[number].weight for number in numbers])
             self._constants[key] = index, weights
         return self._constants[key]
 
     def compute(self) -> dict[str, float]:
         """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
 
-        The means are over the rows of all processes, so every process has to call this.
+        ``loss`` is NaN if that leaves out all tasks that have a weight. The means are over the rows of all processes,
+        so every process has to call this.
         """
-        result, weighted = {}, 0.0
-        for task, (loss, count) in zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True):
-            if count:
-                result[f"{task.name}/loss"] = loss / count
-                weighted += task.weight * loss / count
-        return {"loss": weighted, **result}
+        sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
+        means = {task: loss / count for task, (loss, count) in sums if count}
+        weighted = [task.weight * mean for task, mean in means.items() if task.weight]
+        return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
 
 
 class Evaluation(nn.Module):
@@ -195,6 +200,9 @@ class Evaluation(nn.Module):
         ``weights`` and ``groups``: see ``Batch``. Weights count in the losses alone: all labelled rows are alike to
         metrics.
         """
+        if not all(has_float64(prediction.device) for prediction in predictions.values()):
+            predictions, targets, weights = on_cpu(predictions), on_cpu(targets), on_cpu(weights or {})
+            rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
         self.errors.update(predictions, targets)
         for name, prediction in predictions.items():
@@ -207,7 +215,7 @@ class Evaluation(nn.Module):
             mask = labelled(task, target)
             prediction, target = at_least_float32(prediction)[mask], target[mask]
             if task.kind == "regression":
-                prediction, target = task.in_units(prediction.double()), target.double()
+                prediction, target = task.in_units(prediction), target.double()
             if task.kind == "binary":
                 # torchmetrics guesses for each batch whether it gets logits, so give it probabilities. In float32 the
                 # sigmoid of all logits above 17 is 1, and they would tie
@@ -216,6 +224,13 @@ class Evaluation(nn.Module):
                 prediction = prediction.double().softmax(-1)
             if len(target):
                 self._update_metrics(task, prediction, target, None if groups is None else groups[mask])
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Stay on the CPU instead of moving to a device without float64."""
+        if not has_float64(fn(torch.zeros(())).device):
+            return self
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        return self
 
     def compute(self) -> dict[str, float]:
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
@@ -234,11 +249,13 @@ class Evaluation(nn.Module):
         return {"loss": result["loss"], **means, **result}
 
     def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
-        """Return for each metric that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
+        """Return for each value that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
 
         Averages are NaN, and among them, if all their metrics are. What is NaN because a prediction is, is not.
         """
         found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
+        if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):
+            found["loss"] = "a label of a task that has a weight"
         for name in self.tasks:
             for metric_name, metric in self._of(name).items():
                 if hasattr(metric, "needs") and math.isfinite(result.get(f"{name}/loss", math.nan)):

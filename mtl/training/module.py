@@ -10,16 +10,20 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.kinds import listed
 from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
-from mtl.types import Batch, NetworkOutput, TaskSpec
+from mtl.types import Batch, NetworkOutput, TaskSpec, has_float64
 
 log = logging.getLogger(__name__)
+
+LARGEST_OFFSET = 1e4  # standard deviations from 0 to the mean of labels that float32 holds to 1e-3 of a deviation
 
 
 def is_logged(trainer: Any, step: int) -> bool:
@@ -108,6 +112,16 @@ class MultiTaskModule(LightningModule):
         """Return the names that this module logs in training and validation; ``*`` stands for any text."""
         names = [*(f"val/{name}" for name in self.evaluation.names()), "train/step_loss", "train/loss"]
         return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*", "train/weight/*"]
+
+    def setup(self, stage: str) -> None:
+        """Raise InputError for a regression whose labels differ only in digits that the device does not have."""
+        device = self.trainer.strategy.root_device
+        for task in self.tasks.values():
+            require(
+                has_float64(device) or abs(task.mean) <= LARGEST_OFFSET * task.std,
+                f"task {task.name!r}: labels with mean {task.mean:.10g} and standard deviation {task.std:.4g} need "
+                f"float64, which {device} does not have: use trainer.accelerator=cpu, or subtract the mean",
+            )
 
     def on_fit_start(self) -> None:
         if self.distillation is not None:  # Lightning moves and converts only what is part of this module
@@ -226,5 +240,9 @@ class MultiTaskModule(LightningModule):
         for name in () if self.trainer.sanity_checking else sorted(said - self._named):
             log.warning("%s is undefined on these rows: it needs %s", name, self.undefined[name])
             self._named.add(name)
+        silent = [] if self.trainer.sanity_checking else [n for n in self.tasks if f"{n}/loss" not in results]
+        if silent and f"{stage}/loss" not in undefined and stage not in self._named:
+            log.warning("%s/loss is that of the other tasks: no row has a label of %s", stage, listed(silent))
+            self._named.add(stage)
         log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)

@@ -106,6 +106,31 @@ def test_an_undefined_monitor_neither_stops_nor_fails_a_run(
     assert " - " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_a_split_without_labels_has_no_loss(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its loss is undefined: one warning, never the best value, null in the results."""
+    words = [*table(tmp_path), "trainer.max_epochs=2"]
+    nothing = [pl.when(pl.col("part") == part).then(None).otherwise(pl.col(n)).alias(n) for n in ("click", "price")]
+    pl.read_csv(tmp_path / "rows.csv").with_columns(*nothing).write_csv(tmp_path / "rows.csv")
+    with caplog.at_level(logging.WARNING):
+        best = run(compose_small(tmp_path / "run", *words))
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (record["test"]["loss"] is None) == (part == "test")
+    assert (record["best_val_loss"] is None) == (part == "val")
+    assert best == record["test"]["loss"] if part == "val" else best == record["best_val_loss"]
+    assert caplog.text.count(f"{part}/loss is undefined on these rows: it needs a label") == 1
+    assert "is that of the other tasks" not in caplog.text
+
+
+def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = [*table(tmp_path), "trainer.max_epochs=3"]
+    price = pl.when(pl.col("part") == "val").then(None).otherwise(pl.col("price"))
+    pl.read_csv(tmp_path / "rows.csv").with_columns(price=price).write_csv(tmp_path / "rows.csv")
+    with caplog.at_level(logging.WARNING):
+        run(compose_small(tmp_path / "run", *words))
+    assert caplog.text.count("val/loss is that of the other tasks: no row has a label of price") == 1
+
+
 def test_a_monitored_task_without_labels_in_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     words = [*table(tmp_path), "monitor=val/click/auprc", "trainer.max_epochs=2", "setting.patience=0"]
     click = pl.when(pl.col("part") == "val").then(None).otherwise(pl.col("click"))

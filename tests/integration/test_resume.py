@@ -6,7 +6,6 @@ import csv
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -161,28 +160,6 @@ def test_stopped_run_of_tasks_with_separate_rows(
     for key, value in expected.items():
         assert same(value, got[key]), key
     assert losses(parts) == losses(whole)
-
-
-@pytest.mark.parametrize(("name", "loss"), [("mixture", 55.5415), ("routed", 10.3913)])
-def test_checkpoint_of_earlier_version_resumes(name: str, loss: float, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    shutil.copy(ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt")
-    go_on(tmp_path, "trainer.max_epochs=4")
-    assert json.loads((tmp_path / "results.json").read_text())["test"]["loss"] == pytest.approx(loss, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["mixture", "routed"])
-def test_configuration_of_an_earlier_version(name: str, tmp_path: Path) -> None:
-    path = ROOT / "tests" / "golden" / "checkpoints" / f"{name}.ckpt"
-    cfg = resume_small(path, tmp_path, "trainer=ddp_cpu")
-    assert not {"experts", "find_unused_parameters"} & cfg.setting.keys()
-    assert cfg.trainer.strategy.find_unused_parameters == (name == "routed")
-    assert cfg.experts.units == cfg.setting.expert_units
-    with pytest.raises(InputError, match="has a different configuration"):
-        resume_small(path, tmp_path, "recipe=digits")
-    if name == "mixture":
-        with pytest.raises(InputError, match=r"network.experts._target_ is .*StackedDense in the checkpoint"):
-            resume_small(path, tmp_path, "experts=conv")
 
 
 def go_on(folder: Path, *words: str) -> None:

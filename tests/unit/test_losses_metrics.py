@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -161,7 +163,20 @@ def test_a_task_without_labels_is_left_out() -> None:
     evaluation.update({"d": torch.ones(2)}, {"d": torch.zeros(2)})
     assert evaluation.compute() == pytest.approx({"loss": 2.0, "d/loss": 1.0, "d/mse": 1.0})
     evaluation.reset()
-    assert evaluation.compute() == {"loss": 0.0}
+    assert math.isnan(evaluation.compute()["loss"])
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_mean_over_no_labels_is_undefined(weight: float) -> None:
+    """Also if the only labels are those of a task without a weight."""
+    silent, other = TaskSpec("x", "regression"), TaskSpec("y", "regression", weight=weight)
+    evaluation = Evaluation([silent, other])
+    evaluation.update({"x": torch.ones(2), "y": torch.ones(2)}, {"x": torch.full((2,), NAN), "y": torch.zeros(2)})
+    found = evaluation.compute()
+    assert found["y/loss"] == 1
+    assert "x/loss" not in found
+    assert found["loss"] == 1 if weight else math.isnan(found["loss"])
+    assert ("loss" in evaluation.undefined(found)) == (weight == 0)
 
 
 def test_meter_counts_rows() -> None:

@@ -259,13 +259,6 @@ def test_bad_labels_are_errors_whatever_on_bad_says(kind: str, tmp_path: Path) -
     )
 
 
-def test_state_of_an_earlier_version(tmp_path: Path) -> None:
-    data = module(pl.DataFrame({"x": [i + 0.5 for i in range(40)]}), tmp_path / "t.csv")
-    state = data.row_encoder.state()
-    earlier = {key: state[key] for key in ("categorical", "numeric", "separator", "null_values", "from_text")}
-    assert TableEncoder.from_state(earlier) == again(data)
-
-
 def test_rows_do_not_depend_on_each_other(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {

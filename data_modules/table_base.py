@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from data_modules import options
 from data_modules.base import TensorDataModule
 from data_modules.options import refused, shown
 from data_modules.splits import SPLITS, check_shares
+from data_modules.tables.columns import as_text, cell, check_kind
 from data_modules.tables.encoder import TableEncoder, listing
 from data_modules.tables.kinds import Given
 from data_modules.tables.labels import Labels
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.types import RANKING, metric_family
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
@@ -148,3 +151,13 @@ def name_of_column(option: str, column: Any) -> str | None:
     good = column is None or (isinstance(column, str) and bool(column))
     require(good, f"data.{option}={shown(column)}: must be the name of a column, or null")
     return column
+
+
+def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
+    """Return the split that the cells of ``column`` name; raise InputError for the first bad one."""
+    check_kind(rows, column, where, f" to {', '.join(SPLITS)}")
+    split = as_text(rows[column])
+    bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
+    if len(bad):
+        raise InputError(f"{cell(rows, column, bad[0], where)}; accepted are {', '.join(SPLITS)}")
+    return split
