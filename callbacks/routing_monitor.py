@@ -121,7 +121,7 @@ class RoutingMonitor(Callback):
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
         if self._sample is None and len(batch):
-            self._sample = batch
+            self._sample = batch.with_inputs_as(pl_module.dtype)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         report = self._report(pl_module)

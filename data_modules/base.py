@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from data_modules.options import SEEDS, flag, whole
 from data_modules.splits import SPLITS
 from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
 from mtl.checks import require
-from mtl.types import Batch, Columns, DataSpec, RowEncoder, TaskSpec, labelled
+from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
 
@@ -32,7 +31,8 @@ class RowsDataset(Dataset[Batch]):
         alike = {(target.dtype, target.dim()) for target in targets}
         self.names, self.rows, self.table = list(rows.targets), rows, None
         if len(targets) >= MANY and alike == {(targets[0].dtype, 1)}:
-            self.rows, self.table = replace(rows, targets={}), torch.stack(targets, 1)  # [rows, T]
+            self.table = torch.stack(targets, 1)  # [rows, T]
+            self.rows = Batch(rows.inputs, {}, rows.weights, rows.groups)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,7 +41,8 @@ class RowsDataset(Dataset[Batch]):
         batch = self.rows.select(index)
         if self.table is None:
             return batch
-        return replace(batch, targets=Columns(self.names, self.table.index_select(0, index)))
+        batch.targets = dict(zip(self.names, self.table.index_select(0, index).unbind(1), strict=True))
+        return batch
 
 
 class TrainingSampler(Sampler[Tensor]):

@@ -95,7 +95,7 @@ class SquadDataModule(TextTasksDataModule):
         targets = found.targets([question.span for question in questions])
         bounds = torch.tensor([0, *map(len, parts)]).cumsum(0)
         ends = torch.searchsorted(found.question, bounds).tolist()  # rows of a question follow one another
-        served = [part(found, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
+        served = [rows_between(found, targets, low, high, encoder.pad) for low, high in pairwise(ends)]
         rows = dict(zip(SPLITS, [*served, served[-1]], strict=False))  # val is test if both have the same questions
         counts = ", ".join(f"{len(rows[split])} {split}" for split in SPLITS)
         seconds = time.perf_counter() - start
@@ -148,7 +148,7 @@ class SquadDataModule(TextTasksDataModule):
         return Windows(**content)
 
 
-def part(found: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
+def rows_between(found: Windows, targets: Tensor, low: int, high: int, pad: int) -> RaggedRows:
     """Return the rows from ``low`` to ``high``, without a copy."""
     offsets = found.offsets[low : high + 1]
     tokens = found.tokens[int(offsets[0]) : int(offsets[-1])]

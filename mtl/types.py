@@ -6,7 +6,7 @@ Shape letters used throughout: B batch, T tasks, E experts, K selections, D feat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -254,7 +254,6 @@ class DataSpec:
         return [task.name for task in self.tasks]
 
 
-@dataclass  # not frozen: Lightning converts precision inside it
 class Batch:
     """A batch: ``inputs[name]: [B, ...]`` and ``targets[task]: [B]``, with only the tasks that this batch is for.
 
@@ -265,12 +264,19 @@ class Batch:
     ``weights[task] [B]`` multiply the losses of the rows, if given; their mean over the labelled rows of a split should
     be 1, so that the mean loss of the split is the weighted mean. ``groups [B]``, int64: the group, such as the user,
     whose rows the metrics of ``RANKING`` compare; negative if a row has none.
+
+    It is no dataclass: in those, Lightning converts all numbers to the precision of the trainer, which would round
+    labels and weights (257 is 256 in bfloat16). ``with_inputs_as`` converts the inputs alone.
     """
 
-    inputs: dict[str, Tensor]
-    targets: dict[str, Tensor]
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    groups: Tensor | None = None
+    def __init__(
+        self,
+        inputs: dict[str, Tensor],
+        targets: dict[str, Tensor],
+        weights: dict[str, Tensor] | None = None,
+        groups: Tensor | None = None,
+    ) -> None:
+        self.inputs, self.targets, self.weights, self.groups = inputs, targets, weights or {}, groups
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -297,6 +303,11 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory; the DataLoader calls this when asked to pin."""
         return self._map(Tensor.pin_memory)
+
+    def with_inputs_as(self, dtype: torch.dtype) -> Batch:
+        """Return the batch with floating-point inputs of type ``dtype``, and all else as it is."""
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in self.inputs.items()}
+        return Batch(inputs, self.targets, self.weights, self.groups)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each of its tensors changed."""
@@ -325,27 +336,8 @@ class Routing:
     tasks: Sequence[int] | None = None
 
 
-class Columns(dict[str, Tensor]):
-    """Tensors ``[B]`` by name: the columns of one ``table [B, N]``.
-
-    Code that needs all columns reads ``table``, without stacking them. It cannot be changed; ``columns | {...}`` is a
-    plain dict.
-    """
-
-    def __init__(self, names: Iterable[str], table: Tensor) -> None:
-        super().__init__(zip(names, table.unbind(1), strict=True))
-        self.table = table
-
-    def __setitem__(self, *change: Any) -> Any:
-        raise TypeError("Columns cannot be changed: make a dict of them")
-
-    update = __delitem__ = __ior__ = __setitem__  # type: ignore[assignment]  # they raise, whatever they are given
-
-
 def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """Return the named tensors ``[B]`` as one tensor ``[N, B]``."""
-    if isinstance(values, Columns) and list(values) == list(names):
-        return values.table.t()
     return torch.stack([values[name] for name in names])
 
 

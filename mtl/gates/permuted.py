@@ -85,7 +85,7 @@ class Permutation(nn.Module):
         """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
         if self._is_hard:
             return self.order
-        matrices = sinkhorn(self.logits, float(self.tau), int(self.rounds)).cpu().numpy()
+        matrices = sinkhorn(self.logits.double(), float(self.tau), int(self.rounds)).cpu().numpy()
         rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
         return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
 

@@ -15,7 +15,7 @@ from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import Columns, DataSpec, NetworkOutput, sum_losses
+from mtl.types import DataSpec, NetworkOutput, sum_losses
 
 
 class FrozenExperts(Experts):
@@ -110,8 +110,8 @@ class FrozenExpertsMoE(nn.Module):
         x = inputs[self.input_name]
         mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, 1 or U]
         if isinstance(self.head, LogisticUnits):
-            predictions: dict[str, Tensor]
-            predictions = Columns((self.tasks[index].name for index in wanted), self.head(mixed.squeeze(-1), wanted))
+            logits = self.head(mixed.squeeze(-1), wanted).unbind(1)
+            predictions = {self.tasks[index].name: value for index, value in zip(wanted, logits, strict=True)}
         else:
             predictions = self.head(mixed, wanted)
         routings = {"mixture": routing}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.kinds import Count, Dropout
-from mtl.types import Columns, TaskSpec
+from mtl.types import TaskSpec
 
 
 class Heads(nn.Module):
@@ -53,12 +53,8 @@ class Heads(nn.Module):
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
             names = [self.tasks[wanted[column]].name for column in columns]
             if self.tasks[rows[0]].kind != "multiclass":
-                found = Columns(names, outputs.squeeze(-1))
-                if len(columns) == len(wanted):
-                    return found
-                predictions |= found
-            else:
-                predictions |= zip(names, outputs.unbind(1), strict=True)
+                outputs = outputs.squeeze(-1)
+            predictions |= zip(names, outputs.unbind(1), strict=True)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
     def task_parameters(self) -> list[nn.Parameter]:
@@ -120,7 +116,7 @@ class SumHeads(nn.Module):
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
         """Map ``x [B, len(wanted), H]`` to predictions ``[B]`` by task name."""
         totals = x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)
-        return Columns((self.tasks[task].name for task in wanted), totals)
+        return dict(zip((self.tasks[task].name for task in wanted), totals.unbind(1), strict=True))
 
     def only(self, task: int) -> SumHeads:
         """Return the same for one task."""

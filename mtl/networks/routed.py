@@ -202,7 +202,8 @@ class RoutedNetwork(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = self.stem(self.bottom(inputs))
+        x = self.bottom(inputs)  # numbers are float32 even if the network is narrower
+        x = self.stem(x.to(next(self.parameters()).dtype))
         routings: dict[str, Routing] = {}
         for index, layer in enumerate(self.layers):
             x, routings[f"layers.{index}"] = layer(x, wanted)

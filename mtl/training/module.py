@@ -76,7 +76,7 @@ class MultiTaskModule(LightningModule):
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""
-        batches = [batch] if isinstance(batch, Batch) else batch
+        batches = [self._converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
         parts, shown, routings = [], [], {}
         for part in batches:
             output = self(part.inputs, list(part.targets))
@@ -166,7 +166,7 @@ class MultiTaskModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return what ``mtl.predictions.in_units`` says of each task of a batch."""
-        output = self(batch.inputs, list(batch.targets))
+        output = self(self._converted(batch).inputs, list(batch.targets))
         return {name: in_units(self.tasks[name], value) for name, value in output.predictions.items()}
 
     def on_validation_epoch_end(self) -> None:
@@ -222,7 +222,12 @@ class MultiTaskModule(LightningModule):
         """Return the key under which Lightning saves and looks for the state of the data module."""
         return type(getattr(self.trainer, "datamodule", None)).__qualname__
 
+    def _converted(self, batch: Batch) -> Batch:
+        """Return ``batch`` with inputs in the precision of the network."""
+        return batch.with_inputs_as(self.dtype)  # type: ignore[arg-type]  # it is never a str
+
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
+        batch = self._converted(batch)
         output = self(batch.inputs, list(batch.targets))
         rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
         self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)

@@ -13,6 +13,7 @@ import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.pool import NullPool
 
 from mtl.checks import InputError
 
@@ -67,9 +68,10 @@ def _shown(address: str) -> str:
 
 
 def _database(address: str) -> RDBStorage:
+    # Without a pool a connection lasts for one operation: none is left open, and none is stale after hours of training
     if not address.startswith("sqlite"):
-        return RDBStorage(address, engine_kwargs={"pool_pre_ping": True})
-    storage = RDBStorage(address, engine_kwargs={"connect_args": {"timeout": PATIENCE}})
+        return RDBStorage(address, engine_kwargs={"poolclass": NullPool})
+    storage = RDBStorage(address, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}})
 
     # By itself SQLite reads before it locks: two workers would both see a waiting trial, and both take it
     @sqlalchemy.event.listens_for(storage.engine, "connect")
@@ -80,7 +82,6 @@ def _database(address: str) -> RDBStorage:
     def begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    storage.engine.dispose()  # connections that were made before
     return storage
 
 

@@ -162,9 +162,20 @@ def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Pa
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
-def test_rows_in_half_precision(precision: str, tmp_path: Path) -> None:
-    words = [f"trainer.precision={precision}", "network.execution=dense", "trainer.max_steps=2"]
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data.tasks_per_group=16"],
+        ["data=movielens"],
+        ["data=four_mnists", "optimizer=sgd"],  # in float16 Adam's eps is 0
+        ["network=routed_headless"],
+        ["permutation=sinkhorn"],
+    ],
+    ids=" ".join,
+)
+def test_rows_in_every_precision(words: list[str], precision: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [f"trainer.precision={precision}", *words, f"paths.data_dir={tiny_data}", "trainer.max_steps=2", "~logger"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 

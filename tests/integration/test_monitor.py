@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from callbacks.lr_schedule import PlateauRate
 from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
+from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from train import run
 
@@ -157,7 +157,7 @@ def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
     rows, odd = data.splits["val"], torch.arange(40) % 2 == 1
     without = {task: target.masked_fill(~odd, math.nan) for task, target in rows.targets.items()}
     losses = []
-    for batch in (rows, replace(rows, targets=without, weights={})):
+    for batch in (rows, Batch(rows.inputs, without, groups=rows.groups)):
         with torch.no_grad():
             module.validation_step(batch, 0)
         losses.append(module.evaluation.compute()["loss"])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mtl.checks import InputError
 from mtl.training.losses import summed_loss, summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
-from mtl.types import MISSING_CLASS, Columns, TaskSpec
+from mtl.types import MISSING_CLASS, TaskSpec
 
 NAN = float("nan")
 BINARY = TaskSpec("a", "binary", weight=0.5)
@@ -72,27 +72,6 @@ def test_all_tasks_at_once_equal_one_at_a_time() -> None:
         expected = summed_loss(tasks[name], predictions[name], targets[name])
         torch.testing.assert_close(total, expected[0])
         assert count == expected[1]
-
-
-def test_columns_equal_separate_tensors() -> None:
-    """They need not be stacked, and cannot be changed without the table."""
-    tasks = {name: TaskSpec(name, "regression", mean=3.0, std=2.0) for name in "xyz"}
-    tables = [torch.randn(5, 3), torch.randn(5, 3)]
-    tables[1][2, 1] = NAN
-    tables[0].requires_grad_()
-    predictions, targets = (Columns(tasks, table) for table in tables)
-    found = summed_losses(tasks, predictions, targets)
-    gradient = torch.autograd.grad(found[1].sum(), tables[0])[0]
-    expected = summed_losses(tasks, dict(predictions), dict(targets))
-    assert found[0] == expected[0]
-    torch.testing.assert_close(found[1:], expected[1:])
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected[1].sum(), tables[0])[0])
-    assert gradient[2, 1] == 0
-    some = summed_losses(tasks, dict(predictions), {name: targets[name] for name in "xyz"})
-    torch.testing.assert_close(some[1:], expected[1:])
-    for change in (lambda: targets.update({"x": 1}), lambda: targets.__setitem__("x", 1), lambda: targets.__ior__({})):
-        with pytest.raises(TypeError, match="Columns cannot be changed"):
-            change()
 
 
 @pytest.mark.parametrize("order", [("binary", "a"), ("a", "binary")])

@@ -6,6 +6,7 @@ import math
 import threading
 from dataclasses import replace
 from pathlib import Path
+from sqlite3 import dbapi2
 from typing import Any
 
 import pytest
@@ -236,6 +237,24 @@ def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: s
     with pytest.raises(InputError, match=message) as caught:
         open_storage(storage, Path())
     assert "secret" not in str(caught.value)
+
+
+def test_no_connection_to_a_database_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dbapi2.Connection] = []
+    connect = dbapi2.connect
+
+    def noted(*args: Any, **options: Any) -> dbapi2.Connection:
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(dbapi2, "connect", noted)
+    queue = worker(f"sqlite:///{tmp_path}/study.db", 2)
+    run(queue)
+    assert states(queue) == ["COMPLETE"] * 2
+    assert opened
+    for connection in opened:
+        with pytest.raises(dbapi2.ProgrammingError, match="closed database"):
+            connection.total_changes  # noqa: B018
 
 
 def test_a_grid_goes_through_all_combinations_and_starts_again(journal: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Trainer
 from torch import nn
+from torch.utils.data import DataLoader
 
 from mtl.checks import InputError
 from mtl.training.distillation import Distillation
@@ -95,3 +99,42 @@ def test_training_step_learns_the_units() -> None:
 def test_units_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="task 'x': mean="):
         TaskSpec(**{"name": "x", "kind": "regression"} | options)
+
+
+class Noting(Constant):
+    """Keep the inputs of each call."""
+
+    def forward(self, inputs: Any, tasks: Any = None) -> NetworkOutput:
+        self.seen = inputs
+        return super().forward(inputs, tasks)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed"])
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*LeafSpec.*")
+def test_the_precision_of_the_trainer_is_for_inputs_and_leaves_labels_exact(precision: str, tmp_path: Path) -> None:
+    numbers = torch.tensor([257.0, 4097.0])  # 256 and 4096 in bfloat16
+    batches: list[Batch] = []
+
+    class Module(MultiTaskModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            batches.extend(batch)
+            return super().training_step(batch, batch_idx)
+
+        validation_step = None  # type: ignore[assignment]
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(precision=precision, max_steps=1, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    batch = Batch({"x": numbers, "id": torch.arange(2)}, {"price": numbers.double()}, {"price": numbers})
+    module = Module(Noting(0.0), [PRICE], torch.optim.SGD)
+    trainer.fit(module, DataLoader([[batch, copy.deepcopy(batch)]], batch_size=None))
+    assert module.network.seen["x"].dtype == module.network.output.dtype
+    assert module.network.seen["id"].dtype == torch.int64
+    assert len(batches) == 2
+    for part in batches:
+        assert torch.equal(part.targets["price"], numbers.double())
+        assert torch.equal(part.weights["price"], numbers)
