@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_modules.files.cache import locked, unwritable
+from data_modules.files.cache import locked
 from data_modules.texts.encoder import Encoder
 from data_modules.texts.rows import Texts
+from mtl.writing import write_json, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +86,10 @@ def _inner(texts: Sequence[Texts]) -> set[str]:
 
 
 def _save(made: Any, folder: Path) -> None:
-    """Write the files that ``AutoTokenizer`` reads into ``folder``, which is complete or absent."""
+    """Write the files that ``AutoTokenizer`` reads into ``folder``; it is complete when it has ``FILE``."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **dict(zip(names, SPECIAL, strict=True))}
     ids = made.get_vocab()
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)
-        made.save(str(temporary / FILE))
-        (temporary / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
-        (temporary / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
-        shutil.rmtree(folder, ignore_errors=True)  # without a tokenizer.json
-        os.replace(temporary, folder)
-    except OSError as error:
-        raise unwritable(folder.parent, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
+    write_json(folder / "tokenizer_config.json", config)
+    write_text(folder / FILE, made.to_str(pretty=True))
