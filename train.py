@@ -67,13 +67,14 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
 
     from mtl import fast
     from mtl.checks import require
-    from mtl.records import CONFIG, RESULTS, write_json
+    from mtl.records import CONFIG, RESULTS
     from mtl.run import build, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
     from mtl.run.threads import use_threads
+    from mtl.writing import write_json, write_text
 
     schema.check(cfg)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -106,7 +107,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / CONFIG)
+        write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
     if cfg.evaluate:
         checkpoint, best, monitor = cfg.evaluate, None, "val/loss"
@@ -172,12 +173,13 @@ def main(cfg: DictConfig) -> float | None:
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
     from mtl.checks import require
-    from mtl.records import COMMAND, CONFIG, write_json
+    from mtl.records import COMMAND, CONFIG
     from mtl.run import errors, schema
     from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
     from mtl.run.resume import config_from_checkpoint
+    from mtl.writing import write_json
 
     make_lasting()
     if not resolvers.is_first():

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
@@ -18,6 +18,15 @@ class InputError(ValueError):
     The message says what was given, where, what is accepted and what to do; the program prints it alone,
     without a traceback, and exits with 1.
     """
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield ``error``, what caused it, what caused that, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def require(condition: bool, message: str) -> None:

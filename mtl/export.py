@@ -8,7 +8,6 @@ probabilities (binary and multiclass tasks) and to values in the units of the la
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.trained import TrainedModel, load
 from mtl.types import Bag, Categorical, Tokens
+from mtl.writing import write_json
 
 ROWS = 256  # on which programs are compared with the network
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
@@ -59,8 +59,7 @@ def export_run(
     names = [task.name for task in model.spec.tasks]
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "preprocessing.json").write_text(json.dumps(preprocessing(model, checkpoint, inputs), indent=2) + "\n")
+    write_json(folder / "preprocessing.json", preprocessing(model, checkpoint, inputs))
     expected = program.Readable(model.network)(inputs)
     found = program.save(exported, folder / "model.pt2")(inputs)
     differences = {"model.pt2": difference(model, found, expected)}

@@ -10,7 +10,6 @@ with the pre-activation a_sj = w1_j . x_s + b_j, the activation h_sj, and d the 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from mtl.prune import network_and_data
 from mtl.run.errors import as_one_message
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
+from mtl.writing import writing
 
 
 class Recorder:
@@ -112,9 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = given.out or Path(given.checkpoint).absolute().parent.parent / "importance.pt"
     with as_one_message():
         scores = importance_of_run(given.checkpoint, given.trust, given.data_dir)
-        part = file.with_name(file.name + ".part")
-        torch.save({"importance": scores.cpu()}, part)
-        os.replace(part, file)
+        with writing(file) as opened:
+            torch.save({"importance": scores.cpu()}, opened)
     print(f"{file}: importance of {scores.shape[1]:,} neurons in each of {scores.shape[0]} layers")
 
 

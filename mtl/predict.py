@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mtl  # noqa: F401  (must come first: it makes torchvision importable)
@@ -23,6 +22,7 @@ from mtl.checks import InputError, require
 from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
 from mtl.types import ROW
+from mtl.writing import reported, writing
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")
@@ -82,7 +82,7 @@ def predict_file(
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(rows.name, total=1.0)
-        with writing(out) as write:
+        with table_file(out) as write:
             for block, share in predicted(model, rows, **options):
                 write(block)
                 count += len(block)
@@ -100,35 +100,21 @@ def check_out(out: Path, rows: Path, force: bool) -> None:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[Write]:
+def table_file(out: Path) -> Iterator[Write]:
     """Provide a function that appends rows to a new file, which gets the name ``out`` when all are written."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    parts = temporary.with_name(temporary.name + ".parts")
-    try:
-        if out.suffix == ".parquet":
-            parts.mkdir()
-            files: list[Path] = []
+    with reported(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder, writing(out) as file:
+        parts: list[Path] = []
 
-            def write_part(frame: pl.DataFrame) -> None:
-                files.append(parts / f"{len(files)}.parquet")
-                frame.write_parquet(files[-1])
+        def write_part(frame: pl.DataFrame) -> None:
+            parts.append(Path(folder) / f"{len(parts)}.parquet")
+            frame.write_parquet(parts[-1])
 
-            yield write_part
-            pl.scan_parquet(files, glob=False).sink_parquet(temporary)
-        else:
-            with temporary.open("wb") as file:
+        def write_lines(frame: pl.DataFrame) -> None:
+            frame.write_csv(file, include_header=file.tell() == 0, separator=SEPARATORS[out.suffix])
 
-                def write_lines(frame: pl.DataFrame) -> None:
-                    frame.write_csv(file, include_header=file.tell() == 0, separator=SEPARATORS[out.suffix])
-
-                yield write_lines
-        os.replace(temporary, out)
-    except OSError as error:
-        raise InputError(f"-o {out} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
-        with suppress(OSError):
-            temporary.unlink()
+        yield write_part if out.suffix == ".parquet" else write_lines
+        if parts:
+            pl.scan_parquet(parts, glob=False).sink_parquet(file)
 
 
 def show(table: pl.DataFrame) -> None:

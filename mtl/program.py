@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from mtl import fast
 from mtl.checks import InputError
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
+from mtl.writing import reported, write_bytes
 
 
 class Readable(nn.Module):
@@ -88,8 +91,10 @@ def export(module: nn.Module, inputs: Mapping[str, Tensor], texts: Collection[st
 
 def save(program: ExportedProgram, path: Path) -> nn.Module:
     """Write ``program`` to ``path``; return it read back. ``torch.export.load(path).module()`` needs torch alone."""
+    content = io.BytesIO()  # torch ends the process if it cannot write to a file
     with quiet():
-        torch.export.save(program, path)
+        torch.export.save(program, content)
+        write_bytes(path, content.getbuffer())
         return torch.export.load(path).module()
 
 
@@ -99,9 +104,11 @@ def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collectio
     ``names`` are those of the inputs, ``tasks`` those of the outputs.
     """
     onnxruntime = onnx_runtime()
-    with quiet():
-        options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
-        torch.onnx.export(program, f=path, verbose=False, **options)
+    options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
+    with quiet(), reported(path), TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        torch.onnx.export(program, f=Path(folder) / path.name, verbose=False, **options)
+        for made in sorted(Path(folder).iterdir(), reverse=True):  # first the weights, a file of their own beyond 2 GB
+            made.replace(path.with_name(made.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from mtl.run.errors import as_one_message
 from mtl.run.restore import restore_data
 from mtl.run.resume import config_to_load
 from mtl.types import TaskSpec
+from mtl.writing import write_json
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,13 @@ def prune_run(
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, dict[str, Any]] = {}
     for task, pruned in cuts.items():
         exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
         difference = (exported(inputs) - _Predictor(network, spec)(inputs)).abs().max() / spec.std
         report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
-    (folder / "savings.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_json(folder / "savings.json", report)
     return report
 
 

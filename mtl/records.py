@@ -1,9 +1,8 @@
-"""The files of a run folder: their names, and how they are written and read. Imports nothing that takes long."""
+"""The files of a run folder: their names, and how they are read. Imports nothing that takes long."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,6 @@ COMMAND = "command.json"  # the overrides, choices and seed of a new run, writte
 CONFIG = "config.yaml"  # written before a run trains
 LOG = "train.log"
 RESULTS = "results.json"  # written last
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, as ``write_text`` does."""
-    write_text(path, json.dumps(content, indent=2))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary file and rename it, so that a reader never sees a partial file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

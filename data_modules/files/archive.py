@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from data_modules.files.reading import quote
 from mtl.checks import InputError
+from mtl.writing import writing
 
 CHUNK = 1 << 20  # bytes
 MAX_BYTES = 500_000_000  # the most that an archive may unpack to, unless the caller expects more
@@ -20,22 +21,18 @@ MAX_FILES = 1_000_000
 
 def extract_gzip(archive: Path, dest: Path, max_bytes: int = MAX_BYTES) -> None:
     """Unpack the single file in ``archive``, of at most ``max_bytes``, to ``dest``, atomically. Raises InputError."""
-    temporary = dest.with_name(f".{dest.name}.{os.getpid()}.tmp")
     try:
-        with gzip.open(archive) as source, temporary.open("wb") as target:
+        with gzip.open(archive) as source, writing(dest) as target:
             while chunk := source.read(CHUNK):
                 if target.tell() + len(chunk) > max_bytes:  # a gzip file does not declare its size
                     raise InputError(f"{archive} unpacks to more than {max_bytes} bytes: delete it, it is a wrong file")
                 target.write(chunk)
-        os.replace(temporary, dest)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(
             f"{archive} is damaged ({error}): delete it and start again to download it once more"
         ) from error
     except OSError as error:
-        raise InputError(f"cannot unpack {archive} to {dest}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot read {archive}: {error.strerror or error}") from error
 
 
 def extract_zip(archive: Path, dest_dir: Path, max_bytes: int = MAX_BYTES) -> None:

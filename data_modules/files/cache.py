@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from mtl.checks import InputError
+from mtl.writing import writing
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,13 @@ def cached(path: Path, build: Callable[[], dict[str, Tensor]], key: Key = ()) ->
     with locked(path.with_name(path.name + ".lock"), f"building {path}"):
         tensors = _read(path)
         if tensors is None:
-            for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # we hold the lock, so its writer is gone
+            for leftover in path.parent.glob(f".{path.name}.*"):  # we hold the lock, so its writer is gone
                 with contextlib.suppress(OSError):
                     leftover.unlink()
             logger.info("building %s", path)
             tensors = build()
-            _store(path, tensors)
+            with writing(path) as file:
+                torch.save(tensors, file)
     return tensors
 
 
@@ -99,21 +100,3 @@ def _read(path: Path) -> dict[str, Tensor] | None:
         logger.warning("the cache %s is damaged and will be rebuilt: %s", path, error)
         return None
     return content
-
-
-def _store(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write ``tensors`` to a temporary file and rename it to ``path``, which is therefore never incomplete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(tensors, file)
-            file.flush()
-            os.fsync(file.fileno())  # otherwise a power cut after the rename could leave an empty file
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        # torch reports a failed write as a RuntimeError about its buffer; the OSError with the reason is its context
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise unwritable(path.parent, cause) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from data_modules.files.download import fetch
 from data_modules.files.reading import quote, read_bytes
 from mtl.checks import InputError, require
 from mtl.types import TaskKind
+from mtl.writing import write_text
 
 SITE = "https://dl.fbaipublicfiles.com"
 MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB
@@ -209,17 +209,8 @@ def _split_mrpc(root: Path) -> None:
     require(len(parts["dev"]) > 1, f"{rows} has none of the pairs in {dev_ids}: delete both and start again")
     folder = root / SOURCES["mrpc"].folder
     for stem, content in parts.items():
-        temporary = folder / f".{stem}.tsv.{os.getpid()}.tmp"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / f"{stem}.tsv").exists():
-                temporary.write_text("\n".join(content) + "\n", encoding="utf-8")
-                os.replace(temporary, folder / f"{stem}.tsv")
-        except OSError as error:
-            raise unwritable(folder, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        if not (folder / f"{stem}.tsv").exists():
+            write_text(folder / f"{stem}.tsv", "\n".join(content) + "\n")
 
 
 def read(file: Path, task: str) -> tuple[list[list[str]], Tensor]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
 
-from data_modules.files.cache import locked, unwritable
+from data_modules.files.cache import locked
+from mtl.writing import writing
 
 NAME, ROWS, USERS = "example_visits.csv", 20_000, 400
 CITIES, DEVICES = ("Bergen", "Cork", "Lyon", "Porto", "Turku"), ("desktop", "phone", "tablet")
@@ -27,15 +27,8 @@ def write_example(folder: Path) -> Path:
     """
     path = folder / NAME
     if not path.exists():
-        temporary = folder / f".{NAME}.{os.getpid()}.tmp"
-        with locked(folder / f".{NAME}.lock", f"writing {path}"):
-            try:
-                visits().write_csv(temporary)
-                os.replace(temporary, path)
-            except OSError as error:
-                raise unwritable(folder, error) from error
-            finally:
-                temporary.unlink(missing_ok=True)
+        with locked(folder / f".{NAME}.lock", f"writing {path}"), writing(path) as file:
+            visits().write_csv(file)
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,9 +34,13 @@ class Block:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """The rows of several Parquet files with the same columns, one file after the other."""
+    """The rows of several Parquet files with the same columns, one file after the other.
+
+    ``stamps``: what ``_stamp`` returned for each file at first.
+    """
 
     paths: Sequence[Path]
+    stamps: Mapping[Path, tuple[int, int] | None]
 
     @staticmethod
     def of(path: Path, option: str) -> ParquetRows:
@@ -44,7 +48,8 @@ class ParquetRows:
 
         ``option`` names the path in messages. Raises InputError if there are none, and if one is of another format.
         """
-        return ParquetRows(parquet_files(path, option))
+        paths = parquet_files(path, option)
+        return ParquetRows(paths, {file: _stamp(file) for file in paths})
 
     @cached_property
     def counts(self) -> list[int]:
@@ -78,7 +83,15 @@ class ParquetRows:
         return found
 
     def read(self, block: Block, columns: Sequence[str]) -> pl.DataFrame:
-        """Return ``columns`` of the rows of a block, numbered in ``ROW`` as in their file. Raises InputError."""
+        """Return ``columns`` of the rows of a block, numbered in ``ROW`` as in their file.
+
+        Raises InputError, also if the file has changed: its rows would be others than those that were counted.
+        """
+        require(
+            _stamp(block.path) == self.stamps[block.path],
+            f"{block.path} was changed, replaced or deleted while it was being streamed; a file that is streamed must "
+            "stay as it is until the run ends",
+        )
         frame = _read(block.path, lambda rows: rows.slice(block.start, block.count).select(columns))
         return as_read(frame).with_row_index(ROW, offset=1 + block.start)
 
@@ -111,6 +124,15 @@ def _read(path: Path, query: Any) -> pl.DataFrame:
     except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
         raise unreadable_parquet(path, error) from None
     return frame
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the size of a file and the time of its last change, None if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _digest(path: Path, digest: Any) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
-from data_modules.files.cache import unwritable
+from mtl.writing import write_text
 
 NAME = "example_reviews.tsv"
 TASKS = {
@@ -33,15 +32,7 @@ def write_example(folder: Path) -> Path:
         other = thing if same else draw.choice([name for name in THINGS if name != thing])
         texts = (_review(draw, thing, stars), _review(draw, other, draw.randrange(5)))
         lines.append("\t".join([*texts, "yes" if stars >= 3 else "no", str(stars + 1), "yes" if same else "no"]))
-    temporary = folder / f".{NAME}.{os.getpid()}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(file, "\n".join(lines) + "\n")
     return file
 
 

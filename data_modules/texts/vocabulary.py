@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_modules.files.cache import locked, unwritable
+from data_modules.files.cache import locked
 from data_modules.texts.encoder import Encoder
 from data_modules.texts.rows import Texts
+from mtl.writing import write_json, write_text
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the vocabulary; increase it when another one results
+FORMAT = 2  # of the vocabulary; increase it when another one results
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of the pieces that continue a word
 FILE = "tokenizer.json"
+LONGEST = 100  # letters of a word; a longer one is unknown, as in BERT
 CHUNK = 1_000  # texts whose characters are listed at a time
 
 
@@ -43,7 +43,11 @@ def trained(texts: Sequence[Texts], size: int, cache: Path) -> Encoder:
 
 
 def train(texts: Sequence[Texts], size: int) -> list[str]:
-    """Return the tokens of a vocabulary in the order of their ids: special ones, characters, then longer pieces."""
+    """Return the tokens of a vocabulary in the order of their ids: special ones, characters, then longer pieces.
+
+    Words of more than ``LONGEST`` letters are left out: the time that a word takes grows with its length squared.
+    """
+    from tokenizers import Regex, pre_tokenizers
     from tokenizers.trainers import WordPieceTrainer
 
     # The trainer numbers the forms "##a" of the characters in the order of a hash table, which differs from run to
@@ -51,6 +55,8 @@ def train(texts: Sequence[Texts], size: int) -> list[str]:
     forms = [PREFIX + character for character in sorted(_inner(texts))]
     trainer = WordPieceTrainer(vocab_size=size, min_frequency=2, show_progress=False, special_tokens=[*SPECIAL, *forms])
     model = tokenizer(list(SPECIAL))
+    short = pre_tokenizers.Split(Regex(rf"^.{{{LONGEST + 1},}}$"), "removed")
+    model.pre_tokenizer = pre_tokenizers.Sequence([model.pre_tokenizer, short])
     model.train_from_iterator(_lines(texts), trainer)
     ids = model.get_vocab(with_added_tokens=False)
     return sorted(ids, key=ids.__getitem__)
@@ -65,7 +71,8 @@ def tokenizer(vocabulary: Sequence[str]) -> Any:
     from tokenizers.processors import BertProcessing
 
     ids = {token: index for index, token in enumerate(vocabulary)}
-    made = Tokenizer(WordPiece(ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX))
+    model = WordPiece(ids, unk_token=SPECIAL[1], continuing_subword_prefix=PREFIX, max_input_chars_per_word=LONGEST)
+    made = Tokenizer(model)
     made.add_special_tokens(list(SPECIAL))
     made.normalizer, made.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
     made.post_processor = BertProcessing(*((token, ids[token]) for token in (SPECIAL[3], SPECIAL[2])))
@@ -87,19 +94,10 @@ def _inner(texts: Sequence[Texts]) -> set[str]:
 
 
 def _save(made: Any, folder: Path) -> None:
-    """Write the files that ``AutoTokenizer`` reads into ``folder``, which is complete or absent."""
+    """Write the files that ``AutoTokenizer`` reads into ``folder``; it is complete when it has ``FILE``."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **dict(zip(names, SPECIAL, strict=True))}
     ids = made.get_vocab()
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)
-        made.save(str(temporary / FILE))
-        (temporary / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
-        (temporary / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
-        shutil.rmtree(folder, ignore_errors=True)  # without a tokenizer.json
-        os.replace(temporary, folder)
-    except OSError as error:
-        raise unwritable(folder.parent, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)))
+    write_json(folder / "tokenizer_config.json", config)
+    write_text(folder / FILE, made.to_str(pretty=True))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -16,6 +14,7 @@ from torch import Tensor
 from mtl.analysis import figures
 from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, Tally
+from mtl.writing import write_csv
 
 Permutations = list[tuple[Tensor, Tensor, bool]]  # hard matrices, soft matrices, and whether the soft phase is over
 
@@ -67,7 +66,7 @@ class Report:
             shares = self.tallies[name].shares().tolist()
             experts, names = [f"expert_{number:02d}" for number in range(len(shares[0]))], self._row_names(len(shares))
             rows = [[task, *row] for task, row in zip(names, shares, strict=True)]
-            _write(folder / f"expert_share{suffix}.csv", ["task", *experts], rows)
+            write_csv(folder / f"expert_share{suffix}.csv", ["task", *experts], rows)
             history = self.histories.get(name, History())
             rows = [
                 [step, task, *values]
@@ -75,21 +74,21 @@ class Report:
                 for task, values in zip(names, share.tolist(), strict=True)
                 if not math.isnan(values[0])  # the batch has the task
             ]
-            _write(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
+            write_csv(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
         binary = [[name, *pair] for name, pairs in self._binary().items() for pair in zip(*pairs, strict=True)]
         if binary:
-            _write(folder / "selectors_over_training.csv", ["layer", "step", "share_of_binary_selectors"], binary)
+            write_csv(folder / "selectors_over_training.csv", ["layer", "step", "share_of_binary_selectors"], binary)
         for suffix, (hard, _, _) in self._permutations():
             experts = [f"expert_{number:02d}" for number in range(hard.shape[-1])]
             rows = [[p, i, *row] for p, matrix in enumerate(hard.tolist()) for i, row in enumerate(matrix)]
-            _write(folder / f"permutation{suffix}.csv", ["matrix", "gate_output", *experts], rows)
+            write_csv(folder / f"permutation{suffix}.csv", ["matrix", "gate_output", *experts], rows)
         if self.connections:
             rows = [
                 [layer, number, self.kinds[name][number], *matrix[:, number].int().tolist()]
                 for layer, (name, matrix) in enumerate(self.connections.items())
                 for number in range(matrix.shape[1])
             ]
-            _write(folder / "connections.csv", ["layer", "component", "kind", *self.tasks], rows)
+            write_csv(folder / "connections.csv", ["layer", "component", "kind", *self.tasks], rows)
         courses = self._courses()
         if courses:
             sizes = [course.shape[2] for course in courses]
@@ -98,7 +97,7 @@ class Report:
             values = torch.cat([course.flatten(1) for course in courses], 1).tolist()
             steps = zip(self.probabilities.steps, values, strict=True)
             rows = [[step, *[f"{p:.6g}" for p in row]] for step, row in steps]
-            _write(folder / "connection_probabilities.csv", ["step", *names], rows)
+            write_csv(folder / "connection_probabilities.csv", ["step", *names], rows)
 
     def scalars(self) -> dict[str, float]:
         """Return what describes all tasks and experts together, of each layer."""
@@ -153,10 +152,3 @@ class Report:
     def _courses(self) -> list[Tensor]:
         """Return the connection probabilities over training, ``[N, T, C]`` for each layer; empty if N would be 1."""
         return [torch.stack(records) for records in self.probabilities.values.values() if len(records) > 1]
-
-
-def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)

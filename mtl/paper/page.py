@@ -12,7 +12,6 @@ from rich.table import Table
 
 from mtl.paper.definition import Paper, Part
 from mtl.paper.verdicts import RULES, Judgement, judge
-from mtl.records import write_text
 from mtl.report.compare import mean_of
 from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
@@ -20,6 +19,7 @@ from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.trials import Trials, section_of_trials
 from mtl.tune.launch import run_folder
+from mtl.writing import write_bytes, write_text
 
 FLOPS = "test flops_selected"  # column of the table of runs
 KEPT = ("group", "setting", "seed", FLOPS, "training flops_selected", "parameters", "epochs")  # on a page, of the runs
@@ -56,11 +56,9 @@ def write(
         markdown = render_markdown(title, intro, sections, paper.name)
         files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
         files[page / f"{paper.name}.csv"] = finished.select(own).write_csv()
-        page.mkdir(parents=True, exist_ok=True)
-        for file, picture in pictures_beside(paper.name, sections).items():
-            (page / file).write_bytes(picture.png)
+        for name, picture in pictures_beside(paper.name, sections).items():
+            write_bytes(page / name, picture.png)
     for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     show(judgements, folder)
     return judgements

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 import sys
@@ -21,6 +20,7 @@ from mtl.analysis.figures import COLOURS, LINES
 from mtl.checks import InputError, require
 from mtl.report.runs import find_runs, name_settings
 from mtl.training.values import curve_name
+from mtl.writing import write_csv, writing
 
 Course = dict[int, float]  # training step -> value
 BAND = 0.9  # level of the confidence interval
@@ -153,16 +153,6 @@ def _in_lines(text: str) -> str:
     return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))
 
 
-def write_csv(path: Path, curves: Sequence[Curve]) -> None:
-    """Write the curves as rows ``setting, runs, step, mean, low, high``."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["setting", "runs", "step", "mean", "low", "high"])
-        for curve in curves:
-            for row in zip(curve.steps, curve.mean, curve.low, curve.high, strict=True):
-                writer.writerow([curve.label, curve.runs, *row])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, write ``curves_<metric>.csv`` and ``.png`` into the folder."""
     parser = argparse.ArgumentParser(prog="python -m mtl.report.curves", description=__doc__)
@@ -170,14 +160,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--metric", default="val/loss")
     parser.add_argument("--band", type=float, default=BAND, help="level of the confidence interval")
     given = parser.parse_args(arguments)
+    stem = given.folder / f"curves_{given.metric.replace('/', '_')}"
     try:
         require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")
         heading, curves = read_curves(given.folder, given.metric, given.band)
+        points = [
+            [curve.label, curve.runs, *row]
+            for curve in curves
+            for row in zip(curve.steps, curve.mean, curve.low, curve.high, strict=True)
+        ]
+        write_csv(stem.with_suffix(".csv"), ["setting", "runs", "step", "mean", "low", "high"], points)
+        with writing(stem.with_suffix(".png")) as file:
+            draw(curves, heading, given.metric, given.band).savefig(file, format="png", dpi=120)
     except InputError as error:
         sys.exit(f"error: {error}")
-    stem = given.folder / f"curves_{given.metric.replace('/', '_')}"
-    write_csv(stem.with_suffix(".csv"), curves)
-    draw(curves, heading, given.metric, given.band).savefig(stem.with_suffix(".png"), dpi=120)
     for curve in curves:
         last = f"{curve.mean[-1]:.4f} [{curve.low[-1]:.4f}, {curve.high[-1]:.4f}]" if curve.steps else "no common step"
         print(f"{heading} {curve.label}: {curve.runs} runs, last {last}")

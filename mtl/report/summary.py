@@ -9,11 +9,11 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from mtl.records import write_text
 from mtl.report.compare import Comparison, compare
 from mtl.report.page import Section, render, render_markdown
 from mtl.report.runs import Runs, read_runs
 from mtl.report.tables import console_tables, explanation, markdown, missing
+from mtl.writing import write_text
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
 

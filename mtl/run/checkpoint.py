@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from mtl.checks import InputError, require
 from mtl.run.trust import check_config
+from mtl.writing import writing
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +27,13 @@ _SEAL = len(_LABEL) + 64  # bytes: the label and the digits
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint to a temporary file and rename it: a kill or a full disk leaves earlier files intact."""
+    """Write each checkpoint as ``writing`` does: a kill or a full disk leaves earlier files intact."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w+b") as file:
-                torch.save(checkpoint, file)
-                seal(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-            full = getattr(error, "errno", None) == errno.ENOSPC or shutil.disk_usage(path.parent).free < 2**20
-            reason = "no space left on the device" if full else (str(error) or type(error).__name__).splitlines()[0]
-            kept = f"; the previous {path} is intact" if path.exists() else ""
-            raise InputError(f"checkpoint {path} cannot be written: {reason}{kept}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(Path(path)) as file:
+            torch.save(checkpoint, file)
+            seal(file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration is not checked: the Trainer does not use it."""
@@ -121,9 +107,10 @@ def give_second_name(path: Path, name: Path) -> None:
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
+        temporary.replace(name)
     except OSError:  # a file system without hard links
-        shutil.copyfile(path, temporary)
-    temporary.replace(name)
+        with path.open("rb") as source, writing(name) as copy:
+            shutil.copyfileobj(source, copy)
 
 
 class DamagedError(InputError):

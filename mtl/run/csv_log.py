@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.checks import check_whole
+from mtl.writing import reported, write_csv
 
 Row = dict[str, Any]
 
@@ -80,7 +80,7 @@ class Table:
         if self.columns is None or not set().union(*rows) <= set(self.columns):
             self._write([*self._read(), *rows])
             return
-        with self.path.open("a", newline="") as file:
+        with reported(self.path), self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerows(rows)
 
     def _read(self) -> list[Row]:
@@ -95,15 +95,7 @@ class Table:
         """Replace the file by one with ``rows``; empty cells are no reason for a column."""
         filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
         self.columns = sorted(set().union(*filled))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(filled)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        write_csv(self.path, self.columns, [[row.get(name, "") for name in self.columns] for row in filled])
 
 
 def _step(row: Row) -> int:

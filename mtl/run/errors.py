@@ -13,7 +13,7 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.checks import InputError
+from mtl.checks import InputError, causes
 from mtl.run.signals import Stopped
 
 # What torch.distributed says when another process is gone: gloo, its store, NCCL
@@ -36,15 +36,6 @@ def lost_peer(error: BaseException) -> bool:
     """Return whether ``error`` says that another process of the run is gone."""
     kinds = (RuntimeError, ConnectionError)
     return any(isinstance(e, kinds) and any(text in str(e) for text in _PEER) for e in causes(error))
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield ``error``, what caused it, what caused that, and so on."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

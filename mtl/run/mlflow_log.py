@@ -14,6 +14,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.checks import require
 from mtl.records import flatten
+from mtl.writing import write_text
 
 LONGEST = 250  # characters of an option that Lightning writes
 
@@ -52,7 +53,7 @@ class MLflowLog(MLFlowLogger):
         """The client of MLflow; the first use starts the run."""
         client = super().experiment
         if self._run_id and not self._id_file.exists():
-            self._id_file.write_text(self._run_id)
+            write_text(self._id_file, self._run_id)
         return client
 
     @rank_zero_only

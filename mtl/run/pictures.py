@@ -8,6 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import Logger
 
+from mtl.writing import writing
+
 DOTS = 100  # per inch
 COMPRESSION = 1  # of 0 to 9: the usual 6 takes a third of the time of a picture, to make files 7 to 9 % smaller
 # Loggers group what they show by the part before the first slash, and TensorBoard sorts the groups: after train and val
@@ -19,8 +21,8 @@ def save_picture(figure: Figure, file: Path, loggers: Sequence[Logger], step: in
 
     A logger that can show pictures has a method ``log_picture(name, file, step)``; the others are left out.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=DOTS, pil_kwargs={"compress_level": COMPRESSION})
+    with writing(file) as opened:
+        figure.savefig(opened, format="png", dpi=DOTS, pil_kwargs={"compress_level": COMPRESSION})
     for logger in loggers:
         if hasattr(logger, "log_picture"):
             logger.log_picture(f"{GROUP}/{file.stem}", file, step)

@@ -30,13 +30,15 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError
+        from mtl.report.runs import find_runs
         from mtl.report.summary import CSV, MARKDOWN, show, write
         from mtl.report.tables import missing
 
         atexit.unregister(self.on_multirun_end)
         folder = Path(config.hydra.sweep.dir)
         try:
-            runs, comparison = write([folder], folder)
+            find_runs([folder])
         except InputError:
             return  # no job has begun
+        runs, comparison = write([folder], folder)
         show(comparison, missing(runs), f"{folder / CSV}, {MARKDOWN}")

@@ -10,9 +10,11 @@ import torch
 
 import mtl
 from data_modules.tables.example import visits
+from mtl import program
 from mtl.export import ROWS, main, rows_to_compare
 from mtl.run.checkpoint import read_checkpoint
 from mtl.run.resume import config_to_load
+from tests.disks import largest_file
 from tests.integration.helpers import train_table
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}}"
@@ -52,6 +54,20 @@ def test_without_the_data_rows_are_made_up(trained: Path) -> None:
         (trained.parent / "away.csv").rename(rows)
     assert not of_test
     assert len(model.predict(inputs)) == ROWS
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_full_disk_is_one_message_and_keeps_the_previous_program(
+    name: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text("old")
+    if name == "model.onnx":  # which is the smaller one
+        monkeypatch.setattr(program, "save", lambda exported, path: exported.module())
+    message = rf"^error: .*/{name} cannot be written: file too large; the previous .*/{name} is intact$"
+    with largest_file(20_000), pytest.raises(SystemExit, match=message):
+        main([str(trained / "checkpoints" / "best.ckpt"), "--out", str(tmp_path), "--onnx"])
+    assert (tmp_path / name).read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {name, "preprocessing.json"}
 
 
 def test_bad_checkpoint_gives_one_message() -> None:

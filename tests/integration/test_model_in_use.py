@@ -20,6 +20,7 @@ from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
+from tests.disks import largest_file
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import attempt
@@ -211,6 +212,23 @@ class TestCommand:
             predict.main([str(best(trained)), str(tmp_path / "rows.csv"), *given])
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "there.csv"]
         assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("limit", [3_000, 30_000])  # of Parquet, the parts fail, or the file of all of them
+def test_full_disk_is_one_message_and_keeps_the_previous_file(
+    suffix: str, limit: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BYTES", 20_000)
+    rows = pl.concat([table()] * 8).with_columns(own=pl.int_range(8 * ROWS).hash().cast(pl.String))
+    rows.write_csv(tmp_path / "rows.csv")
+    out = tmp_path / f"out.{suffix}"
+    out.write_text("old")
+    message = rf"^error: .*/out.{suffix} cannot be written: file too large; the previous .* is intact$"
+    with largest_file(limit), pytest.raises(SystemExit, match=message):
+        predict.main([str(best(trained)), str(tmp_path / "rows.csv"), "-o", str(out), "--force"])
+    assert out.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "rows.csv"]
 
 
 def test_predictions_of_a_trainer(trained: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mtl.prune import main, network_from_checkpoint
+from tests.disks import largest_file
 from tests.integration.helpers import compose_small
 from train import run
 
@@ -34,6 +35,14 @@ def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pyt
         program = torch.export.load(tmp_path / "pruned" / f"{task}.pt2").module()
         some = {name: value[:3] for name, value in inputs.items()}
         assert torch.allclose(program(some), network(some, [task]).predictions[task], atol=1e-5)
+
+
+def test_full_disk_is_one_message_and_no_file(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, "gate=dselect_k", "trainer.max_epochs=1"))
+    message = r"^error: .*pruned/.*\.pt2 cannot be written: file too large$"
+    with largest_file(20_000), pytest.raises(SystemExit, match=message):
+        main([str(tmp_path / "checkpoints" / "best.ckpt")])
+    assert not list((tmp_path / "pruned").iterdir())
 
 
 def test_unprunable_network_gives_one_message_and_no_files(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import resource
-import signal
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from torch import Tensor
 
 from data_modules.files.cache import cached, keyed, locked
 from mtl.checks import InputError
+from tests.disks import largest_file
 from tests.programs import Forked
 
 
@@ -80,7 +78,7 @@ def test_damaged_file_is_rebuilt(path: Path, damage: str, caplog: pytest.LogCapt
 
 def test_leftovers_of_killed_processes_are_removed(path: Path) -> None:
     path.parent.mkdir()
-    leftover = path.with_name(f".{keyed(path, ()).name}.99.tmp")
+    leftover = path.with_name(f".{keyed(path, ()).name}.99")
     leftover.write_text("half")
     cached(path, Builder())
     assert not leftover.exists()
@@ -96,20 +94,8 @@ def test_error_of_the_builder_is_raised_and_leaves_no_file(path: Path) -> None:
     cached(path, Builder())  # the lock is released
 
 
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """Limit files to 100 kB: a larger write fails half-way, as on a full disk."""
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-@pytest.mark.usefixtures("full_disk")
 def test_full_disk_leaves_no_partial_file(path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write to the folder .*cache: File too large; .*data\.data_dir"):
+    with largest_file(100_000), pytest.raises(InputError, match=r"cache/set-.*\.pt cannot be written: file too large"):
         cached(path, Builder(rows=100_000))
     assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
 

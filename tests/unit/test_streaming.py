@@ -228,6 +228,27 @@ def test_changed_files_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "change", ["shorter", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"]
+)
+def test_file_that_changes_while_it_is_streamed_is_one_message(
+    change: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = module(files(tmp_path / "rows", rows()), CLICK, ignore=["empty"], window_rows=100)
+    file = tmp_path / "rows" / "1.parquet"
+    content, footer = file.read_bytes(), int.from_bytes(file.read_bytes()[-8:-4], "little") + 8
+    file.unlink()
+    if change in ("shorter", "cut inside", "empty"):
+        file.write_bytes({"shorter": content[:2000], "empty": b""}.get(change, content[:500] + content[-footer:]))
+    elif change != "gone":
+        table = pl.read_parquet(tmp_path / "rows" / "0.parquet")
+        {"fewer rows": table.head(1), "other types": table.cast(pl.String)}.get(change, table).write_parquet(file)
+    message = r"^.*/1.parquet was changed, replaced or deleted while it was being streamed; .* until the run ends$"
+    with pytest.raises(InputError, match=message):
+        list(data.train_dataloader())
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"path": "{0}/no*.parquet"}, r"data.path=.*no\*.parquet: no file matches this pattern"),

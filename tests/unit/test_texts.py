@@ -48,6 +48,20 @@ def test_training_a_vocabulary_is_deterministic() -> None:
     assert vocabulary.train([texts(seed=1)], 120) != first
 
 
+def test_words_of_more_than_100_letters_are_unknown() -> None:
+    rows, draw = texts(), random.Random(0)
+    huge = "".join(draw.choices("aest", k=100_000))
+    longer = Texts([*rows.first, f"{huge} {'ß' * 101},", f"{huge[:150]} the"], None, torch.zeros(len(rows) + 2))
+    shorter = Texts([*rows.first, ",", "the"], None, longer.labels)
+    began = time.perf_counter()
+    assert vocabulary.train([longer], 200) == vocabulary.train([shorter], 200)
+    made = vocabulary.tokenizer(vocabulary.train([rows], 200))
+    found = made.encode_batch([f"the {huge}, the", f"the {'e' * 100}"])
+    assert time.perf_counter() - began < 5
+    assert found[0].tokens == ["[CLS]", "the", "[UNK]", ",", "the", "[SEP]"]
+    assert "[UNK]" not in found[1].tokens
+
+
 def test_vocabulary_is_trained_once_for_the_same_texts(
     cache: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
