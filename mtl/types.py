@@ -294,14 +294,15 @@ class Routing:
     ``losses``: auxiliary terms by name, multiplied by their weight, summed over tasks, averaged over the batch.
     ``selectors``: ``[..., T, K, E]``, one distribution over the experts per selection, if the gate has selectors.
     ``tasks``: the indices of the T tasks, None if these are all tasks.
-    ``exact_zeros``: no gradient passes through a weight that is exactly 0, so its expert need not be computed. It is
-    False if the gate also learns from experts that it has switched off.
+    ``exact_zeros``: the gate's promise that no gradient passes through a weight that is exactly 0, so that its expert
+    need not be computed. A gate that also learns from experts that it has switched off (straight-through) leaves it
+    False: all experts are then computed.
     """
 
     weights: Tensor
     losses: dict[str, Tensor] = field(default_factory=dict)
     selectors: Tensor | None = None
-    exact_zeros: bool = True
+    exact_zeros: bool = False
     tasks: Sequence[int] | None = None
 
 

@@ -53,7 +53,8 @@ class CometGate(Gate):
         leaf = self.affine(x, "leaf_", tasks)  # [B, T, E, K]
         weights, v = comet_weights(split, leaf, self.gamma)
         selectors = v.transpose(-1, -2)  # [B, T, K, E]
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
+        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
+        return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
 
 @accelerated(fast.comet_weights)

@@ -92,4 +92,4 @@ class FixedGate(Gate):
         return table
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        return Routing(self.weights if tasks is None else self.weights[tasks])
+        return Routing(self.weights if tasks is None else self.weights[tasks], exact_zeros=True)

@@ -72,7 +72,7 @@ class GumbelMatrixGate(Gate):
         weights = matrix / matrix.sum(-1, keepdim=True).clamp(min=1.0)
         excess = (self.probabilities().mean() - self.budget).clamp(min=0.0)
         losses = {"budget": self.budget_weight.to(excess.dtype) * excess}
-        return Routing(weights, losses, exact_zeros=not self.training)
+        return Routing(weights, losses, exact_zeros=not drawn)
 
     def _draw(self, logits: Tensor) -> Tensor:
         noisy = logits + broadcast(logistic_noise(logits.detach()))

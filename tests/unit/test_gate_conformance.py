@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtl.experts.dense import StackedDense
+from mtl.experts.dispatch import Dispatch
 from mtl.gates import Gate, SoftmaxSelectorGate, TopKGate
+from mtl.gates.permuted import Permutation, PermutedGate
+from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import Routing
 from tests.gate_cases import CASES, GateCase, harden, route
 
@@ -154,6 +158,37 @@ def test_a_batch_without_rows_has_gradients_of_zero(case: GateCase, num_experts:
     weights.sum().backward()
     for name, parameter in gate.named_parameters():
         assert parameter.grad is None or not parameter.grad.any(), name
+
+
+@every_gate
+@pytest.mark.parametrize("permuted", [False, True], ids=["plain", "permuted"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_zeros_that_a_gate_calls_exact_pass_no_gradient(case: GateCase, training: bool, permuted: bool) -> None:
+    """Sparse execution leaves out what dense execution computes, and yet every gradient is the same."""
+    seen = training and case.name.startswith("gumbel")  # straight-through: no promise
+    for scale in (0.3, 3.0, 1e3):  # smooth steps are between 0 and 1, most are not; softmax underflows
+        for width in (D, None) if case.static else (D,):
+            torch.manual_seed(0)
+            gate = case.build(T, 8, width)
+            with torch.no_grad():
+                for parameter in gate.parameters():
+                    parameter.normal_(0.0, scale)
+            if permuted:
+                gate = PermutedGate(gate, Permutation(8))
+                gate.permutation.harden(torch.arange(8).roll(3)[None])
+            layer = MixtureOfExperts(D, T, 8, gate, StackedDense(8, D, [5]), width is None).double().train(training)
+            x, inputs = torch.randn(9, D, dtype=torch.float64), {"id": torch.arange(9)}
+            results = []
+            for execution in ("dense", "sparse"):
+                torch.manual_seed(1)
+                layer.dispatch, given = Dispatch(execution), x.clone().requires_grad_()
+                mixed, routing = layer(given, inputs)
+                wanted = [given, *layer.parameters()]
+                results.append(torch.autograd.grad(mixed.cos().sum(), wanted, materialize_grads=True))
+            seen |= routing.exact_zeros and not routing.weights.all()
+            for dense, sparse in zip(*results, strict=True):
+                torch.testing.assert_close(sparse, dense, atol=1e-10, rtol=1e-10)
+    assert seen
 
 
 @every_gate
