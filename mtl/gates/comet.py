@@ -79,6 +79,6 @@ def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Te
     upper = 2 ** (num_experts - 1).bit_length() - num_experts
     leaves = torch.cat(levels, -2)[..., num_experts - 1 :, :]
     v = torch.cat([leaves[..., upper:, :], leaves[..., :upper, :]], -2)  # v_ij (equation 2)
-    logits = torch.where(v > 0, leaf + torch.log(v + LOG_EPS), -torch.inf)
+    logits = torch.where(v == 0, -torch.inf, leaf + torch.log(v + LOG_EPS))  # NaN stays NaN
     g = logits.flatten(-2).softmax(-1).view_as(v)  # one softmax over all leaves of all trees (equation 3)
     return g.sum(-1), v

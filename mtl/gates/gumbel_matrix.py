@@ -63,7 +63,8 @@ class GumbelMatrixGate(Gate):
 
     def connections(self) -> Tensor:
         """Return the most likely matrix, 0 or 1, ``[T, C]``."""
-        return (self.logits >= 0).to(at_least_float32(self.logits).dtype)
+        p = self.probabilities().detach()
+        return (self.logits >= 0).to(p.dtype) + 0.0 * p  # NaN stays NaN
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         drawn = self.training or self.sample_in_evaluation
