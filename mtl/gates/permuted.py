@@ -15,7 +15,7 @@ from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.fast import accelerated
 from mtl.fast import gates as fast
-from mtl.functional import entropy
+from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.gates.base import Gate
 from mtl.kinds import Count, NotNegative, Positive
 from mtl.types import Routing
@@ -23,7 +23,7 @@ from mtl.types import Routing
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
 
 
-class Permutation(nn.Module):
+class Permutation(KeepsDigits):
     """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
 
     *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalisations of rows and columns; it
@@ -73,7 +73,7 @@ class Permutation(nn.Module):
 
     def soft(self) -> Tensor:
         """Return the doubly stochastic matrices of the soft phase, ``[P, E, E]``."""
-        logits: Tensor = self.logits
+        logits = at_least_float32(self.logits)
         if self.noise and self.training:
             uniform = torch.rand_like(logits, dtype=torch.float64).clamp(1e-300, 1 - 1e-16)
             gumbel = -(-uniform.log()).log()
@@ -85,7 +85,7 @@ class Permutation(nn.Module):
         """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
         if self._is_hard:
             return self.order
-        matrices = sinkhorn(self.logits, float(self.tau), int(self.rounds)).cpu().numpy()
+        matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
         rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
         return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
 
@@ -100,7 +100,7 @@ class Permutation(nn.Module):
 
         The distance is the Frobenius norm of the soft minus the hard matrix, averaged over the matrices.
         """
-        soft = sinkhorn(self.logits, float(self.tau), int(self.rounds))
+        soft = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds))
         self.order.copy_(self.assignment() if order is None else order)
         self.hardened.fill_(True)
         self._is_hard = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtl.distributed import all_reduce_sum
+from mtl.functional import KeepsDigits
 from mtl.types import TaskSpec, side_by_side
 
 # From the sums of squares and of absolute values of the errors and the number of labels, [T] each
@@ -19,7 +19,7 @@ ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-class TaskSums(nn.Module):
+class TaskSums(KeepsDigits):
     """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 at any precision."""
 
     sums: Tensor
@@ -29,11 +29,6 @@ class TaskSums(nn.Module):
         self.tasks = list(tasks)
         self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
         self.register_buffer("sums", torch.zeros(count, len(self.tasks), dtype=torch.float64), persistent=False)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
-        self.sums = self.sums.double()  # keep float64, which a half-precision trainer would convert
-        return self
 
     def reset(self) -> None:
         self.sums.zero_()

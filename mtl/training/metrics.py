@@ -22,7 +22,7 @@ from torchmetrics.classification import (
 
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather_tensors
-from mtl.functional import at_least_float32
+from mtl.functional import KeepsDigits, at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
 from mtl.training.errors import ERRORS, MeanErrors, TaskSums
 from mtl.training.losses import summed_losses
@@ -169,7 +169,7 @@ class LossMeter(TaskSums):
         return {"loss": weighted, **result}
 
 
-class Evaluation(nn.Module):
+class Evaluation(KeepsDigits):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics."""
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
