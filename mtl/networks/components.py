@@ -148,7 +148,7 @@ class DenseLayers(Component):
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        y = copies[0].converted(x).expand(len(copies), *x.shape)
+        y: Tensor = copies[0].converted(x).expand(len(copies), *x.shape)
         for layers in zip(*(copy.body for copy in copies), strict=True):
             if isinstance(layers[0], nn.Linear):
                 weight, bias = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
