@@ -12,7 +12,7 @@ from mtl.networks.mixture import MixtureOfExperts
 
 
 class ExecutionSwitch(Callback):
-    """Let the mixture layers with ``execution=auto`` adapt to the routing of a batch of every ``every_steps``-th step.
+    """Let the mixture layers with ``execution=auto`` adapt to the routing in every ``every_steps``-th step.
 
     The choice depends on the routing alone, never on measured time, so a repeated run makes the same choices.
     """
@@ -27,7 +27,7 @@ class ExecutionSwitch(Callback):
         if not took_step(trainer, batch_idx) or (trainer.global_step - 1) % self.every_steps:
             return
         network: Any = pl_module.network
-        for name, routing in outputs["routings"].items():
+        for name, routings in outputs["routings"].items():
             layer = network.get_submodule(name)
-            if isinstance(layer, MixtureOfExperts) and routing.exact_zeros:
-                layer.dispatch.adapt(routing.weights.detach())
+            if isinstance(layer, MixtureOfExperts) and all(routing.exact_zeros for routing in routings):
+                layer.dispatch.adapt(*(routing.weights.detach() for routing in routings))

@@ -97,9 +97,9 @@ class RoutingMonitor(Callback):
         if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
         self.probabilities.add(trainer.global_step, _gates(pl_module))
-        for name, routing in outputs["routings"].items():
+        for name, routings in outputs["routings"].items():
             history = self.histories.setdefault(name, History())
-            history.add(trainer.global_step, routing, self.max_shares, len(_task_names(pl_module)))
+            history.add(trainer.global_step, routings, self.max_shares, len(_task_names(pl_module)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.probabilities.add(trainer.global_step, _gates(pl_module))

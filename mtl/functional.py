@@ -1,9 +1,13 @@
-"""Compute the few functions that gates and experts share: plain torch, finite at the extremes of their arguments."""
+"""Hold the little that gates, experts and losses share: plain torch, finite at the extremes of its arguments."""
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from mtl.types import has_float64
 
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
 LOG_EPS = 1e-8  # inside COMET's log(v), as in the reference implementation
@@ -28,6 +32,28 @@ def entropy(p: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """Return ``x`` in float32 if it is narrower; float32 and float64 stay as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+class KeepsDigits(nn.Module):
+    """Base of modules whose buffers count or anneal: none of them is converted to a type of fewer bits.
+
+    A trainer of precision bf16-true or 16-true converts the whole network: 257 would become 256, and a temperature
+    would not reach its value. Parameters are converted as usual.
+    """
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        device = fn(torch.zeros(())).device
+        trained = {id(tensor) for parameter in self.parameters() for tensor in (parameter, parameter.grad)}
+
+        def kept(tensor: Tensor) -> Tensor:
+            if tensor.dtype == torch.float64 and not has_float64(device):
+                tensor = tensor.float()
+            result: Tensor = fn(tensor)
+            narrowed = result.dtype.itemsize < tensor.dtype.itemsize and id(tensor) not in trained
+            return tensor.to(result.device) if narrowed else result
+
+        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        return self
 
 
 def logistic_noise(like: Tensor) -> Tensor:

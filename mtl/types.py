@@ -40,6 +40,11 @@ def widest(x: Tensor) -> Tensor:
     return x.double() if has_float64(x.device) else x.float()
 
 
+def in_float64(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, on the CPU if its device has no float64."""
+    return x.double() if has_float64(x.device) else x.cpu().double()
+
+
 def metric_family(name: str) -> str:
     """Return the entry of ``METRICS`` that a metric belongs to: ``ndcg@K`` for ``ndcg@10``, else its own name."""
     base, at, k = name.partition("@")
@@ -325,14 +330,15 @@ class Routing:
     ``losses``: auxiliary terms by name, multiplied by their weight, summed over tasks, averaged over the batch.
     ``selectors``: ``[..., T, K, E]``, one distribution over the experts per selection, if the gate has selectors.
     ``tasks``: the indices of the T tasks, None if these are all tasks.
-    ``exact_zeros``: no gradient passes through a weight that is exactly 0, so its expert need not be computed. It is
-    False if the gate also learns from experts that it has switched off.
+    ``exact_zeros``: the gate's promise that no gradient passes through a weight that is exactly 0, so that its expert
+    need not be computed. A gate that also learns from experts that it has switched off (straight-through) leaves it
+    False: all experts are then computed.
     """
 
     weights: Tensor
     losses: dict[str, Tensor] = field(default_factory=dict)
     selectors: Tensor | None = None
-    exact_zeros: bool = True
+    exact_zeros: bool = False
     tasks: Sequence[int] | None = None
 
 

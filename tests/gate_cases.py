@@ -81,7 +81,7 @@ CASES = [
     GateCase("task_top1_published", partial(TaskTop1Gate, bias=False, initial_std=0.001), 1, False, static=False),
     GateCase("task_top1_keep_scale", partial(TaskTop1Gate, keep_scale=True), k=1),
     GateCase("separate", separate_comet, k=2, stacked=False),
-    GateCase("fixed", FixedGate, learns=False, looks=False),
+    GateCase("fixed", partial(FixedGate, pattern="shared_bottom"), learns=False, looks=False),
 ]
 
 

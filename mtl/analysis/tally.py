@@ -119,28 +119,33 @@ class History:
     unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
     unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches
 
-    def add(self, step: int, routing: Routing, limit: int, num_tasks: int) -> None:
-        """Add the training batch at ``step``, averaged over all processes."""
-        weights = routing.weights.detach()
-        share = weights.mean(0) if weights.dim() == 3 else weights
-        if routing.selectors is not None:
-            binary = all_reduce_sum(torch.tensor(binary_share(routing.selectors), device=share.device)) / world_size()
-            self.binary_since = -1 if binary < 1 else step if self.binary_since < 0 else self.binary_since
+    def add(self, step: int, routings: Sequence[Routing], limit: int, num_tasks: int) -> None:
+        """Add the training batches of ``step``, averaged over them and over all processes."""
+        weights = [each.weights.detach() for each in routings]
+        weights = [each if each.dim() == 3 else each[None] for each in weights]  # [B, T, E]
+        binary = [binary_share(each.selectors) for each in routings if each.selectors is not None]
+        if binary:
+            mean = torch.tensor(sum(binary) / len(binary), device=weights[0].device)
+            everywhere = float(all_reduce_sum(mean) / world_size())
+            self.binary_since = -1 if everywhere < 1 else step if self.binary_since < 0 else self.binary_since
             self.binary_steps.append(step)
-            self.binary.append(float(binary))
-        idle = (weights if weights.dim() == 3 else weights[None]) <= 0  # [B, T, E]
-        zeros = torch.stack([widest(idle.all(1).sum(-1)).mean(), widest(idle.sum((1, 2))).mean()])
-        unused, unmixed = (all_reduce_sum(zeros) / world_size()).tolist()
+            self.binary.append(everywhere)
+        idle = [each <= 0 for each in weights]
+        zeros = [(widest(each.all(1).sum(-1)).mean(), widest(each.sum((1, 2))).mean()) for each in idle]
+        means = torch.stack([torch.stack(each) for each in zeros]).mean(0)
+        unused, unmixed = (all_reduce_sum(means) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
-        rows = len(share) if routing.tasks is None else num_tasks
-        if rows * share.shape[1] <= limit:
-            share = (all_reduce_sum(share.float()) / world_size()).cpu()
+        shares = []  # [T, E] each, NaN for tasks that the batch lacks
+        for routing, each in zip(routings, weights, strict=True):
+            share = each.mean(0).float()
             if routing.tasks is not None:
-                share = share.new_full((rows, share.shape[1]), torch.nan).index_copy_(
-                    0, torch.tensor(routing.tasks), share
-                )
+                index = torch.tensor(routing.tasks, device=share.device)
+                share = share.new_full((num_tasks, share.shape[1]), torch.nan).index_copy_(0, index, share)
+            shares.append(share)
+        if shares[0].numel() <= limit:
+            mean = torch.stack(shares).nanmean(0)
             self.steps.append(step)
-            self.shares.append(share)
+            self.shares.append((all_reduce_sum(mean) / world_size()).cpu())
         if len(self.steps) > MOST_SHARES:  # keep every second one
             self.steps, self.shares = self.steps[::2], self.shares[::2]
         if len(self.binary_steps) > MOST_SHARES:

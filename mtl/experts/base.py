@@ -72,7 +72,7 @@ class Experts(nn.Module, ABC):
         part = copy.deepcopy(self)
         for module in part.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter[list(used)].clone()))
+                setattr(module, name, nn.Parameter(parameter[list(used)].clone(), parameter.requires_grad))
             for name, buffer in list(module.named_buffers(recurse=False)):
                 setattr(module, name, buffer[list(used)].clone())
             if isinstance(module, Experts):

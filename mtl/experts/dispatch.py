@@ -53,11 +53,14 @@ class Dispatch(nn.Module):
             parts.append(self._mix(experts, x[rows], weights if weights.dim() == 2 else weights[rows], sparse, own))
         return torch.cat(parts)
 
-    def adapt(self, weights: Tensor) -> None:
-        """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75."""
+    def adapt(self, *weights: Tensor) -> None:
+        """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75.
+
+        ``weights``: those of a batch, or of each batch of a step.
+        """
         if self.execution != "auto":
             return
-        share = used_share(weights)
+        share = used_share(*weights)
         sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
         if sparse != self.sparse:
             kind = "sparse" if sparse else "dense"
@@ -86,6 +89,6 @@ class Dispatch(nn.Module):
         return self.sparse if self.training else used_share(routing.weights) < DENSE_ABOVE
 
 
-def used_share(weights: Tensor) -> float:
+def used_share(*weights: Tensor) -> float:
     """Return the share of (sample, expert) pairs for which some task's weight in ``weights [..., T, E]`` is not 0."""
-    return float((weights != 0).any(-2).float().mean())
+    return float(torch.cat([(each != 0).any(-2).flatten() for each in weights]).float().mean())

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtl.dropout import Masks
 from mtl.fast import experts as dense
-from mtl.fast.matmul import apply, onednn_multiplies, product
+from mtl.fast.matmul import apply, once_differentiable, onednn_multiplies, product
 
 if TYPE_CHECKING:  # at run time the arrow points the other way
     from mtl.experts.conv import Kernel, StackedConv

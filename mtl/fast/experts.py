@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtl import compat
 from mtl.dropout import Masks
 from mtl.fast.grouped import grouped_backward, grouped_product, weighted_sums
-from mtl.fast.matmul import apply, onednn_multiplies, product, products, round_up
+from mtl.fast.matmul import apply, once_differentiable, onednn_multiplies, product, products, round_up
 
 if TYPE_CHECKING:  # at run time the arrow points the other way
     from mtl.experts.dense import StackedDense

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from mtl.fast.matmul import apply, transposed
+from mtl.fast.matmul import apply, once_differentiable, transposed
 from mtl.functional import LOG_EPS
 
 _HUGE = 1e37  # its negative is below every exponent, and within float32

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtl.fast.matmul import (
     MIN_MULTIPLICATIONS,
     apply,
     is_large,
     linear_operator,
+    once_differentiable,
     onednn_multiplies,
     rows_or_none,
     transposed,

@@ -7,14 +7,14 @@ nothing, every product is torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtl import compat
 
@@ -27,6 +27,25 @@ BLOCK_NUMBERS = 2**22  # transposed at a time, which bounds the memory for inter
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Call an autograd function."""
     return function.apply(*args)  # type: ignore[no-untyped-call]  # torch declares no types for it
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to run ``backward`` where its result is to be differentiated, as under ``create_graph=True``.
+
+    torch's decorator of this name lets a gradient pass whose outer gradient is a constant, such as that of a sum: its
+    derivative would be wrong without an error.
+    """
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True: the fast functions have no second derivative; the plain ones have: set fast=false, "
+                "or call mtl.fast.enable(False)"
+            )
+        return backward(ctx, *grads)
+
+    return checked
 
 
 @cache

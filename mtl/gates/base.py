@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.distributed import batch_mean
-from mtl.functional import at_least_float32, entropy
+from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.kinds import Count
 from mtl.linear import affine
 from mtl.types import InputSpec, Routing
@@ -21,7 +21,7 @@ from mtl.types import InputSpec, Routing
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
 
 
-class Gate(nn.Module):
+class Gate(KeepsDigits):
     """Base of all gates.
 
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend

@@ -53,7 +53,8 @@ class CometGate(Gate):
         leaf = self.affine(x, "leaf_", tasks)  # [B, T, E, K]
         weights, v = comet_weights(split, leaf, self.gamma)
         selectors = v.transpose(-1, -2)  # [B, T, K, E]
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
+        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
+        return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
 
 @accelerated(fast.comet_weights)
@@ -78,6 +79,6 @@ def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Te
     upper = 2 ** (num_experts - 1).bit_length() - num_experts
     leaves = torch.cat(levels, -2)[..., num_experts - 1 :, :]
     v = torch.cat([leaves[..., upper:, :], leaves[..., :upper, :]], -2)  # v_ij (equation 2)
-    logits = torch.where(v > 0, leaf + torch.log(v + LOG_EPS), -torch.inf)
+    logits = torch.where(v == 0, -torch.inf, leaf + torch.log(v + LOG_EPS))  # NaN stays NaN
     g = logits.flatten(-2).softmax(-1).view_as(v)  # one softmax over all leaves of all trees (equation 3)
     return g.sum(-1), v

@@ -64,7 +64,7 @@ class DSelectKGate(Gate):
         if 2**self.num_bits > self.num_experts:  # sum over selectors of 1 / (probability of a code < E)
             unreached = (1 / (REACH_EPS + selectors.sum(-1))).sum((-2, -1))  # [B] or []
             losses["reachability"] = self.reachability_weight * batch_mean(unreached)
-        return Routing(weights, losses, selectors)
+        return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
 
 @accelerated(fast.dselect_weights)

@@ -23,7 +23,7 @@ class FixedGate(Gate):
     ``pattern``: ``full`` (or ``full_sharing``), all experts for all tasks; ``none`` (or ``no_sharing``), a separate
     block of experts for each task; ``shared_bottom``, the first expert for all tasks; ``random``, ``k`` experts drawn
     with ``seed`` for each task. All experts of a task have equal weights. Alternatively, ``weights`` gives T rows of E
-    numbers that sum to 1.
+    numbers that sum to 1. The gate does not depend on the example.
     """
 
     weights: Tensor
@@ -39,7 +39,7 @@ class FixedGate(Gate):
         weights: Sequence[Sequence[NotNegative]] | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(num_tasks, num_experts, input_dim, **common)
+        super().__init__(num_tasks, num_experts, None, **common)
         pattern = LONG_NAMES.get(pattern, pattern)
         check_choice("pattern", pattern, PATTERNS)
         if weights is not None:
@@ -92,4 +92,4 @@ class FixedGate(Gate):
         return table
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        return Routing(self.weights if tasks is None else self.weights[tasks])
+        return Routing(self.weights if tasks is None else self.weights[tasks], exact_zeros=True)

@@ -63,7 +63,8 @@ class GumbelMatrixGate(Gate):
 
     def connections(self) -> Tensor:
         """Return the most likely matrix, 0 or 1, ``[T, C]``."""
-        return (self.logits >= 0).to(at_least_float32(self.logits).dtype)
+        p = self.probabilities().detach()
+        return (self.logits >= 0).to(p.dtype) + 0.0 * p  # NaN stays NaN
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         drawn = self.training or self.sample_in_evaluation
@@ -72,7 +73,7 @@ class GumbelMatrixGate(Gate):
         weights = matrix / matrix.sum(-1, keepdim=True).clamp(min=1.0)
         excess = (self.probabilities().mean() - self.budget).clamp(min=0.0)
         losses = {"budget": self.budget_weight.to(excess.dtype) * excess}
-        return Routing(weights, losses, exact_zeros=not self.training)
+        return Routing(weights, losses, exact_zeros=not drawn)
 
     def _draw(self, logits: Tensor) -> Tensor:
         noisy = logits + broadcast(logistic_noise(logits.detach()))

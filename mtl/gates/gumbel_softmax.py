@@ -59,7 +59,8 @@ class GumbelSoftmaxGate(Gate):
         noisy = logits + logistic_noise(logits) if self.training else logits
         relaxed = torch.sigmoid(noisy / self.temperature)
         hard = (noisy > 0).to(relaxed.dtype)
-        switch = hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1
+        learnt = relaxed if self.training else relaxed.detach()
+        switch = hard + (learnt - relaxed.detach())  # in this order the value is exactly 0 or 1
         weights = self.affine(x, "", tasks).softmax(-1) * switch
         loss = self.sparsity_weight * batch_mean(F.logsigmoid(logits).sum((-2, -1)))
         return Routing(weights, {"sparsity": loss}, exact_zeros=not self.training)

@@ -75,7 +75,7 @@ class HashGate(Gate):
         table = self.table if tasks is None else self.table[tasks]
         experts = table[:, ids.long()].transpose(0, 1)  # [B, T]
         dtype = torch.get_default_dtype() if x is None else x.dtype
-        return Routing(torch.nn.functional.one_hot(experts, self.num_experts).to(dtype))
+        return Routing(torch.nn.functional.one_hot(experts, self.num_experts).to(dtype), exact_zeros=True)
 
 
 def balanced_table(counts: Tensor, num_experts: int, generator: torch.Generator) -> Tensor:

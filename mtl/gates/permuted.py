@@ -15,15 +15,15 @@ from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.fast import accelerated
 from mtl.fast import gates as fast
-from mtl.functional import entropy
+from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.gates.base import Gate
 from mtl.kinds import Count, NotNegative, Positive
-from mtl.types import Routing
+from mtl.types import Routing, in_float64
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
 
 
-class Permutation(nn.Module):
+class Permutation(KeepsDigits):
     """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
 
     *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalisations of rows and columns; it
@@ -73,11 +73,11 @@ class Permutation(nn.Module):
 
     def soft(self) -> Tensor:
         """Return the doubly stochastic matrices of the soft phase, ``[P, E, E]``."""
-        logits: Tensor = self.logits
+        logits = at_least_float32(self.logits)
         if self.noise and self.training:
-            uniform = torch.rand_like(logits, dtype=torch.float64).clamp(1e-300, 1 - 1e-16)
+            uniform = torch.rand_like(in_float64(logits)).clamp(1e-300, 1 - 1e-16)
             gumbel = -(-uniform.log()).log()
-            logits = logits + self.noise * broadcast(gumbel).to(logits.dtype)  # equal on all processes
+            logits = logits + self.noise * broadcast(gumbel).to(logits)  # equal on all processes
         return sinkhorn(logits, float(self.tau), int(self.rounds))
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class Permutation(nn.Module):
         """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
         if self._is_hard:
             return self.order
-        matrices = sinkhorn(self.logits.double(), float(self.tau), int(self.rounds)).cpu().numpy()
+        matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
         rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
         return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
 
@@ -100,7 +100,7 @@ class Permutation(nn.Module):
 
         The distance is the Frobenius norm of the soft minus the hard matrix, averaged over the matrices.
         """
-        soft = sinkhorn(self.logits, float(self.tau), int(self.rounds))
+        soft = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds))
         self.order.copy_(self.assignment() if order is None else order)
         self.hardened.fill_(True)
         self._is_hard = True
@@ -166,11 +166,11 @@ def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     ``logits U [..., E, E]``, ``rounds`` R. In log space and float64, since U / tau reaches 1e6. After the last step the
     columns sum to 1; at a low tau the rows need not.
     """
-    x = logits.double() / tau
+    x = in_float64(logits) / tau
     for _ in range(rounds):
         x = x - x.logsumexp(-1, keepdim=True)
         x = x - x.logsumexp(-2, keepdim=True)
-    result: Tensor = x.exp().to(logits.dtype)
+    result: Tensor = x.exp().to(logits)  # its type and its device
     return result
 
 

@@ -51,8 +51,11 @@ def separate_gates(
 
 
 def task_key(name: str) -> str:
-    """Return the key of task ``name`` in a ModuleDict, which refuses dots and the names of its own attributes."""
-    return "task_" + name.replace(".", "_")
+    """Return the key of task ``name`` in a ModuleDict, which refuses dots and the names of its own attributes.
+
+    Different names have different keys.
+    """
+    return "task_" + name.replace("%", "%25").replace(".", "%2E")
 
 
 def joined(routings: Sequence[Routing]) -> Routing:

@@ -19,4 +19,4 @@ class SoftmaxGate(Gate):
         self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        return Routing(self.affine(x, "", tasks).softmax(-1))
+        return Routing(self.affine(x, "", tasks).softmax(-1), exact_zeros=True)

@@ -47,4 +47,5 @@ class SoftmaxSelectorGate(Gate):
         selectors = (self.affine(x, "selector_", tasks) / self.temperature).softmax(-1)  # [B, T, K, E]
         mix = self.affine(x, "mix_", tasks).softmax(-1)  # [B, T, K]
         weights = (mix[..., None] * selectors).sum(-2)
-        return Routing(weights, {"entropy": entropy_loss(selectors, self.entropy_weight)}, selectors)
+        losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
+        return Routing(weights, losses, selectors, exact_zeros=True)

@@ -59,4 +59,4 @@ class TaskTop1Gate(Gate):
             losses["balance"] = self.balance_weight * balance_loss(probabilities.view(shape), selected.view(shape))
         if self.keep_scale:
             probabilities = 1.0 + (probabilities - probabilities.detach())
-        return Routing(probabilities.masked_fill(~selected, 0.0), losses)
+        return Routing(probabilities.masked_fill(~selected, 0.0), losses, exact_zeros=True)

@@ -87,7 +87,7 @@ class TopKGate(Gate):
         highest, index = logits.topk(self.k, dim=-1)  # exactly k, even if logits tie
         chosen = highest.softmax(-1) if self.normalize == "after" else logits.softmax(-1).gather(-1, index)
         weights = torch.zeros_like(logits).scatter_(-1, index, chosen)
-        return Routing(weights, self._losses(clean, logits, stddev, weights, index))
+        return Routing(weights, self._losses(clean, logits, stddev, weights, index), exact_zeros=True)
 
     def _losses(
         self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, index: Tensor

@@ -148,7 +148,7 @@ class DenseLayers(Component):
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        y = x.expand(len(copies), *x.shape)
+        y: Tensor = copies[0].converted(x).expand(len(copies), *x.shape)
         for layers in zip(*(copy.body for copy in copies), strict=True):
             if isinstance(layers[0], nn.Linear):
                 weight, bias = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
@@ -158,8 +158,12 @@ class DenseLayers(Component):
         return y.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
+        result: Tensor = self.body(self.converted(x))
         return result
+
+    def converted(self, x: Tensor) -> Tensor:
+        """Return ``x`` in the precision of the layers: numeric inputs are float32 in a bfloat16 network."""
+        return x.to(next(self.parameters()).dtype)
 
 
 def image(shape: Shape, what: str) -> tuple[int, int, int]:

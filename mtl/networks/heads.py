@@ -68,9 +68,9 @@ class Heads(nn.Module):
         head = Heads([spec], self.input_dim, self.units, self.dropout)
         row = self.members[spec.num_classes].index(task)
         for new, old in zip(head.hidden.parameters(), self.hidden.parameters(), strict=True):
-            new.copy_(old[[task]])
+            new.copy_(old[[task]]).requires_grad_(old.requires_grad)
         for new, old in zip(head.output.parameters(), self.output[str(spec.num_classes)].parameters(), strict=True):
-            new.copy_(old[[row]])
+            new.copy_(old[[row]]).requires_grad_(old.requires_grad)
         return head.train(self.training)
 
 

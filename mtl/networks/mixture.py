@@ -111,7 +111,7 @@ class MixtureOfExperts(nn.Module):
     def _constant(self, tasks: Sequence[int] | None) -> MixtureOfExperts:
         """Return the layer with the present weights of its static gate, and with the experts that ``tasks`` use."""
         weights = self.gate(None, None, tasks).weights  # [T, E]
-        used = (weights != 0).any(0).nonzero().flatten().tolist()
+        used = (weights != 0).any(0).nonzero().flatten().tolist() or [0]  # without connections: an expert of weight 0
         gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
         return MixtureOfExperts(self.input_dim, len(weights), len(used), gate, experts, execution="dense")
 
@@ -121,7 +121,10 @@ def _listed(sizes: Mapping[str, Any]) -> str:
 
 
 def group_means(x: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the mean of the rows of ``x [B, D]`` of each group, ``[count, D]``; ``groups [B]`` counts from 0."""
+    """Return the mean of the rows of ``x [B, D]`` of each group, ``[count, D]``; ``groups [B]`` counts from 0.
+
+    The mean of a group without rows is 0: NaN would spread through the losses that average over the groups.
+    """
     sums = x.new_zeros(count, x.shape[1]).index_add(0, groups, x)
     sizes = x.new_zeros(count).index_add(0, groups, x.new_ones(groups.shape))
-    return sums / sizes[:, None]
+    return sums / sizes.clamp(min=1)[:, None]

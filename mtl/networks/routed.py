@@ -154,7 +154,7 @@ class PrunedLayer(nn.Module):
         mixed = x.new_zeros(len(x), *self.sizes)
         for weight, component in zip(self.weights, self.components, strict=True):
             mixed = mixed + weight * component(x)
-        return self.after(mixed)[None], Routing(self.weights[None])
+        return self.after(mixed)[None], Routing(self.weights[None], exact_zeros=True)
 
 
 class RoutedNetwork(nn.Module):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mtl.distributed import all_reduce_sum
-from mtl.types import TaskSpec, has_float64, side_by_side, widest
+from mtl.functional import KeepsDigits
+from mtl.types import TaskSpec, side_by_side, widest
 
 # From the sums of squares and of absolute values of the errors and the number of labels, [T] each
 ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -19,20 +19,16 @@ ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-class TaskSums(nn.Module):
-    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 if the device has it."""
+class TaskSums(KeepsDigits):
+    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 where the device has it."""
+
+    sums: Tensor
 
     def __init__(self, tasks: Sequence[TaskSpec], count: int) -> None:
         super().__init__()
         self.tasks = list(tasks)
         self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
-        self.sums = torch.zeros(count, len(self.tasks), dtype=torch.float64)  # no buffer, which trainers convert
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
-        device = fn(torch.zeros(())).device  # the sums follow the module to its device, but not to its precision
-        self.sums = self.sums.to(torch.float64 if has_float64(device) else torch.float32).to(device)
-        return self
+        self.register_buffer("sums", torch.zeros(count, len(self.tasks), dtype=torch.float64), persistent=False)
 
     def reset(self) -> None:
         self.sums.zero_()

@@ -22,7 +22,7 @@ from torchmetrics.classification import (
 
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather_tensors
-from mtl.functional import at_least_float32
+from mtl.functional import KeepsDigits, at_least_float32
 from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
 from mtl.training.errors import ERRORS, MeanErrors, TaskSums
 from mtl.training.losses import summed_losses
@@ -174,7 +174,7 @@ class LossMeter(TaskSums):
         return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
 
 
-class Evaluation(nn.Module):
+class Evaluation(KeepsDigits):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics."""
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -229,7 +229,7 @@ class Evaluation(nn.Module):
         """Stay on the CPU instead of moving to a device without float64."""
         if not has_float64(fn(torch.zeros(())).device):
             return self
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch declares no types for it
+        super()._apply(fn, recurse)
         return self
 
     def compute(self) -> dict[str, float]:

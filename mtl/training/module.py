@@ -19,7 +19,7 @@ from mtl.training.losses import summed_losses
 from mtl.training.metrics import Evaluation, LossMeter
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
-from mtl.types import Batch, NetworkOutput, TaskSpec, has_float64
+from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class MultiTaskModule(LightningModule):
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""
         batches = [self._converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
-        parts, shown, routings = [], [], {}
+        parts, shown = [], []
+        routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
         for part in batches:
             output = self(part.inputs, list(part.targets))
             terms, value = self._task_losses(output, part)
@@ -90,7 +91,8 @@ class MultiTaskModule(LightningModule):
                 for name, term in self.distillation.losses(part.inputs, output).items():
                     terms.others.append(term)
                     self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach()
-            routings = output.routings
+            for name, routing in output.routings.items():
+                routings.setdefault(name, []).append(routing)
         self.aux_batches += 1
         if self._is_shown:  # self.log takes as long as a small network
             self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))

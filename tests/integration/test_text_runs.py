@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Watch(Callback):
     """Keep what passes: the routings of each step, and the module."""
 
-    routings: list[dict[str, Any]] = []  # noqa: RUF012
+    routings: list[dict[str, list[Any]]] = []  # noqa: RUF012
     module: Any = None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -60,7 +60,7 @@ def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path)
     words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=0.5"]
     module = watched(tmp_path, data, *words, "trainer.precision=bf16-mixed")
     assert [float(gate.temperature) for gate in gates(module)] == pytest.approx([0.01] * 6)
-    found = [routing for routings in Watch.routings for routing in routings.values()]
+    found = [routing for routings in Watch.routings for batches in routings.values() for routing in batches]
     assert len(found) == len(LAYERS) * 6  # two batches of each task
     assert {routing.weights.dtype for routing in found} == {torch.float32}
     rows = list(csv.DictReader((tmp_path / "csv" / "metrics.csv").read_text().splitlines()))

@@ -113,7 +113,8 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
         trainer.global_step = step
         with torch.no_grad():
             net.layers[0].gate.logits[0, 0] = step
-        monitor.on_train_batch_end(trainer, module, {"routings": net.train()(inputs).routings}, batch, 0)
+        found = {name: [routing] for name, routing in net.train()(inputs).routings.items()}
+        monitor.on_train_batch_end(trainer, module, {"routings": found}, batch, 0)
     outputs = {"routings": net.eval()(inputs).routings}
     monitor.on_validation_epoch_start(trainer, module)
     monitor.on_validation_batch_end(trainer, module, outputs, batch, 0)

@@ -106,14 +106,14 @@ def test_history_records_when_selectors_became_binary() -> None:
     soft, hard = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]])
     seen = []
     for step, selectors in enumerate([soft, hard, hard, soft, hard, hard], start=1):
-        history.add(step, Routing(selectors.mean(-2), {}, selectors), 16, 1)
+        history.add(step, [Routing(selectors.mean(-2), {}, selectors)], 16, 1)
         seen.append(history.binary_since)
     assert seen == [-1, 2, 2, -1, 5, 5]
     assert history.steps == [1, 2, 3, 4, 5, 6]
     for step in range(7, 1200):
-        history.add(step, Routing(hard.mean(-2), {}, hard), 16, 1)
+        history.add(step, [Routing(hard.mean(-2), {}, hard)], 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
-    history.add(1200, Routing(torch.rand(3, 5)), 14, 3)
+    history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)
     assert history.steps[-1] < 1200  # too many shares to keep
 
 
@@ -141,8 +141,8 @@ def test_flops_of_training_by_hand() -> None:
         (torch.stack([one, other]).expand(6, 2, 3), dense - 3 * 2 * 5),  # every expert is in use
     ):
         callback, history = RoutingMonitor("unused"), History()
-        history.add(1, Routing(weights), 16, 2)
-        history.add(2, Routing(weights), 16, 2)
+        history.add(1, [Routing(weights)], 16, 2)
+        history.add(2, [Routing(weights)], 16, 2)
         callback._sample, callback._trained = (
             Batch({"id": torch.arange(7)}, {"p": torch.ones(7), "q": torch.ones(7)}),
             2,
@@ -163,13 +163,13 @@ def test_share_of_the_steps_until_selectors_are_binary() -> None:
     history, tally = History(), Tally(1)
     soft, hard = torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]), torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])  # [T, K, E]
     for step, selectors in enumerate([soft, soft, hard, hard], start=1):
-        history.add(10 * step, Routing(selectors.mean(-2), {}, selectors), 16, 1)
+        history.add(10 * step, [Routing(selectors.mean(-2), {}, selectors)], 16, 1)
     tally.add(Routing(hard.mean(-2), {}, hard), 3)
     report = Report(["p"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
     assert report.binary_after(40) == {"binary_after": 0.75}
     assert (history.binary_steps, history.binary) == ([10, 20, 30, 40], [0.5, 0.5, 1.0, 1.0])
     assert "selectors_over_training" in report.figures()
-    history.add(50, Routing(soft.mean(-2), {}, soft), 16, 1)
+    history.add(50, [Routing(soft.mean(-2), {}, soft)], 16, 1)
     assert math.isnan(report.binary_after(50)["binary_after"])
     other = Report(["p"], {"mixture": tally}, {"mixture": History()}, Probabilities(), {})
     assert other.binary_after(50) == {}
@@ -219,13 +219,27 @@ def test_lengths_count_optimiser_steps() -> None:
 def test_execution_adapts_once_in_an_accumulated_step() -> None:
     layer = MixtureOfExperts(3, 1, 4, TopKGate, partial(StackedDense, units=[2]))
     seen: list[int] = []
-    layer.dispatch.adapt = lambda weights: seen.append(len(weights))
+    layer.dispatch.adapt = lambda *weights: seen.extend(map(len, weights))
     module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=2)
     for batch in range(12):
         rows = torch.full((batch + 1, 1, 4), 0.25)
-        outputs = {"routings": {"mixture": Routing(rows)}}
+        outputs = {"routings": {"mixture": [Routing(rows, exact_zeros=True), Routing(rows[:1], exact_zeros=True)]}}
         callback.on_train_batch_end(trainer((batch + 1) // 3, 12, 3), module, outputs, None, batch)
-    assert seen == [3, 9]  # the batches on which steps 1 and 3 were taken
+    assert seen == [3, 1, 9, 1]  # the batches on which steps 1 and 3 were taken
+
+
+def test_execution_follows_all_batches_of_a_step() -> None:
+    layer = MixtureOfExperts(3, 2, 4, TopKGate, partial(StackedDense, units=[2]))
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=1)
+    full, narrow = torch.full((6, 1, 4), 0.25), torch.eye(4)[:2, None]
+
+    def is_sparse_after(*batches: Routing) -> bool:
+        callback.on_train_batch_end(trainer(1, 12, 1), module, {"routings": {"mixture": batches}}, None, 0)
+        return layer.dispatch.sparse
+
+    assert not is_sparse_after(Routing(full, exact_zeros=True), Routing(narrow, exact_zeros=True))  # 26 of 32 pairs
+    assert not is_sparse_after(Routing(full), Routing(narrow, exact_zeros=True))  # one still learns from zeros
+    assert is_sparse_after(Routing(narrow, exact_zeros=True), Routing(narrow, exact_zeros=True))
 
 
 def test_schedule_without_its_target() -> None:
@@ -329,6 +343,15 @@ def test_a_static_gate_counts_for_every_row() -> None:
     assert once.rows == each.rows == 7
 
 
+def test_selectors_are_binary_when_those_of_every_task_are() -> None:
+    hard, soft = torch.eye(2)[None, None], torch.full((1, 1, 2, 2), 0.5)  # [B, T, K, E]
+    history = History()
+    for step, (first, last) in enumerate([(soft, hard), (hard, soft), (hard, hard)], 1):
+        batches = [Routing(each.mean(-2), {}, each, tasks=[task]) for task, each in enumerate((first, last))]
+        history.add(step, batches, 16, 2)
+    assert (history.binary, history.binary_since) == ([0.5, 0.5, 1.0], 3)
+
+
 def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     tally = Tally(3)
     tally.add(Routing(torch.tensor([[1.0, 0.0]]), tasks=[2]), rows=4)
@@ -339,12 +362,16 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     assert tally.shares().tolist() == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
     assert values["union_per_sample"] == 1.2
     history = History()
-    history.add(1, Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), 6, 3)
-    history.add(2, Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2]), 6, 3)
-    history.add(3, Routing(torch.ones(1, 2), tasks=[1]), 5, 3)  # too many shares to keep
+    history.add(1, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1])], 6, 3)
+    history.add(2, [Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2])], 6, 3)
+    history.add(3, [Routing(torch.ones(1, 2), tasks=[1])], 5, 3)  # too many shares to keep
     assert history.steps == [1, 2]
     course = torch.stack(history.shares)
     assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
+    history = History()
+    history.add(4, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), Routing(torch.eye(2)[:, None], tasks=[2])], 6, 3)
+    assert history.shares[0].nan_to_num(-1).tolist() == [[-1, -1], [0.25, 0.75], [0.5, 0.5]]
+    assert (history.batches, history.unused, history.unmixed) == (1, 0.5, 0.5)  # 0 in one batch, 1 in the other
     panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), -1).axes]  # of the coloured lines
     lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from mtl.gates import (
     CometGate,
     DSelectKGate,
     FixedGate,
+    Gate,
     GumbelSoftmaxGate,
     HashGate,
     SoftmaxSelectorGate,
@@ -73,7 +75,7 @@ def gradients(layer: Experts, execution: str, x: Tensor, weights: Tensor) -> dic
     torch.manual_seed(3)
     x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
     layer.zero_grad()
-    mixed = Dispatch(execution)(layer, x, Routing(weights))
+    mixed = Dispatch(execution)(layer, x, Routing(weights, exact_zeros=True))
     (mixed.cos() * torch.arange(1.0, 1.0 + mixed[0].numel(), dtype=x.dtype).view_as(mixed[0])).sum().backward()
     used = torch.where(weights != 0, weights.grad, 0.0)  # what a gate with exact zeros lets through
     named = {name: p.grad.clone() for name, p in layer.named_parameters()}
@@ -240,6 +242,22 @@ def test_training_is_the_same_in_every_execution(gate: object) -> None:
         assert courses[execution] == pytest.approx(courses["dense"], abs=1e-9), execution
 
 
+class StraightThroughGate(Gate):
+    """A gate of one's own: experts are on or off, and both learn. It says nothing about its zeros."""
+
+    def __init__(self, num_tasks: int, num_experts: int, input_dim: int | None = None, **common: Any) -> None:
+        super().__init__(num_tasks, num_experts, input_dim, **common)
+        self.add_affine("", (num_tasks, num_experts), 1.0)
+
+    def route(self, x: Tensor | None, inputs: object, tasks: list[int] | None) -> Routing:
+        p = self.affine(x, "", tasks).sigmoid()
+        return Routing((p > 0.5).to(p.dtype) + (p - p.detach()))
+
+
+def test_a_straight_through_gate_learns_the_same_in_every_execution() -> None:
+    check_networks_agree(partial(network, StraightThroughGate), 32, torch.float64)
+
+
 def test_gradients_through_zero_weights_need_dense_execution() -> None:
     net = network(partial(GumbelSoftmaxGate, initial_probability=0.2), "sparse")
     output = net({"user": torch.arange(20), "item": torch.arange(20)})
@@ -249,8 +267,9 @@ def test_gradients_through_zero_weights_need_dense_execution() -> None:
 
 def test_auto_follows_the_share_and_remembers(caplog: pytest.LogCaptureFixture) -> None:
     dispatch, layer, x = Dispatch("auto"), StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(20, 6)
-    wide, narrow = Routing(torch.rand(20, 2, EXPERTS) + 0.1), Routing(random_weights(20, 1, EXPERTS, 1))
-    between = Routing(torch.cat([torch.ones(20, 1, 5), torch.zeros(20, 1, 3)], -1))  # 0.625
+    wide = Routing(torch.rand(20, 2, EXPERTS) + 0.1, exact_zeros=True)
+    narrow = Routing(random_weights(20, 1, EXPERTS, 1), exact_zeros=True)
+    between = Routing(torch.cat([torch.ones(20, 1, 5), torch.zeros(20, 1, 3)], -1), exact_zeros=True)  # 0.625
     assert used_share(between.weights) == 0.625
     seen = []
     for routing in (between, narrow, between, wide, between):
@@ -282,10 +301,11 @@ def test_large_batches_without_gradient_are_computed_in_chunks() -> None:
 def test_chunks_draw_the_dropout_of_the_whole_batch(execution: str, kind: Kind) -> None:
     layer, x, weights = kind(EXPERTS, 6, dropout=0.5), torch.randn(1300, 6), random_weights(1300, 2, EXPERTS, 2)
     torch.manual_seed(4)
-    whole = Dispatch(execution)(layer, x, Routing(weights))
+    routing = Routing(weights, exact_zeros=True)
+    whole = Dispatch(execution)(layer, x, routing)
     torch.manual_seed(4)
     with torch.no_grad():
-        chunked = Dispatch(execution)(layer, x, Routing(weights))
+        chunked = Dispatch(execution)(layer, x, routing)
     assert torch.allclose(whole, chunked, atol=1e-6)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from mtl import fast
+from mtl.experts.dense import StackedDense
+from mtl.experts.dispatch import Dispatch
 from mtl.gates import Gate, SoftmaxSelectorGate, TopKGate
+from mtl.gates.permuted import Permutation, PermutedGate
+from mtl.networks.mixture import MixtureOfExperts
 from mtl.types import Routing
 from tests.gate_cases import CASES, GateCase, harden, route
 
@@ -121,6 +127,29 @@ def test_extreme_logits_stay_finite(case: GateCase, num_experts: int, autocast: 
 
 
 @learning_gates
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
+def test_nan_stays_nan(case: GateCase, plain: bool) -> None:
+    """Weights that are finite although what they come from is not would hide that training went wrong."""
+    with fast.disabled() if plain else nullcontext():
+        for training in (True, False):
+            for width in (D, None) if case.static else (D,):
+                for name, value in case.build(T, 5, width).named_parameters():
+                    if name.startswith("noise_") and not training:  # plays no part
+                        continue
+                    for number in range(0, value[0].numel(), D if name.endswith("weight") else 1):
+                        gate = case.build(T, 5, width).train(training)
+                        with torch.no_grad():
+                            gate.get_parameter(name)[0].flatten()[number] = torch.nan
+                        weights = route(gate, None if width is None else torch.rand(7, D)).weights
+                        assert weights.sum((-2, -1)).isnan().all(), name
+            if case.looks:
+                x = torch.randn(7, D).index_fill(0, torch.tensor([4]), torch.nan)
+                weights = route(case.build(T, 5, D).train(training), x).weights
+                assert weights.isnan().any(-1).any(-1).tolist() == [row == 4 for row in range(7)]
+                assert weights[4].isnan().any(-1).all()
+
+
+@learning_gates
 @sizes_with_a_choice
 def test_every_parameter_learns_from_the_start(case: GateCase, num_experts: int) -> None:
     for width in (D, None) if case.static else (D,):
@@ -154,6 +183,37 @@ def test_a_batch_without_rows_has_gradients_of_zero(case: GateCase, num_experts:
     weights.sum().backward()
     for name, parameter in gate.named_parameters():
         assert parameter.grad is None or not parameter.grad.any(), name
+
+
+@every_gate
+@pytest.mark.parametrize("permuted", [False, True], ids=["plain", "permuted"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_zeros_that_a_gate_calls_exact_pass_no_gradient(case: GateCase, training: bool, permuted: bool) -> None:
+    """Sparse execution leaves out what dense execution computes, and yet every gradient is the same."""
+    seen = training and case.name.startswith("gumbel")  # straight-through: no promise
+    for scale in (0.3, 3.0, 1e3):  # smooth steps are between 0 and 1, most are not; softmax underflows
+        for width in (D, None) if case.static else (D,):
+            torch.manual_seed(0)
+            gate = case.build(T, 8, width)
+            with torch.no_grad():
+                for parameter in gate.parameters():
+                    parameter.normal_(0.0, scale)
+            if permuted:
+                gate = PermutedGate(gate, Permutation(8))
+                gate.permutation.harden(torch.arange(8).roll(3)[None])
+            layer = MixtureOfExperts(D, T, 8, gate, StackedDense(8, D, [5]), width is None).double().train(training)
+            x, inputs = torch.randn(9, D, dtype=torch.float64), {"id": torch.arange(9)}
+            results = []
+            for execution in ("dense", "sparse"):
+                torch.manual_seed(1)
+                layer.dispatch, given = Dispatch(execution), x.clone().requires_grad_()
+                mixed, routing = layer(given, inputs)
+                wanted = [given, *layer.parameters()]
+                results.append(torch.autograd.grad(mixed.cos().sum(), wanted, materialize_grads=True))
+            seen |= routing.exact_zeros and not routing.weights.all()
+            for dense, sparse in zip(*results, strict=True):
+                torch.testing.assert_close(sparse, dense, atol=1e-10, rtol=1e-10)
+    assert seen
 
 
 @every_gate

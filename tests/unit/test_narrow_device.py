@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mtl.types
+from mtl import functional
 from mtl.analysis.selection import jaccard
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
@@ -18,7 +19,7 @@ from mtl.gates import CometGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.training import errors, metrics, module
+from mtl.training import metrics, module
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
 
@@ -28,7 +29,7 @@ SPEC = DataSpec({"user": Categorical(5), "age": Numeric(2)}, TASKS)
 
 @pytest.fixture(autouse=True)
 def _meta_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (mtl.types, errors, metrics, module):
+    for place in (mtl.types, functional, metrics, module):
         monkeypatch.setattr(place, "has_float64", lambda device: device.type == "cpu")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know meta
 

@@ -16,6 +16,7 @@ from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.experts.relu_sum import ReluSum
 from mtl.gates import CometGate, DSelectKGate, FixedGate, SoftmaxGate
+from mtl.gates.separate import separate_gates, task_key
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
@@ -69,6 +70,22 @@ def test_mixture_of_built_parts_equals_one_of_factories() -> None:
     with pytest.raises(InputError, match="4 experts do not fit into a mixture with num_experts=3"):
         MixtureOfExperts(6, 2, 3, CometGate, experts)
     assert MixtureOfExperts(6, 2, 4, CometGate(2, 4), experts)(x)[1].weights.shape == (2, 4)  # a static gate
+
+
+def test_every_task_has_a_gate_of_its_own_whatever_its_name() -> None:
+    names = ["a.b", "a_b", "a%2Eb", "a%b", "a..b", "A.b", "items", ""]
+    gate = separate_gates(CometGate, names, 4, 6)
+    assert len({id(gate.by_task[task_key(name)]) for name in names}) == len(names)
+
+
+def test_a_group_without_rows_leaves_the_others_and_the_losses_alone() -> None:
+    mixture = MixtureOfExperts(6, 2, 4, partial(CometGate, entropy_weight=1.0), partial(StackedDense, units=[5]))
+    x, groups = torch.randn(4, 6), torch.tensor([0, 2, 2, 0])
+    mixed, routing = mixture(x, groups=groups, num_groups=4)
+    assert torch.allclose(mixed, mixture(x, groups=groups // 2)[0], atol=1e-6)
+    loss = mixed.sum() + sum(routing.losses.values())
+    loss.backward()
+    assert all(torch.isfinite(value).all() for value in (loss, *(p.grad for p in mixture.parameters())))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -21,6 +21,7 @@ from mtl.networks.components import Convolutions, DenseLayers, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
+from mtl.program import exportable
 from mtl.prune import export, prune, savings
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
 from tests.experts import GatedExperts
@@ -98,6 +99,38 @@ def test_pruned_equals_whole_and_costs_less(name: str) -> None:
         assert report.pruned_flops == forward_flops(pruned, inputs) < report.flops
     after = network.state_dict()
     assert all(torch.equal(value, after[key]) for key, value in before.items())  # the network itself is left alone
+
+
+def test_a_fixed_gate_is_static_in_any_network() -> None:
+    experts, bottom = partial(StackedDense, units=[4]), partial(bottom_for, embedding_dim=5)
+    network = MMoE(ROWS, 4, bottom, experts, partial(FixedGate, pattern="none"), Heads).eval()
+    pruned = prune(network, "b")
+    assert torch.allclose(pruned(INPUTS["rows"]).predictions["b"], network(INPUTS["rows"]).predictions["b"], atol=1e-6)
+    assert pruned.mixture.experts.num_experts == 1
+
+
+@pytest.mark.parametrize("experts", [partial(StackedDense, units=[6, 5]), partial(GatedExperts, units=5)])
+def test_a_task_without_connections_can_be_pruned_and_exported(experts: Any, tmp_path: Path) -> None:
+    network, inputs = mixture(ROWS, GumbelMatrixGate, experts=experts).eval(), INPUTS["rows"]
+    for rows in ([3], slice(None)):  # one task, then all of them
+        with torch.no_grad():
+            network.mixture.gate.logits[rows] = -1.0
+        expected = network(inputs).predictions["d"]
+        pruned = prune(network, "d")
+        assert torch.allclose(pruned(inputs).predictions["d"], expected, atol=1e-6)
+        export(pruned, inputs, tmp_path / "program.pt2")
+        assert torch.allclose(exportable(network)(inputs).predictions["d"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["topk", "gated", "conv"])
+def test_frozen_parameters_stay_frozen(name: str) -> None:
+    network, _ = NETWORKS[name]()
+    for parameter in [*network.mixture.experts.parameters()][::2] + [*network.heads.parameters()][::2]:
+        parameter.requires_grad_(False)
+    wanted = {name: p.requires_grad for name, p in network.named_parameters()}
+    for smaller in (prune(network, "a"), exportable(network)):
+        for name, parameter in smaller.named_parameters():
+            assert parameter.requires_grad == wanted[name], name
 
 
 def test_flops_by_hand() -> None:

@@ -144,7 +144,9 @@ def test_super_batches_add_the_losses_of_their_tasks() -> None:
     first = Batch({"x": torch.randn(6, 5)}, {"a": torch.randn(6)})
     second = Batch({"x": torch.randn(4, 5)}, {"b": torch.tensor([0, 1, 2, -100])})
     alone = [module.training_step(batch, 0)["loss"] for batch in (first, second)]
-    assert torch.allclose(module.training_step([first, second], 0)["loss"], sum(alone))
+    both = module.training_step([first, second], 0)
+    assert torch.allclose(both["loss"], sum(alone))
+    assert [[routing.tasks for routing in layer] for layer in both["routings"].values()] == [[[0], [1]]] * 2
 
 
 @pytest.mark.parametrize(

@@ -110,12 +110,35 @@ def test_second_derivative_of_a_mixture(gate: Callable[..., Gate]) -> None:
 
 
 def test_fast_functions_refuse_a_second_derivative() -> None:
-    """A wrong second derivative would go unnoticed."""
+    """A wrong second derivative would go unnoticed, above all that of a function whose outer gradient is constant."""
     split, leaf = inside(3, 1, 3, 2), inside(3, 1, 4, 2)
-    weights, _ = comet_weights(split, leaf, 1.0)
-    [first] = torch.autograd.grad(weights.square().sum(), split, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    for of_weights in (Tensor.sum, Tensor.square):
+        weights, _ = comet_weights(split, leaf, 1.0)
+        with pytest.raises(RuntimeError, match=r"create_graph=True: .* fast=false"):
+            torch.autograd.grad(of_weights(weights).sum(), split, create_graph=True)
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+@pytest.mark.parametrize("experts", [dense_experts, lambda: GatedExperts(3, 4, 2).double()], ids=["dense", "gated"])
+@smooth_gates
+def test_mixtures_refuse_or_give_a_right_second_derivative(
+    gate: Callable[..., Gate], experts: Callable[[], Experts], execution: str
+) -> None:
+    """The gradient of the gradient's length, by differences where it is not refused."""
+    mixture = MixtureOfExperts(4, 2, 3, gate, experts(), execution=execution).double()
+    x, step = inside(5, 4), 1e-6
+    direction = torch.randn_like(x)
+
+    def length(x: Tensor, graph: bool) -> Tensor:
+        [first] = torch.autograd.grad(mixture(x)[0].sum(), x, create_graph=graph)
+        return first.square().sum()
+
+    with pytest.raises(RuntimeError, match="fast=false"):
+        length(x, graph=True)
+    ends = [length((x + sign * step * direction).detach().requires_grad_(), graph=False) for sign in (1, -1)]
+    with fast.disabled():
+        [second] = torch.autograd.grad(length(x, graph=True), x)
+    assert torch.allclose((second * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5)
 
 
 # torch.func

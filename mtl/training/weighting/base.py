@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
+from mtl.functional import KeepsDigits
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Terms:
     others: list[Tensor]
 
 
-class Weighting(nn.Module):
+class Weighting(KeepsDigits):
     """Base of all weightings, which make one loss of those of T tasks.
 
     ``network`` is what the tasks train; ``seed`` and the number of the optimiser step determine whatever is drawn, so
