@@ -260,6 +260,16 @@ def test_a_straight_through_gate_learns_the_same_in_every_execution() -> None:
     check_networks_agree(partial(network, StraightThroughGate), 32, torch.float64)
 
 
+def test_zeros_need_no_promise_where_no_gradient_is_taken() -> None:
+    layer, x, weights = StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(9, 6), random_weights(9, 2, EXPERTS, 2)
+    computed: list[int] = []
+    layer.pairs_mixture = lambda x, weights, pairs, masks: computed.append(len(pairs.sample))
+    Dispatch("sparse")(layer, x, Routing(weights))
+    with torch.no_grad():
+        Dispatch("sparse")(layer, x, Routing(weights))
+    assert computed == [int((weights != 0).any(1).sum())]
+
+
 def test_gradients_through_zero_weights_need_dense_execution() -> None:
     net = network(partial(GumbelSoftmaxGate, initial_probability=0.2), "sparse")
     output = net({"user": torch.arange(20), "item": torch.arange(20)})
