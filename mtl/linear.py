@@ -11,6 +11,13 @@ from torch import Tensor
 from mtl.fast import accelerated, grouped, matmul
 
 
+def matching(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x`` in the precision of ``weight``, unless it is in that in which autocast computes already."""
+    device = x.device.type
+    narrow = torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device)
+    return x if narrow else x.to(weight.dtype)
+
+
 @accelerated(matmul.affine)
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
@@ -26,5 +33,5 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int
 
     ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``.
     """
-    groups = zip(torch.split(x.to(weight.dtype), list(counts)), weight.unbind(), bias.unbind(), strict=True)
+    groups = zip(torch.split(matching(x, weight), list(counts)), weight.unbind(), bias.unbind(), strict=True)
     return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])

@@ -332,7 +332,7 @@ class Routing:
     ``tasks``: the indices of the T tasks, None if these are all tasks.
     ``exact_zeros``: the gate's promise that no gradient passes through a weight that is exactly 0, so that its expert
     need not be computed. A gate that also learns from experts that it has switched off (straight-through) leaves it
-    False: all experts are then computed.
+    False: all experts are then computed, unless no gradient is taken.
     """
 
     weights: Tensor

@@ -17,6 +17,7 @@ from mtl.experts.pairs import Pairs
 from mtl.fast import accelerated
 from mtl.fast import conv as fast
 from mtl.kinds import Count, CountOrZero, Dropout
+from mtl.linear import matching
 
 Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
 
@@ -106,7 +107,7 @@ class StackedConv(Experts):
     def convolve(self, x: Tensor, kernels: Sequence[Kernel], first: int = 0) -> Tensor:
         """Map ``x [N, C, H, W]`` through one expert's convolutions, from layer ``first`` on, to ``[N, F]``."""
         for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[first:]:
-            x = F.conv2d(x.to(weight.dtype), weight, bias, padding=padding)
+            x = F.conv2d(matching(x, weight), weight, bias, padding=padding)
             x = (F.max_pool2d(x, pool) if pool > 1 else x).relu()
         return x.flatten(1)
 

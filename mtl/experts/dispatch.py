@@ -31,8 +31,8 @@ class Dispatch(nn.Module):
     ``execution="dense"`` computes every expert on every sample, ``"sparse"`` each (sample, expert) pair of nonzero
     weight once for all tasks; results and gradients are the same, also with dropout at the same seed. ``"auto"`` starts
     dense and trains in the mode that ``adapt`` last chose; in evaluation it chooses the cheaper mode for each batch.
-    The choice of ``adapt`` is saved in checkpoints, so that a resumed run executes the same operations. A routing whose
-    zeros still carry a gradient is always executed dense.
+    The choice of ``adapt`` is saved in checkpoints, so that a resumed run executes the same operations. Where gradients
+    are taken, a routing whose zeros are not exact is executed dense.
     """
 
     def __init__(self, execution: Execution = "auto") -> None:
@@ -82,7 +82,8 @@ class Dispatch(nn.Module):
         return experts.pairs_mixture(x, weights, Pairs(weights.detach()), masks)
 
     def _is_sparse(self, routing: Routing) -> bool:
-        if self.execution == "dense" or not routing.exact_zeros:
+        exact = routing.exact_zeros or not torch.is_grad_enabled()
+        if self.execution == "dense" or not exact:
             return False
         if self.execution == "sparse":
             return True

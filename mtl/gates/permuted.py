@@ -64,6 +64,7 @@ class Permutation(KeepsDigits):
         self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
         self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
         self.register_buffer("hardened", torch.tensor(False))
+        self._known: tuple[Tensor, Tensor] | None = None  # the latest assignment, after what it was computed from
         self._is_hard = False  # a copy of the buffer, to be read without waiting for the device
 
     @property
@@ -80,14 +81,24 @@ class Permutation(KeepsDigits):
             logits = logits + self.noise * broadcast(gumbel).to(logits)  # equal on all processes
         return sinkhorn(logits, float(self.tau), int(self.rounds))
 
-    @torch.no_grad()
     def assignment(self) -> Tensor:
-        """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
+        """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices.
+
+        It is computed again when what it depends on has changed, not for each batch of an evaluation.
+        """
         if self._is_hard:
             return self.order
-        matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
-        rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
-        return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # or else training could not use what an evaluation has computed
+            now = torch.cat([self.logits.flatten().double(), torch.stack([self.tau, self.rounds])])
+            known = self._known if self._known and self._known[0].device == now.device else None
+            if known is None or not torch.equal(known[0], now):
+                matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
+                rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
+                known = self._known = now, torch.as_tensor(np.stack(rows)).argsort(-1).to(now.device)
+        return known[1]
 
     def matrix(self) -> Tensor:
         """Return the permutation matrices that evaluation uses, ``[P, E, E]``: P_ij = 1 where output j takes i."""

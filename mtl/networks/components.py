@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.kinds import MANY, Choice, Count, Row, Whole
+from mtl.linear import matching
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
 Size = Annotated[Sequence[int], Row((Whole(1, MANY), Whole(1, MANY)))]  # height and width
@@ -148,7 +149,7 @@ class DenseLayers(Component):
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        y: Tensor = copies[0].converted(x).expand(len(copies), *x.shape)
+        y = matching(x, next(copies[0].parameters())).expand(len(copies), *x.shape)
         for layers in zip(*(copy.body for copy in copies), strict=True):
             if isinstance(layers[0], nn.Linear):
                 weight, bias = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
@@ -158,12 +159,10 @@ class DenseLayers(Component):
         return y.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(self.converted(x))
+        result: Tensor = self.body(
+            matching(x, next(self.parameters()))
+        )  # numeric inputs are float32 in a bfloat16 network
         return result
-
-    def converted(self, x: Tensor) -> Tensor:
-        """Return ``x`` in the precision of the layers: numeric inputs are float32 in a bfloat16 network."""
-        return x.to(next(self.parameters()).dtype)
 
 
 def image(shape: Shape, what: str) -> tuple[int, int, int]:

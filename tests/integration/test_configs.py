@@ -159,6 +159,7 @@ def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> N
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [f"trainer.precision={precision}", *IMAGES, f"paths.data_dir={tiny_data}", "callbacks.ema.decay=0.9"]
+    words += ["permutation=sinkhorn"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtl.checks import InputError
 from mtl.experts.base import Experts
+from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.ffn import StackedFFN
@@ -258,6 +260,16 @@ def test_a_straight_through_gate_learns_the_same_in_every_execution() -> None:
     check_networks_agree(partial(network, StraightThroughGate), 32, torch.float64)
 
 
+def test_zeros_need_no_promise_where_no_gradient_is_taken() -> None:
+    layer, x, weights = StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(9, 6), random_weights(9, 2, EXPERTS, 2)
+    computed: list[int] = []
+    layer.pairs_mixture = lambda x, weights, pairs, masks: computed.append(len(pairs.sample))
+    Dispatch("sparse")(layer, x, Routing(weights))
+    with torch.no_grad():
+        Dispatch("sparse")(layer, x, Routing(weights))
+    assert computed == [int((weights != 0).any(1).sum())]
+
+
 def test_gradients_through_zero_weights_need_dense_execution() -> None:
     net = network(partial(GumbelSoftmaxGate, initial_probability=0.2), "sparse")
     output = net({"user": torch.arange(20), "item": torch.arange(20)})
@@ -316,6 +328,35 @@ def test_autocast_runs_both_ways() -> None:
         dense, sparse = (gradients(layer, execution, x, weights) for execution in ("dense", "sparse"))
     for name, value in dense.items():
         assert torch.allclose(value.float(), sparse[name].float(), atol=0.05, rtol=0.05), name
+
+
+class Conversions(TorchDispatchMode):
+    """Record the pairs of precisions that tensors are converted between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.seen.append((args[0].dtype, result.dtype))
+        return result
+
+
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+@pytest.mark.parametrize("name", ["two layers", "three layers", "sums of units", "ffn", "conv"])
+def test_autocast_stays_in_its_precision_between_layers(name: str, execution: str) -> None:
+    conv = [{"channels": 3, "kernel": 2}, {"channels": 2, "kernel": 2}]
+    images = {"conv": lambda: StackedConv(EXPERTS, (1, 6, 6), conv, [4, 3])}
+    layer = images[name]() if name in images else KINDS[name](EXPERTS, 6)
+    x = torch.randn(10, 1, 6, 6) if name in images else torch.randn(10, 6)
+    routing = Routing(random_weights(10, 2, EXPERTS, 2), exact_zeros=True)
+    with torch.autocast("cpu", torch.bfloat16), Conversions() as conversions:
+        mixed = Dispatch(execution)(layer, x, routing)
+    assert mixed.dtype == torch.bfloat16
+    assert (torch.float32, torch.bfloat16) in conversions.seen
+    assert (torch.bfloat16, torch.float32) not in conversions.seen
 
 
 def test_unknown_execution() -> None:

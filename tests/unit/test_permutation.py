@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Callback, Trainer
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from callbacks.ema import WeightAverage
 from callbacks.hardening import PermutationHardening
 from callbacks.length import Length
 from mtl.checks import InputError
@@ -25,7 +29,8 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.prune import prune
-from mtl.types import Categorical, DataSpec, Numeric, Routing, TaskSpec
+from mtl.training.module import MultiTaskModule
+from mtl.types import Batch, Categorical, DataSpec, Numeric, Routing, TaskSpec
 from tests.gate_cases import CASES, IDS, GateCase, harden
 
 EXPERTS = 8
@@ -243,6 +248,93 @@ def test_noise_only_in_training() -> None:
     assert not torch.equal(permutation.soft(), permutation.soft())
     permutation.eval()
     assert torch.equal(permutation.soft(), permutation.soft())
+
+
+@pytest.fixture
+def assigned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets an entry for each matrix that the Hungarian method is run on."""
+    matrices: list[Any] = []
+
+    def counting(matrix: Any, maximize: bool) -> Any:
+        matrices.append(matrix)
+        return linear_sum_assignment(matrix, maximize=maximize)
+
+    monkeypatch.setattr("mtl.gates.permuted.linear_sum_assignment", counting)
+    return matrices
+
+
+def fresh_assignment(permutation: Permutation) -> Tensor:
+    other = Permutation(permutation.logits.shape[-1], len(permutation.logits), per_task=True)
+    other.load_state_dict(permutation.state_dict())
+    return other.assignment()
+
+
+def test_assignment_is_computed_when_what_it_depends_on_has_changed(assigned: list[Any]) -> None:
+    permutation = Permutation(6).eval()
+    twin = Permutation(6).eval()
+    new = [torch.randn_like(permutation.logits) for _ in range(3)]
+
+    def change(logits: Tensor) -> None:
+        with torch.no_grad():
+            permutation.logits.copy_(logits)
+
+    def set_data(logits: Tensor) -> None:
+        permutation.logits.data = logits
+
+    changes = [
+        lambda: None,
+        lambda: change(new[0]),
+        lambda: permutation.load_state_dict(twin.state_dict()),
+        lambda: permutation.logits.data.copy_(new[1]),
+        lambda: set_data(new[2]),
+        lambda: permutation.tau.fill_(1e-7),
+        lambda: permutation.rounds.fill_(3),
+    ]
+    weights = torch.rand(5, 2, 6, requires_grad=True)
+    for number, changed in enumerate(changes, 1):
+        changed()
+        with torch.inference_mode():
+            first = permutation(Routing(weights)).weights
+        for _ in range(3):
+            again = permutation(Routing(weights)).weights
+            again.sum().backward()  # what an evaluation has computed may be used in training
+            assert torch.equal(again, first)
+        assert len(assigned) == number
+        expected = weights[..., fresh_assignment(permutation)[0]]
+        assert torch.equal(first, expected)
+        assigned.pop()
+
+
+@pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of few workers
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_an_evaluation_of_several_batches_assigns_once(assigned: list[Any], decay: float | None) -> None:
+    """Also where it is of the averaged weights, which are not those that were trained a moment ago."""
+    net = network(next(case for case in CASES if case.name == "topk"))
+    permutation, seen = net.mixture.gate.permutation, []
+
+    class Watch(Callback):
+        def on_validation_batch_end(self, *args: Any) -> None:
+            number = len(assigned)
+            assert torch.equal(permutation.assignment(), fresh_assignment(permutation))
+            del assigned[number:]
+
+        def on_validation_end(self, *args: Any) -> None:
+            seen.append(len(assigned))
+
+    targets = {"a": (torch.arange(IDS) % 2).float(), "b": torch.randn(IDS)}
+    batches = DataLoader([Batch({"id": torch.arange(IDS)}, targets)] * 4, batch_size=None)
+    module = MultiTaskModule(net, SPEC.tasks, partial(torch.optim.SGD, lr=0.5))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        callbacks=[WeightAverage(decay), Watch()],
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        **quiet,
+    )
+    trainer.fit(module, batches, batches)
+    assert seen == [1, 2, 3]
 
 
 def test_state_dict_round_trip() -> None:
