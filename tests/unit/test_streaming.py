@@ -228,7 +228,9 @@ def test_changed_files_are_noticed(tmp_path: Path) -> None:
     assert "has changed (4 files, before 3; it has " in changes()[0]
 
 
-@pytest.mark.parametrize("change", ["shorter", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"])
+@pytest.mark.parametrize(
+    "change", ["shorter", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"]
+)
 def test_file_that_changes_while_it_is_streamed_is_one_message(
     change: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
