@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import platform
 import queue
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -34,8 +35,12 @@ from mtl.run.errors import as_one_message
 from mtl.trained import TrainedModel, load
 
 WAITING = 1024  # requests that may wait for the network; more are refused
+LARGEST = 16 << 20  # bytes of a request
+PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
 WHERE = "the request"  # what messages call the rows
+ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
 CELLS = (str, int, float, bool, type(None))
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
 
 
 class FullError(Exception):
@@ -137,7 +142,7 @@ def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = body.get("rows")
     good = isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
     if not good:
-        raise InputError('the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}')
+        raise InputError(ROWS)
     return list(rows or ())
 
 
@@ -151,12 +156,17 @@ def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapp
             require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
             cell, here = row[name], f"{WHERE}, column {name!r}, row {number}: {str(row[name])[:60]}"
             if name in lists:
-                good = isinstance(cell, list) and all(isinstance(element, CELLS) for element in cell)
-                good = good or cell is None or (isinstance(cell, str) and bool(lists[name]))
+                good = isinstance(cell, list) and all(is_cell(element) for element in cell)
+                good = good or cell is None or (isinstance(cell, str) and is_cell(cell) and bool(lists[name]))
                 text = f", nor text with {lists[name]!r} between the elements" if lists[name] else ""
                 require(good, f"{here} is not a list of texts or numbers{text}")
             else:
-                require(isinstance(cell, CELLS), f"{here} is neither text nor number")
+                require(is_cell(cell), f"{here} is neither text nor number")
+
+
+def is_cell(value: Any) -> bool:
+    """Return whether ``value`` is empty, text or a number."""
+    return isinstance(value, CELLS) and not (isinstance(value, str) and SURROGATE.search(value))
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> pl.DataFrame:
@@ -209,22 +219,51 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
         with predictor:
             yield
 
-    app = fastapi.FastAPI(title="mtl", lifespan=running)
+    app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST)
 
     async def predict(body: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"predictions": await asyncio.wrap_future(predictor.submit(rows_of(body)))}
         except InputError as error:
-            raise fastapi.HTTPException(422, str(error)) from None
+            raise fastapi.HTTPException(422, str(error).encode(errors="backslashreplace").decode()) from None
         except FullError:
             raise fastapi.HTTPException(503, "too many requests are waiting; try again later") from None
 
     async def health() -> dict[str, Any]:
         return {"ready": True, **about}
 
+    async def no_rows(request: Any, error: Exception) -> Any:
+        return fastapi.responses.JSONResponse({"detail": ROWS}, 422)  # FastAPI's answer repeats the whole request
+
+    app.exception_handler(fastapi.exceptions.RequestValidationError)(no_rows)
     app.post("/predict")(predict)
     app.get("/health")(health)
     return app
+
+
+def protocol() -> Any:
+    """Return uvicorn's protocol, but for clients that keep a connection waiting: theirs is cut.
+
+    uvicorn itself waits for ever for the rest of a request, and for a client that does not read its answer.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc]  # its class depends on the packages that are installed
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch(self)
+
+        def _watch(self, before: Any) -> None:
+            """Cut the connection if it still waits for the client at the request ``before``, None: at the first one."""
+            request = self.cycle
+            read = request is not None and not request.more_body
+            ours = read and not request.response_started and not self.flow.write_paused
+            if self.transport.is_closing() or (request is before and not ours):
+                self.transport.abort()  # it may be closing for a long time, until the client reads the rest
+            else:
+                self.loop.call_later(PATIENCE, self._watch, self if ours else request)
+
+    return Protocol
 
 
 def web_packages() -> tuple[Any, Any]:
@@ -254,7 +293,7 @@ def main(arguments: Sequence[str] | None = None, serve: Callable[..., None] | No
         model = load(given.checkpoint, given.trust)
         predictor = Predictor(model, given.max_batch, given.max_wait_ms / 1000)
         app = application(predictor, describe(model, given.checkpoint))
-    (serve or uvicorn.run)(app, host=given.host, port=given.port, access_log=False)
+    (serve or uvicorn.run)(app, host=given.host, port=given.port, access_log=False, http=protocol())
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ import uvicorn
 
 import mtl
 from data_modules.tables.example import visits
+from mtl import serve
+from mtl.checks import InputError
 from mtl.serve import FullError, Predictor, application, describe, main, table
 from mtl.trained import TrainedModel
 from tests.integration.helpers import train_table
@@ -38,15 +42,20 @@ def model(checkpoint: Path) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def port(checkpoint: Path, model: TrainedModel) -> Iterator[int]:
-    """Return the port of a server that gathers up to 8 rows; at the end it stops as after a signal."""
+    """Return the port of a server that gathers up to 8 rows; at the end it stops as after a signal.
+
+    It is patient for half a second.
+    """
     app = application(Predictor(model, max_batch=8, max_wait=0.005), describe(model, checkpoint))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", http=serve.protocol()))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "PATIENCE", 0.5)
+        yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()
@@ -61,6 +70,24 @@ def ask(port: int, body: Any = None, path: str = "/predict") -> tuple[int, Any]:
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
+
+
+def open_connection(port: int, begin: str) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(begin.encode())
+    return client
+
+
+def send_on(client: socket.socket, content: bytes, pause: float = 0.0) -> None:
+    """Send ``content`` again and again until the server closes the connection, which is a ConnectionError."""
+    while True:
+        client.sendall(content)
+        time.sleep(pause)
+
+
+def everything(client: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    return b"".join(iter(lambda: client.recv(65536), b""))
 
 
 def rows(count: int = 60) -> list[dict[str, Any]]:
@@ -97,6 +124,13 @@ def test_answers_of_many_clients_equal_predict(port: int, model: TrainedModel) -
         ({"rows": rows(9)}, r"9 rows in a request: at most 8 are accepted"),
         ({"rows": []}, r"the request needs a list of rows"),
         ({"row": 1}, r"the request needs a list of rows"),
+        ("{", r"the request needs a list of rows"),
+        ('"\\ud800"', r"the request needs a list of rows"),
+        (
+            {"rows": [{**rows(3)[2], "device": "a\ud800"}]},
+            r"column 'device', row 1: a\ud800 is neither text nor number",
+        ),
+        ({"rows": [{**rows(3)[2], "age": {"\udfff": 1}}]}, r"column 'age', row 1: {'\udfff': 1} is neither text nor"),
     ],
 )
 def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
@@ -105,8 +139,56 @@ def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
     assert message in answer["detail"]
 
 
-def test_what_is_no_json_and_health(port: int, checkpoint: Path) -> None:
-    assert ask(port, "{")[0] == 422
+def test_half_a_character_in_a_list_is_refused_and_in_another_column_ignored(port: int) -> None:
+    with pytest.raises(InputError, match=r"column 'tags', row 1: .* is not a list"):
+        serve.check([{"tags": ["a", "\ud800"]}], ["tags"], {"tags": ""})
+    assert ask(port, {"rows": [{**rows(3)[2], "more": "\ud800"}]})[0] == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_large_body_is_refused_before_it_is_read(port: int, chunked: bool) -> None:
+    how = "Transfer-Encoding: chunked" if chunked else "Content-Length: 300000000"
+    with open_connection(port, f"POST /predict HTTP/1.1\r\nHost: x\r\n{how}\r\n\r\n") as client:
+        if chunked:
+            for _ in range(17):
+                client.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+        assert b"HTTP/1.1 413" in everything(client)
+
+
+BEGUN = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+
+
+@pytest.mark.parametrize(
+    "begin", ["", "POST /predict HTTP/1.1\r\nX: ", BEGUN, f"GET /health HTTP/1.1\r\nHost: x\r\n\r\n{BEGUN}"]
+)
+@pytest.mark.parametrize("slowly", [False, True])
+def test_slow_client_is_cut_off(begin: str, slowly: bool, port: int) -> None:
+    with open_connection(port, begin) as client:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            send_on(client, b"x", 0.02) if slowly else everything(client)
+        assert 0.4 < time.monotonic() - began < 5
+
+
+def test_client_that_does_not_read_is_cut_off(port: int) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", port))
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+        with pytest.raises(ConnectionError):
+            send_on(client, request)
+
+
+def test_answer_may_take_longer_than_a_client(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = TrainedModel.predict
+    monkeypatch.setattr(TrainedModel, "predict", lambda *args, **kwargs: time.sleep(1.5) or found(*args, **kwargs))
+    assert ask(port, {"rows": rows(3)})[0] == 200
+
+
+def test_documentation_and_health(port: int, checkpoint: Path) -> None:
+    with open_connection(port, "GET /docs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n") as client:
+        assert b"swagger" in everything(client)
     status, about = ask(port, path="/health")
     assert status == 200
     assert about["ready"] is True
