@@ -77,6 +77,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     from mtl.writing import write_json, write_text
 
     schema.check(cfg)
+    software = results.versions()  # now, since files may change while it trains
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     build.check_options(cfg)
@@ -120,7 +121,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
     record = results.collect(
-        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, monitor, main
+        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
     )
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_modules.files.cache import cached
 from data_modules.files.reading import quote
 from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
-from data_modules.options import number, whole
+from data_modules.options import flag, number, whole
 from data_modules.sampling import unique
 from mtl.checks import InputError, require
 
@@ -35,7 +35,8 @@ class BooksDataModule(InteractionsDataModule):
     Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
     Users and books with fewer than ``min_records`` records are dropped repeatedly until none is left. If a pair has
     several records, the last one with a rating counts, or else the last one. Broken rows are skipped as long as their
-    share is at most ``max_broken``. The archive has no published checksum; instead every row is checked.
+    share is at most ``max_broken``. The archive has no published checksum and comes over plain HTTP, so it is fetched
+    only if ``unverified``; every row is checked.
     """
 
     words = Words("read", "book", item="book", record="record", seen="read", unseen="unread")
@@ -49,17 +50,27 @@ class BooksDataModule(InteractionsDataModule):
         negatives: Literal["uniform", "per_user"] = "uniform",
         split: Sequence[float] = (0.8, 0.1, 0.1),
         download: bool = True,
+        unverified: bool = False,
         base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
         self.min_records, self.max_broken = whole("min_records", min_records, 1), number("max_broken", max_broken)
+        self.unverified = flag("unverified", unverified)
         self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
-        self.obtain(self.source, self.folder / "BX-CSV-Dump.zip")
+        archive = self.folder / "BX-CSV-Dump.zip"
+        if self.download and not self.unverified:
+            require(
+                self.source.exists() or archive.exists(),
+                f"{self.source} is missing. It has no published checksum, so that a download cannot be verified: "
+                f"get {self.base_url}/{archive.name} in a way that you trust and put it at {archive}, or set "
+                "data.unverified=true to download it all the same",
+            )
+        self.obtain(self.source, archive)
         self._read()
 
     def _read(self) -> dict[str, Tensor]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,31 @@ def count_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
 
-def versions() -> dict[str, str]:
-    """Return the software versions that results may depend on."""
+def versions() -> dict[str, str | None]:
+    """Return the versions of the software that results may depend on, and the commit of mtl's own checkout."""
+    try:
+        own = metadata.version("mtl")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        own = None
     return {
+        "mtl": own,
+        "commit": commit(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "pytorch_lightning": lightning_version,
     }
+
+
+def commit(checkout: Path) -> str | None:
+    """Return the Git commit of a folder, with "-dirty" behind it if files differ; None if it is no checkout."""
+    if not (checkout / ".git").exists():  # such as where a wheel is installed
+        return None
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    try:
+        command = ["git", "--no-optional-locks", "-C", str(checkout), *describe]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def collect(
@@ -46,15 +66,17 @@ def collect(
     network: nn.Module,
     epochs: int,
     best: float | None,
+    software: Mapping[str, str | None],
     monitor: str = "val/loss",
     main_metrics: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
 
     Of ``fit``, the record has the seconds per epoch and all that is named ``training/NAME``.
-    ``best`` is the best value of ``monitor``. A metric that is undefined on the test rows, NaN, becomes None. Entry
-    ``main_metrics`` names the main metric of each task, ``higher_is_better`` the direction of each metric where it is
-    known, ``fast`` the functions that ran in a version tuned to this processor.
+    ``best`` is the best value of ``monitor``, ``software`` what ``versions`` returned when the run began. A metric that
+    is undefined on the test rows, NaN, becomes None. Entry ``main_metrics`` names the main metric of each task,
+    ``higher_is_better`` the direction of each metric where it is known, ``fast`` the functions that ran in a version
+    tuned to this processor.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
@@ -72,7 +94,7 @@ def collect(
         "checkpoint": checkpoint,
         "fast": fast.used(),
         "command": " ".join(sys.argv),
-        "versions": versions(),
+        "versions": dict(software),
     }
 
 

@@ -43,6 +43,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert record["seconds_per_epoch"] > 0
     assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= record["test"].keys()
     assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"].keys() >= {"mtl", "commit", "python"}
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         "best.ckpt",
         "last.ckpt",

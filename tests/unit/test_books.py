@@ -294,7 +294,7 @@ def zip_records(path: Path, name: str = "BX-Book-Ratings.csv") -> None:
 def test_download_unpack_parse(tmp_path: Path, ready: Make) -> None:
     zip_records(tmp_path / "mirror" / "BX-CSV-Dump.zip")
     with serving(tmp_path / "mirror") as url:
-        data = ready(data_dir=str(tmp_path / "new"), download=True, base_url=url)
+        data = ready(data_dir=str(tmp_path / "new"), download=True, unverified=True, base_url=url)
     assert len(triples(all_rows(data))) == 160
     assert (tmp_path / "new" / "bookcrossing" / "BX-Users.csv").is_file()
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bookcrossing", "cache"]
@@ -302,7 +302,7 @@ def test_download_unpack_parse(tmp_path: Path, ready: Make) -> None:
 
 def test_archive_missing_on_the_server(tmp_path: Path, make: Make) -> None:
     with serving(tmp_path) as url, pytest.raises(InputError) as caught:
-        make(download=True, base_url=url).prepare_data()
+        make(download=True, unverified=True, base_url=url).prepare_data()
     folder = tmp_path / "bookcrossing"
     assert str(caught.value) == (
         f"cannot download BX-CSV-Dump.zip from {url}/BX-CSV-Dump.zip: the server answered 404 File not found. Without "
@@ -311,9 +311,22 @@ def test_archive_missing_on_the_server(tmp_path: Path, make: Make) -> None:
     )
 
 
-def test_archive_downloaded_by_hand(tmp_path: Path, ready: Make) -> None:
+def test_an_archive_that_cannot_be_verified_is_not_fetched(tmp_path: Path, make: Make) -> None:
+    zip_records(tmp_path / "mirror" / "BX-CSV-Dump.zip")
+    with serving(tmp_path / "mirror") as url, pytest.raises(InputError) as caught:
+        make(download=True, base_url=url).prepare_data()
+    folder = tmp_path / "bookcrossing"
+    assert f"get {url}/BX-CSV-Dump.zip in a way that you trust and put it at {folder}/BX-CSV-Dump.zip" in str(
+        caught.value
+    )
+    assert "data.unverified=true" in str(caught.value)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_archive_downloaded_by_hand(download: bool, tmp_path: Path, ready: Make) -> None:
     zip_records(tmp_path / "bookcrossing" / "BX-CSV-Dump.zip")
-    assert len(triples(all_rows(ready()))) == 160
+    assert len(triples(all_rows(ready(download=download)))) == 160
 
 
 def test_archive_with_other_content(tmp_path: Path, make: Make) -> None:

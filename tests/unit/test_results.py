@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtl.run.results import number, print_results
+from mtl.run.results import commit, number, print_results, versions
 
 RECORD: dict[str, Any] = {
     "label": "comet",
@@ -40,3 +43,24 @@ def test_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "1 epoch, 1.3 s per epoch, 840,574 parameters, seed 3",
         f"{tmp_path}/results.json",
     ]
+
+
+def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run([*command, *words], check=True, capture_output=True, text=True).stdout
+
+    assert versions()["mtl"] == metadata.version("mtl")
+    assert commit(tmp_path) is None  # where a wheel is installed
+    git("init")
+    assert commit(tmp_path) is None  # nothing is committed yet
+    (tmp_path / "a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("tag", "v1")
+    now = git("rev-parse", "HEAD").strip()
+    assert commit(tmp_path) == now
+    (tmp_path / "a.py").write_text("2")
+    assert commit(tmp_path) == f"{now}-dirty"
+    monkeypatch.setenv("PATH", os.devnull)
+    assert commit(tmp_path) is None  # without Git
