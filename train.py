@@ -71,6 +71,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     from mtl.run import build, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
+    from mtl.run.resume import check_batches
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
     from mtl.run.threads import use_threads
@@ -93,8 +94,10 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     )
     earlier = cfg.ckpt or cfg.evaluate
     if earlier:
-        accept = cfg.get("changed_data") == "accept"
-        restore_data(data, read_whole(earlier), "resume" if cfg.ckpt else "test", accept)
+        accept, checkpoint = cfg.get("changed_data") == "accept", read_whole(earlier)
+        if cfg.ckpt:
+            check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
+        restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
     else:
         data.prepare_data()
     data.setup()
@@ -109,14 +112,14 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
         OmegaConf.save(OmegaConf.to_container(cfg, resolve=True), folder / CONFIG)
 
     if cfg.evaluate:
-        checkpoint, best, monitor = cfg.evaluate, None, "val/loss"
+        tested, best, monitor = cfg.evaluate, None, "val/loss"
     else:
-        checkpoint, best, monitor = _fit(cfg, trainer, module, data)
+        tested, best, monitor = _fit(cfg, trainer, module, data)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
-    trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # What the test returns lacks values that no logger is given
     test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
+    main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
     record = results.collect(
         cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, monitor, main
@@ -194,7 +197,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
                 folder / COMMAND,
                 {"overrides": words, "choices": choices_of(hydra_cfg, cfg.get("logger")), "seed": cfg.seed},
             )
-        schema.check(cfg)
+        schema.check(cfg, words)
         given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         trust = list(cfg.trust or [])

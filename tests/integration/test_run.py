@@ -204,12 +204,32 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tra
         resume_small(trained / "checkpoints" / "last.ckpt", tmp_path, *words)
 
 
-def test_resuming_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=3"))
+def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Path) -> None:
+    words = ["setting.patience=3", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"]
+    words += ["trainer.max_epochs=1", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
+    run(compose_small(tmp_path, *words, "callbacks.last.every_steps=7"))
     path = tmp_path / "checkpoints" / "last.ckpt"
-    cfg = resume_small(path, tmp_path, "recipe=synthetic_moe", "setting.max_epochs=5")
-    assert "recipe" not in cfg
-    assert (cfg.setting.patience, cfg.callbacks.early_stopping.patience, cfg.setting.max_epochs) == (10, 10, 5)
+    same = resume_small(path, tmp_path)
+    for group in ("recipe=synthetic_moe", "trainer=default", "callbacks=default", "lr_schedule=linear", "gate=comet"):
+        assert resume_small(path, tmp_path, group) == same, group
+    cfg = resume_small(path, tmp_path, "trainer=ddp_cpu", "trainer.devices=3", "trainer.max_epochs=4")
+    changed = {"devices": 3, "max_epochs": 4, "accelerator": "cpu", "strategy": cfg.trainer.strategy}
+    assert dict(cfg.trainer) == dict(same.trainer) | changed
+    assert cfg.trainer.strategy.broadcast_buffers is False
+    plateau = resume_small(path, tmp_path, "lr_schedule=plateau").callbacks.lr_schedule
+    assert (plateau.warmup, plateau.factor) == (0, 0.5)
+
+
+def test_a_group_named_on_resume_takes_away_what_its_option_lacks(tmp_path: Path) -> None:
+    run(
+        compose_small(
+            tmp_path, "trainer=ddp_cpu", "trainer.devices=1", "trainer.max_epochs=1", "logger=[csv,tensorboard]"
+        )
+    )
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    cfg = resume_small(path, tmp_path, "trainer=default", "logger=csv")
+    assert ("strategy" in cfg.trainer, cfg.trainer.accelerator, cfg.trainer.max_epochs) == (False, "auto", 1)
+    assert list(cfg.logger) == ["csv"]
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:
