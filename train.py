@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -136,6 +137,7 @@ def _fit(
     """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
     from mtl.checks import InputError
     from mtl.run import errors
+    from mtl.run.commands import command
 
     last = Path(cfg.paths.run_dir) / "checkpoints" / "last.ckpt"
     try:
@@ -143,7 +145,7 @@ def _fit(
     except RuntimeError as error:
         if not errors.lost_peer(error):
             raise
-        raise InputError(f"another process of this run has ended; resume with: python train.py ckpt={last}") from error
+        raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
     saved = trainer.checkpoint_callback
     score = getattr(saved, "best_model_score", None)
     best = None if score is None else float(score)
@@ -175,19 +177,27 @@ def main(cfg: DictConfig) -> float | None:
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
     from mtl.checks import require
-    from mtl.records import COMMAND, CONFIG, write_json
-    from mtl.run import errors, schema
+    from mtl.records import COMMAND, CONFIG, RESULTS, read_json, write_json
+    from mtl.run import commands, errors, schema
     from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
-    from mtl.run.resume import config_from_checkpoint
+    from mtl.run.resume import config_from_checkpoint, kept_words
 
     make_lasting()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
     words = [word for word in hydra_cfg.overrides.task if word not in LENT]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in LENT]  # the processes of this run start with it
+    commands.KEPT[:] = [*searched(hydra_cfg), *kept_words(cfg, words)]
     folder = Path(hydra_cfg.runtime.output_dir)
+    if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
+        record, last = read_json(folder / RESULTS), folder / "checkpoints" / "last.ckpt"
+        if record:
+            log.info("%s has finished before", folder)
+            return record.get(f"best_{cfg.monitor.replace('/', '_')}") or record["test"]["loss"]
+        if last.exists() and not (cfg.ckpt or cfg.evaluate):
+            cfg.ckpt = str(last)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     goes_on = resumed is not None and resumed.resolve() == folder.resolve()
     lock = claim(folder, goes_on) if resolvers.is_first() else None
@@ -222,6 +232,13 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     finally:
         if lock is not None:
             give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
+
+
+def searched(hydra_cfg: DictConfig) -> list[str]:
+    """Return the words of the command line that say where further YAML files are."""
+    given = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
+    folders = [word for path in given for word in ("--config-dir", path)]
+    return [*folders, *(word for word in hydra_cfg.overrides.hydra if word.startswith("hydra.searchpath="))]
 
 
 def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
@@ -275,6 +292,9 @@ def report(error: BaseException) -> NoReturn:
     if os.environ.get("MTL_FULL_ERROR") == "1":
         raise error
     sentence = explain(error, [word for word in sys.argv[1:] if not word.startswith("-")])
+    if LENT and isinstance(error, MissingConfigException) and error.missing_cfg_file == LENT[0].replace("=", "/"):
+        file = f"{error.missing_cfg_file}.yaml"
+        sentence = f"the checkpoint has {LENT[0]}, a file of your own: add --config-dir FOLDER, which holds {file}"
     if sentence:
         sys.exit(f"error: {sentence}")
     from mtl.run import errors  # takes seconds: it brings torch

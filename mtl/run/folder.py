@@ -8,6 +8,7 @@ from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
 from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
+from mtl.run.commands import command
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:
@@ -30,7 +31,7 @@ def claim(folder: Path, resumed: bool) -> FileLock:
     saved = [last] if last.exists() else sorted(last.parent.glob("*.ckpt"))
     if saved or (folder / RESULTS).exists():
         lock.release()
-        resume = f"resume it with ckpt={saved[0]}, or " if saved else ""
+        resume = f"resume it with: {command('ckpt', saved[0])}; or " if saved else ""
         raise InputError(f"run folder {folder} contains a run already; {resume}choose another hydra.run.dir")
     return lock
 

@@ -107,6 +107,21 @@ def config_from_checkpoint(
     return result
 
 
+def kept_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
+    """Return those of ``words`` that a run needs again if it starts from a checkpoint of the run of ``cfg``.
+
+    They set what a checkpoint must not set, or does not contain: places, servers, classes, trust.
+    """
+    kept = []
+    for word in words:
+        section, _, rest = _key(word).partition(".")
+        value = OmegaConf.select(cfg, _key(word), throw_on_resolution_failure=False)
+        own = section in OWN and bool(rest) and not _is_harmless(rest.rpartition(".")[2], value)
+        if section in ("trust", "changed_data") or own or _is_place(_key(word)):
+            kept.append(word)
+    return kept
+
+
 def check_batches(checkpoint: Mapping[str, Any], batch_size: int, processes: int) -> None:
     """Raise InputError if a resumed run with so many processes would have batches of another size than before.
 
@@ -217,8 +232,12 @@ def _apply(merged: dict[str, Any], before: Mapping[str, Any], after: Mapping[str
         old, node = before.get(name), merged.get(name)
         if old == value and name in before:
             continue
-        sections = isinstance(value, Mapping) and isinstance(node, dict)
-        if sections and isinstance(old, Mapping) and old.get("_target_") == value.get("_target_"):
+        if (
+            isinstance(node, dict)
+            and isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and old.get("_target_") == value.get("_target_")
+        ):
             _apply(node, old, value)
         else:
             merged[name] = value

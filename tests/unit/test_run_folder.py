@@ -46,9 +46,7 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     claim(tmp_path, resumed=False).release()  # it ended before its first checkpoint
     for name in ("best.ckpt", "last.ckpt"):
         (tmp_path / "checkpoints" / name).touch()
-        with pytest.raises(
-            InputError, match=f"contains a run already; resume it with ckpt={tmp_path}/checkpoints/{name}"
-        ):
+        with pytest.raises(InputError, match=f"resume it with: python train.py ckpt={tmp_path}/checkpoints/{name}; or"):
             claim(tmp_path, resumed=False)
     claim(tmp_path, resumed=True).release()
 
