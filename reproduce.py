@@ -24,8 +24,8 @@ OWN = [
 ]
 
 
-def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
-    """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of train.py."""
+def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], list[str]]:
+    """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of train.py and of its own."""
     from mtl.checks import InputError
 
     known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
@@ -37,7 +37,7 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
     only = [word.partition("=")[2] for word in own if word.startswith("only=")]  # Hydra would read its comma as a sweep
     cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if not word.startswith("only="))])
     cfg.only = only[-1] if only else None
-    return names[0], cfg, others
+    return names[0], cfg, others, own
 
 
 def run(words: Sequence[str]) -> None:
@@ -49,8 +49,8 @@ def run(words: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         raise InputError(f"reproduce.py needs the package {error.name}: pip install -e '.[tune]'") from None
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        name, cfg, others = configuration(words)
-        reproduce(cfg, name, others, first_run, Path(__file__).with_name("train.py"))
+        name, cfg, others, own = configuration(words)
+        reproduce(cfg, name, others, first_run, Path(__file__).with_name("train.py"), own)
 
 
 def main() -> None:

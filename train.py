@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -71,6 +72,7 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     from mtl.run import build, results, schema
     from mtl.run.checkpoint import read_whole
     from mtl.run.restore import restore_data
+    from mtl.run.resume import check_batches
     from mtl.run.start import start_from
     from mtl.run.teacher import read_teacher
     from mtl.run.threads import use_threads
@@ -95,8 +97,10 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     )
     earlier = cfg.ckpt or cfg.evaluate
     if earlier:
-        accept = cfg.get("changed_data") == "accept"
-        restore_data(data, read_whole(earlier), "resume" if cfg.ckpt else "test", accept)
+        accept, checkpoint = cfg.get("changed_data") == "accept", read_whole(earlier)
+        if cfg.ckpt:
+            check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
+        restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
     else:
         data.prepare_data()
     data.setup()
@@ -111,14 +115,14 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
     if cfg.evaluate:
-        checkpoint, best, monitor = cfg.evaluate, None, "val/loss"
+        tested, best, monitor = cfg.evaluate, None, "val/loss"
     else:
-        checkpoint, best, monitor = _fit(cfg, trainer, module, data)
+        tested, best, monitor = _fit(cfg, trainer, module, data)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
-    trainer.test(module, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # What the test returns lacks values that no logger is given
     test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    main, label = module.evaluation.main_metrics(), checkpoint or "last weights"
+    main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
     record = results.collect(
         cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
@@ -135,6 +139,7 @@ def _fit(
     """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
     from mtl.checks import InputError
     from mtl.run import errors
+    from mtl.run.commands import command
 
     last = Path(cfg.paths.run_dir) / "checkpoints" / "last.ckpt"
     try:
@@ -142,7 +147,7 @@ def _fit(
     except RuntimeError as error:
         if not errors.lost_peer(error):
             raise
-        raise InputError(f"another process of this run has ended; resume with: python train.py ckpt={last}") from error
+        raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
     saved = trainer.checkpoint_callback
     score = getattr(saved, "best_model_score", None)
     best = None if score is None else float(score)
@@ -174,12 +179,12 @@ def main(cfg: DictConfig) -> float | None:
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
     from mtl.checks import require
-    from mtl.records import COMMAND, CONFIG
-    from mtl.run import errors, schema
+    from mtl.records import COMMAND, CONFIG, RESULTS, read_json
+    from mtl.run import commands, errors, schema
     from mtl.run.checkpoint import read_whole, whole_checkpoint
     from mtl.run.console import make_lasting
     from mtl.run.folder import claim, give_up
-    from mtl.run.resume import config_from_checkpoint
+    from mtl.run.resume import config_from_checkpoint, kept_words
     from mtl.writing import write_json
 
     make_lasting()
@@ -187,7 +192,15 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         logging.disable(logging.WARNING)
     words = [word for word in hydra_cfg.overrides.task if word not in LENT]
     sys.argv[1:] = [word for word in sys.argv[1:] if word not in LENT]  # the processes of this run start with it
+    commands.KEPT[:] = [*searched(hydra_cfg), *kept_words(cfg, words)]
     folder = Path(hydra_cfg.runtime.output_dir)
+    if hydra_cfg.mode == RunMode.MULTIRUN and read_json(folder / COMMAND).get("overrides") == words:
+        record, last = read_json(folder / RESULTS), folder / "checkpoints" / "last.ckpt"
+        if record:
+            log.info("%s has finished before", folder)
+            return record.get(f"best_{cfg.monitor.replace('/', '_')}") or record["test"]["loss"]
+        if last.exists() and not (cfg.ckpt or cfg.evaluate):
+            cfg.ckpt = str(last)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
     goes_on = resumed is not None and resumed.resolve() == folder.resolve()
     lock = claim(folder, goes_on) if resolvers.is_first() else None
@@ -197,7 +210,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
                 folder / COMMAND,
                 {"overrides": words, "choices": choices_of(hydra_cfg, cfg.get("logger")), "seed": cfg.seed},
             )
-        schema.check(cfg)
+        schema.check(cfg, words)
         given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         trust = list(cfg.trust or [])
@@ -222,6 +235,13 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     finally:
         if lock is not None:
             give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
+
+
+def searched(hydra_cfg: DictConfig) -> list[str]:
+    """Return the words of the command line that say where further YAML files are."""
+    given = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
+    folders = [word for path in given for word in ("--config-dir", path)]
+    return [*folders, *(word for word in hydra_cfg.overrides.hydra if word.startswith("hydra.searchpath="))]
 
 
 def with_choices(cfg: DictConfig, hydra_cfg: DictConfig) -> DictConfig:
@@ -275,6 +295,9 @@ def report(error: BaseException) -> NoReturn:
     if os.environ.get("MTL_FULL_ERROR") == "1":
         raise error
     sentence = explain(error, [word for word in sys.argv[1:] if not word.startswith("-")])
+    if LENT and isinstance(error, MissingConfigException) and error.missing_cfg_file == LENT[0].replace("=", "/"):
+        file = f"{error.missing_cfg_file}.yaml"
+        sentence = f"the checkpoint has {LENT[0]}, a file of your own: add --config-dir FOLDER, which holds {file}"
     if sentence:
         sys.exit(f"error: {sentence}")
     from mtl.run import errors  # takes seconds: it brings torch

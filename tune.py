@@ -44,7 +44,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
             raise
         raise InputError(sentence) from error
     cfg.label, cfg.paths.run_dir = "trial", "."
-    schema.check(cfg)
+    schema.check(cfg, words)
     return cfg
 
 

@@ -19,6 +19,7 @@ from callbacks.length import ends_epoch, took_step, validates_within_epoch
 from mtl.checks import check_number, check_whole
 from mtl.distributed import all_reduce_sum, world_size
 from mtl.run.checkpoint import keep_previous
+from mtl.run.commands import command
 from mtl.run.signals import Stopped, stop_signals
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ class LastCheckpoint(Checkpoint):
         if number:
             self._stopped = Stopped(
                 f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, saved; "
-                f"resume with: python train.py ckpt={self.path}",
+                f"resume with: {command('ckpt', self.path)}",
                 number,
             )
 

@@ -315,7 +315,8 @@ class TensorDataModule(LightningDataModule):
         """
         if self.trainer is None or not self.trainer.training:
             return 0, 0
-        # From the count of batches: Lightning's epoch counter is still one too low when a run resumes from a checkpoint
-        done = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        epoch, batches = divmod(done, int(self.trainer.num_training_batches))
+        # Lightning's counts, which checkpoints hold. Unlike a division of all batches by the length of an epoch, they
+        # stay right if the run resumes with another length, as with trainer.limit_train_batches
+        loop = self.trainer.fit_loop
+        epoch, batches = loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.ready
         return (0 if self.trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches

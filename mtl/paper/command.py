@@ -23,12 +23,21 @@ from mtl.tune.storage import open_storage, reached
 from mtl.tune.trials import read_trials
 from mtl.tune.work import stoppable, work
 
+# Options of reproduce.py and train.py, or their beginnings, that change no number of a run
+HARMLESS = (
+    *("hydra.", "paths.", "trust=", "threads="),
+    *("heartbeat=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
+)
 
-def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Composer, program: Path) -> None:
+
+def reproduce(
+    cfg: DictConfig, name: str, options: Sequence[str], compose: Composer, program: Path, own: Sequence[str] = ()
+) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
     ``name``: of the file in ``conf/paper``. ``options``: of train.py, for all runs. ``compose(words)`` returns the
-    checked configuration of a run; ``program``: train.py.
+    checked configuration of a run; ``program``: train.py. ``own``: the other words of the command line, whose values
+    are in ``cfg``; the report names those that make its runs differ from the file's.
     """
     make_lasting()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
@@ -49,7 +58,8 @@ def reproduce(cfg: DictConfig, name: str, options: Sequence[str], compose: Compo
     searched_groups = {
         group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
     }
-    write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None)
+    changed = [word for word in (*own, *options) if not word.startswith(HARMLESS)]
+    write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:

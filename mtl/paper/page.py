@@ -27,12 +27,18 @@ Chosen = Mapping[tuple[str, str], tuple[list[str], int]]  # by group and gate: w
 
 
 def write(
-    paper: Paper, chosen: Chosen, searches: Mapping[str, Trials], folder: Path, page: Path | None = None
+    paper: Paper,
+    chosen: Chosen,
+    searches: Mapping[str, Trials],
+    folder: Path,
+    page: Path | None = None,
+    changed: Sequence[str] = (),
 ) -> list[Judgement]:
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
     ``page``: a folder in which NAME.md with its pictures and NAME.csv, of the finished runs, are written too.
+    ``changed``: words of the command line that replace options of the file; the report begins with them.
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
@@ -43,7 +49,8 @@ def write(
         if group.key in searches:
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
     title = f"{paper.title}: {paper.source}"
-    intro = f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
+    intro = f"These are not the runs of the file: the command line has {' '.join(changed)}.\n\n" if changed else ""
+    intro += f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
     table = runs_table(groups, folder)
     files = {
         folder / "report.html": render(title, intro, sections),
@@ -153,4 +160,4 @@ def show(judgements: Iterable[Judgement], folder: Path) -> None:
         table.add_row(each.claim.text, str(each.verdict), each.reason)
     if table.row_count:
         console.print(table)
-    console.print(str(folder / "report.html"), soft_wrap=True)
+    console.print(str(folder / "report.html"), soft_wrap=True, markup=False)

@@ -52,5 +52,5 @@ def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
     for line in explanation(comparison, best):
         console.print(Text(line, style="dim"))
     for line in notes:
-        console.print(Text(line))
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(files, style="dim"), soft_wrap=True)

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mtl.checks import InputError, require
-from mtl.records import COMMAND, CONFIG, LOCK
+from mtl.checks import InputError
+from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
+from mtl.run.commands import command
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:
     """Return the lock of a run folder, held; the system releases it when the process ends, also when it is killed.
 
-    Raises InputError if another process holds it, or if the folder contains a run and this run does not resume it.
+    Raises InputError if another process holds it, or if the folder contains a run and this run does not resume it. A
+    run that ended before its first checkpoint has left nothing that could be lost: its folder is taken over.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -23,13 +25,14 @@ def claim(folder: Path, resumed: bool) -> FileLock:
         raise InputError(
             f"run folder {folder}: another process is using it; wait until it ends, or choose another hydra.run.dir"
         ) from None
-    if not resumed and (folder / CONFIG).exists():
+    if resumed or not (folder / CONFIG).exists():
+        return lock
+    last = folder / "checkpoints" / "last.ckpt"
+    saved = [last] if last.exists() else sorted(last.parent.glob("*.ckpt"))
+    if saved or (folder / RESULTS).exists():
         lock.release()
-        require(
-            False,
-            f"run folder {folder} contains a run already; resume it with ckpt={folder}/checkpoints/last.ckpt, or "
-            "choose another hydra.run.dir",
-        )
+        resume = f"resume it with: {command('ckpt', saved[0])}; or " if saved else ""
+        raise InputError(f"run folder {folder} contains a run already; {resume}choose another hydra.run.dir")
     return lock
 
 

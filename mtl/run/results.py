@@ -15,6 +15,7 @@ import torch
 from pytorch_lightning.__version__ import version as lightning_version
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from mtl import fast
@@ -146,4 +147,4 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
     console.print(f"{epochs}, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
-    console.print(f"[dim]{run_dir / RESULTS}[/dim]", soft_wrap=True, highlight=False)
+    console.print(Text(str(run_dir / RESULTS), style="dim"), soft_wrap=True, highlight=False)

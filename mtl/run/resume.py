@@ -31,12 +31,11 @@ Composer = Callable[[Sequence[str]], DictConfig]
 FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
 # except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
+FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
 # The files of the user's tables and texts. A checkpoint that describes its data knows the vocabularies and scales of
 # the training without them, and notices if they have changed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # how they are read
-# Config groups that fill other sections than the one of their own name
-SECTIONS = {"recipe": ("setting", "experts"), "lr_schedule": ("callbacks.lr_schedule",)}
 # Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
 NAMES = (
     "accelerator",
@@ -59,41 +58,32 @@ def config_from_checkpoint(
     """Return the configuration of a run that starts from the checkpoint at ``path``, resolved.
 
     ``words``: the arguments of the command line; ``compose(words)`` returns the configuration of the installed
-    ``conf/`` with ``words``, unresolved, and the options chosen from config groups under ``choices``. ``evaluate``: the
-    run only tests. Raises InputError if the command line asks for another network, gate, data or (unless ``evaluate``)
-    optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
+    ``conf/`` with ``words``, unresolved, and the options chosen from config groups under ``choices``. A group among the
+    words, as in ``trainer=default``, changes only what that option says and the one that the run chose does not.
+    ``evaluate``: the run only tests. Raises InputError if the command line asks for another network, gate, data or
+    (unless ``evaluate``) optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
     """
     checkpoint = read_checkpoint(path, trust)
     saved = checkpoint["config"]
     given, choices = {_key(word) for word in words}, saved.get("choices", {})
     require(isinstance(choices, Mapping), f"checkpoint {path}: choices={choices!r} in its configuration is no section")
-    template, kept = _template(choices, given, compose)
+    template, chosen = _template(choices, compose)
+    kept = [word for word in chosen if _key(word) not in given]
     asked = plain(compose([*kept, *words]))
-    groups = set(asked["choices"])
 
     merged: dict[str, Any] = linked(saved, template, saved)
     own = _Own(saved, given, trust, path)
     for section in OWN:
         merged[section] = own.merged(section, asked.get(section), saved.get(section))
     if "schedule" in given:  # it replaces the run's, if only by none
-        before, _ = _template(choices, (), compose)
         without = _built(plain(compose([*kept, "schedule=none"])))
-        callbacks = {name: node for name, node in merged["callbacks"].items() if name not in _built(before) - without}
+        callbacks = {name: node for name, node in merged["callbacks"].items() if name not in _built(template) - without}
         merged["callbacks"] = callbacks | {name: asked["callbacks"][name] for name in _built(asked) - without}
     _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
     merged["data"] = _with_own_places(merged["data"])
-    for key in [
-        *given,
-        "paths",
-        "ckpt",
-        "evaluate",
-        "trust",
-        "changed_data",
-        *(k for k in flatten(asked) if _is_place(k)),
-    ]:
-        sections = SECTIONS.get(key, (key,)) if key in groups else (key,)
-        for section in sections if key != "experiment" else ():
-            _copy(asked, merged, section)
+    always = ("paths", "ckpt", "evaluate", "trust", "changed_data", *(k for k in flatten(asked) if _is_place(k)))
+    for key in [*(given - asked["choices"].keys() - {"experiment"}), *always]:
+        _copy(asked, merged, key)
     merged["choices"] = {**choices, **{k: v for k, v in asked["choices"].items() if k in given}}
 
     try:
@@ -115,6 +105,41 @@ def config_from_checkpoint(
     result = OmegaConf.create(final)
     OmegaConf.set_struct(result, True)
     return result
+
+
+def kept_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
+    """Return those of ``words`` that a run needs again if it starts from a checkpoint of the run of ``cfg``.
+
+    They set what a checkpoint must not set, or does not contain: places, servers, classes, trust.
+    """
+    kept = []
+    for word in words:
+        section, _, rest = _key(word).partition(".")
+        value = OmegaConf.select(cfg, _key(word), throw_on_resolution_failure=False)
+        own = section in OWN and bool(rest) and not _is_harmless(rest.rpartition(".")[2], value)
+        if section in ("trust", "changed_data") or own or _is_place(_key(word)):
+            kept.append(word)
+    return kept
+
+
+def check_batches(checkpoint: Mapping[str, Any], batch_size: int, processes: int) -> None:
+    """Raise InputError if a resumed run with so many processes would have batches of another size than before.
+
+    ``batch_size``: the rows that each of the processes takes. Within an epoch, batches of another size would also
+    repeat rows or leave out some.
+    """
+    before, size = len(checkpoint.get("epoch_sums", ())), checkpoint["config"]["data"].get("batch_size")
+    if not before or size is None or before * size == processes * batch_size:
+        return
+    rows = before * size
+    advice = f"to go on with these, give data.batch_size={rows // processes}"
+    if rows % processes:
+        advice = f"they cannot be divided equally, so resume with {before} processes"
+    raise InputError(
+        f"data.batch_size={batch_size} in {processes} process{'es' if processes > 1 else ''} makes batches of "
+        f"{batch_size * processes} rows, and the run that is resumed has batches of {rows} ({size} in each of "
+        f"{before}): {advice}"
+    )
 
 
 def config_to_load(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
@@ -199,17 +224,23 @@ def _is_harmless(key: str, value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and key in NAMES)
 
 
-def _apply(merged: dict[str, Any], template: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Change ``merged`` wherever the command line makes ``asked`` differ from ``template``."""
-    before, after = flatten(template), flatten(asked)
-    for key in [key for key in before if key not in after]:
-        *parents, last = key.split(".")
-        node = _find(merged, ".".join(parents)) if parents else merged
-        if isinstance(node, dict) and not isinstance(node.get(last), dict):
-            node.pop(last, None)
-    for key, value in after.items():
-        if before.get(key, merged) != value:
-            _copy(asked, merged, key)
+def _apply(merged: dict[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Change ``merged`` wherever ``after`` differs from ``before``; an object of another class replaces it whole."""
+    for name in before.keys() - after.keys():
+        merged.pop(name, None)
+    for name, value in after.items():
+        old, node = before.get(name), merged.get(name)
+        if old == value and name in before:
+            continue
+        if (
+            isinstance(node, dict)
+            and isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and old.get("_target_") == value.get("_target_")
+        ):
+            _apply(node, old, value)
+        else:
+            merged[name] = value
 
 
 def _copy(source: Mapping[str, Any], target: dict[str, Any], key: str) -> None:
@@ -238,17 +269,15 @@ def _key(word: str) -> str:
     return word.lstrip("+~").split("=")[0].split("@")[0]
 
 
-def _template(
-    choices: Mapping[str, Any], given: Collection[str], compose: Composer
-) -> tuple[dict[str, Any], list[str]]:
+def _template(choices: Mapping[str, Any], compose: Composer) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of ``choices`` (option by config group), and the words that choose them.
 
-    Left out are groups in ``given``, and options that do not exist here: a user's own may lie in a folder that is not
-    given. A choice that is no plain name is refused: it could lead to any file.
+    Left out are options that do not exist here: a user's own may lie in a folder that is not given. A choice that is no
+    plain name is refused: it could lead to any file.
     """
     words = []
     for group, option in choices.items():
-        if isinstance(option, str | list) and group not in given:
+        if isinstance(option, str | list):
             options = [option] if isinstance(option, str) else option
             plain_names = all(re.fullmatch(r"\w+(/\w+)*", str(name)) for name in (group, *options))
             require(plain_names, f"choices.{group}={option!r} in the checkpoint is not the name of an option")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mtl.run.commands import command
+
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "before the first step; nothing to save"
 
@@ -67,13 +69,13 @@ class StopSignals:
     def training_starts(self, checkpoint: str) -> None:
         """Let signals wait for the end of a step; ``checkpoint``: the file that a run stopped at once resumes from."""
         self._training = True
-        self._message = f"at once, without saving; resume from the last save with: python train.py ckpt={checkpoint}"
+        self._message = f"at once, without saving; resume from the last save with: {command('ckpt', checkpoint)}"
 
     def training_ends(self, weights: str) -> None:
         """Stop at once again, also for a signal that came meanwhile; ``weights``: the checkpoint to be tested."""
         self._training = False
         self._message = (
-            f"during the test; the trained weights are in {weights}, test them with: python train.py evaluate={weights}"
+            f"during the test; the trained weights are in {weights}, test them with: {command('evaluate', weights)}"
         )
         if self.number:
             self._stop()

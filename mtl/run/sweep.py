@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class SweepTable(Callback):
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        atexit.register(self.on_multirun_end, config)  # Hydra does not call it if a job failed
+        atexit.register(self.stopped, config)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
@@ -28,13 +29,22 @@ class SweepTable(Callback):
             folder = Path(config.hydra.sweep.dir)
             write([folder], folder)
 
+    def stopped(self, config: DictConfig) -> None:
+        """Print the table after a failure or a signal, where Hydra calls nothing at the end, and how to go on."""
+        from mtl.report.summary import CSV
+        from mtl.run.commands import sweep_command
+
+        self.on_multirun_end(config)
+        if (Path(config.hydra.sweep.dir) / CSV).exists():
+            print(f"finish the sweep with: {sweep_command(sys.argv[1:], config.hydra.sweep.dir)}")
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError
         from mtl.report.runs import find_runs
         from mtl.report.summary import CSV, MARKDOWN, show, write
         from mtl.report.tables import missing
 
-        atexit.unregister(self.on_multirun_end)
+        atexit.unregister(self.stopped)
         folder = Path(config.hydra.sweep.dir)
         try:
             find_runs([folder])

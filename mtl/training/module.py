@@ -131,6 +131,13 @@ class MultiTaskModule(LightningModule):
             self.distillation.teacher.to(like.device, like.dtype)
 
     def on_train_start(self) -> None:
+        progress, length = self.trainer.fit_loop.epoch_loop.batch_progress, self.trainer.num_training_batches
+        done = progress.current.ready
+        require(
+            progress.is_last_batch or done < length,
+            f"{done} batches of an epoch are done, and an epoch has now {length} of them: resume with a larger "
+            "trainer.limit_train_batches, or leave it out",
+        )
         for logger in self.loggers:  # a logger that replaces its file has to know which rows a resumed run goes on from
             if hasattr(logger, "resume_at"):
                 logger.resume_at(self.trainer.global_step)
@@ -212,13 +219,14 @@ class MultiTaskModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._data_key()] = checkpoint.get("data", {})
-        everyone = checkpoint.get("epoch_sums", [])
-        if len(everyone) != self.trainer.world_size:  # saved by another number of processes
-            return
-        sums = everyone[self.trainer.global_rank]
-        self.train_meter.sums.copy_(sums["meter"])
-        self.aux_totals = {name: value.to(self.device) for name, value in sums["aux"].items()}
-        self.aux_batches = sums["batches"]
+        everyone, processes = checkpoint["epoch_sums"], self.trainer.world_size
+        if len(everyone) == processes:
+            everyone, processes = [everyone[self.trainer.global_rank]], 1
+        # Of another number of processes, each takes an equal share
+        self.train_meter.sums.copy_(sum(sums["meter"] for sums in everyone) / processes)
+        totals = {name: sum(sums["aux"][name] for sums in everyone) / len(everyone) for name in everyone[0]["aux"]}
+        self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}
+        self.aux_batches = everyone[0]["batches"]
 
     def _data_key(self) -> str:
         """Return the key under which Lightning saves and looks for the state of the data module."""

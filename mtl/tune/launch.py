@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
 from mtl.records import LOCK, RESULTS, read_json
+from mtl.run.commands import quoted
 from mtl.tune.channel import VARIABLE
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
@@ -65,12 +66,12 @@ class Launcher:
         queue.set(trial.number, "seed", queue.training_seed(trial.number))
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not attributes.get(FITTED):
-                given = [f"ckpt={_quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
+                given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
             else:  # a run that was killed during its test has nothing to train, and no results: it starts again
                 shutil.rmtree(folder)
                 folder.mkdir()
                 queue.set(trial.number, FITTED, False)
-                given = [*given, f"hydra.run.dir={_quoted(folder)}"]
+                given = [*given, f"hydra.run.dir={quoted(folder)}"]
             status, lost = self._run(queue, trial, folder, given)
             if lost or status < 0 or status in SIGNALS:
                 return None
@@ -137,10 +138,6 @@ def _message(folder: Path) -> str:
     lines = (folder / OUTPUT).read_text(errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or [line for line in lines if line.strip()] or ["the process ended without a message"])[-1]
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 Launch = Callable[[Queue, Trial], Outcome | None]

@@ -177,6 +177,26 @@ RESUMED += ["data.tasks_per_group=3", "setting.head_units=[8]", "trainer.max_epo
 RESUMED += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
 
 
+def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: Path) -> None:
+    """Stopped within the second epoch by two processes, and finished by one with twice the rows: the same run."""
+    words = [*BASE, "data.rows=[330,100,100]", "setting.dropout=0", "trainer.max_epochs=3", "data.tasks_per_group=3"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    last = two / "checkpoints" / "last.ckpt"
+    runs = (
+        fork(one, *words, "data.batch_size=32"),
+        fork(two, *words, "data.batch_size=16", "trainer.max_steps=15", two=True),
+    )
+    ended(*runs)
+    go_on = [f"ckpt={last}", "trainer=default", "trainer.max_steps=-1"]
+    refused = Forked([*go_on, f"hydra.run.dir={two}"], tmp_path / "refused", cwd=ROOT).wait()
+    assert "data.batch_size=16 in 1 process makes batches of 16 rows" in refused.output
+    assert "batches of 32 (16 in each of 2): to go on with these, give data.batch_size=32" in refused.output
+    assert read_checkpoint(last)["global_step"] == 15
+    ended(fork(two, *go_on, "data.batch_size=32"))
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+    assert result(two) == pytest.approx(result(one), abs=1e-6)
+
+
 def same(parts: Path, whole: Path) -> None:
     expected = weights(whole)
     for name, value in weights(parts).items():

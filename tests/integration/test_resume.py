@@ -22,8 +22,8 @@ from mtl.checks import InputError
 from mtl.run.checkpoint import previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.run.signals import Stopped
 from tests.conftest import ROOT
-from tests.integration.helpers import compose_small, resume_small
-from tests.programs import LIMIT
+from tests.integration.helpers import SMALL, compose_small, resume_small
+from tests.programs import LIMIT, Forked
 from train import run
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
@@ -39,7 +39,7 @@ WORDS = [
 ]
 
 
-def slow(*values: int) -> Any:
+def slow(*values: Any) -> Any:
     """Return values that only the slow tests try: they repeat the kind of others."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -115,6 +115,41 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     seconds = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["seconds"]
     assert len(seconds) == 3
     assert 0 < sum(seconds) < time.perf_counter() - began
+
+
+@pytest.mark.parametrize(("stop", "length"), [(6, 7), (6, 3), (4, 2)])  # of epochs of 5 batches
+def test_position_with_another_length_of_epochs(stop: int, length: int, tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, *WORDS, "trainer.limit_train_batches=5", "data.batch_size=40")
+    with open_dict(cfg):
+        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": stop}
+    with pytest.raises(Stopped):
+        run(cfg)
+    Positions.seen = []
+    cfg = resume_small(tmp_path / "checkpoints" / "last.ckpt", tmp_path, "+callbacks.stop=null")
+    cfg.trainer.limit_train_batches = length
+    with open_dict(cfg):
+        cfg.callbacks.positions = {"_target_": f"{__name__}.Positions"}
+    run(cfg)
+    first = (stop + 1) % 5
+    assert Positions.seen == [(1, batch) for batch in range(first, length)] + [(2, batch) for batch in range(length)]
+
+
+class Positions(Callback):
+    """Note the epoch from which the sampler takes each batch, and the number of the batch."""
+
+    seen: list[tuple[int, int]]
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        Positions.seen.append((trainer.train_dataloader.sampler.sampler.epoch, batch_idx))
+
+
+def test_an_epoch_that_would_end_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    run(compose_small(tmp_path, *WORDS, "trainer.max_steps=9", "~logger"))  # of epochs of 5 batches
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    words = ["trainer.max_steps=-1", "trainer.limit_train_batches=4"]
+    with pytest.raises(InputError, match=r"4 batches of an epoch are done, and an epoch has now 4 of them"):
+        run(resume_small(last, tmp_path, *words))
+    assert read_checkpoint(last)["global_step"] == 9
 
 
 def test_stopped_in_float64(tmp_path: Path) -> None:
@@ -196,6 +231,30 @@ def test_full_disk_keeps_previous_checkpoints(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
     assert read_checkpoint(folder / "last.ckpt")["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [("csv/metrics.csv",), slow((".lock", "command.json", "config.yaml", "csv/metrics.csv", "csv/metrics.csv"))],
+)
+def test_killed_before_the_first_checkpoint_and_started_again(moments: tuple[str, ...], tmp_path: Path) -> None:
+    """Killed as soon as a file is written, and started by the same command, until it runs to its end."""
+    folder, words = tmp_path / "run", [*WORDS, "data.batch_size=8", "trainer.max_epochs=1"]
+    run(compose_small(tmp_path / "whole", *words))
+    words = [word for word in SMALL if not word.startswith("trainer.")] + ["trainer.accelerator=cpu", *words]
+    words = list({word.partition("=")[0]: word for word in words}.values())
+    words += ["data.rows=[600,200,200]", "data.tasks_per_group=3", f"hydra.run.dir={folder}"]
+    for number, name in enumerate(moments):
+        running = Forked([*words, "logger.csv.flush_logs_every_n_steps=1"], tmp_path / f"output_{number}", cwd=ROOT)
+        running.wait_for(folder / name, after=time.time_ns() if number else 0)
+        running.signal(signal.SIGKILL)
+        assert running.wait().status == -signal.SIGKILL
+        assert not list(folder.glob("checkpoints/*.ckpt"))
+    outcome = Forked(words, tmp_path / "output", cwd=ROOT).wait()
+    assert outcome.status == 0, outcome.output
+    for key, value in state(tmp_path / "whole").items():
+        assert same(value, state(folder)[key]), key
+    assert losses(folder) == losses(tmp_path / "whole")
 
 
 def test_steps_and_minutes(tmp_path: Path) -> None:

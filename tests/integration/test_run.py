@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -205,12 +208,32 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tra
         resume_small(trained / "checkpoints" / "last.ckpt", tmp_path, *words)
 
 
-def test_resuming_with_another_recipe_replaces_the_setting(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=3"))
+def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Path) -> None:
+    words = ["setting.patience=3", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"]
+    words += ["trainer.max_epochs=1", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
+    run(compose_small(tmp_path, *words, "callbacks.last.every_steps=7"))
     path = tmp_path / "checkpoints" / "last.ckpt"
-    cfg = resume_small(path, tmp_path, "recipe=synthetic_moe", "setting.max_epochs=5")
-    assert "recipe" not in cfg
-    assert (cfg.setting.patience, cfg.callbacks.early_stopping.patience, cfg.setting.max_epochs) == (10, 10, 5)
+    same = resume_small(path, tmp_path)
+    for group in ("recipe=synthetic_moe", "trainer=default", "callbacks=default", "lr_schedule=linear", "gate=comet"):
+        assert resume_small(path, tmp_path, group) == same, group
+    cfg = resume_small(path, tmp_path, "trainer=ddp_cpu", "trainer.devices=3", "trainer.max_epochs=4")
+    changed = {"devices": 3, "max_epochs": 4, "accelerator": "cpu", "strategy": cfg.trainer.strategy}
+    assert dict(cfg.trainer) == dict(same.trainer) | changed
+    assert cfg.trainer.strategy.broadcast_buffers is False
+    plateau = resume_small(path, tmp_path, "lr_schedule=plateau").callbacks.lr_schedule
+    assert (plateau.warmup, plateau.factor) == (0, 0.5)
+
+
+def test_a_group_named_on_resume_takes_away_what_its_option_lacks(tmp_path: Path) -> None:
+    run(
+        compose_small(
+            tmp_path, "trainer=ddp_cpu", "trainer.devices=1", "trainer.max_epochs=1", "logger=[csv,tensorboard]"
+        )
+    )
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    cfg = resume_small(path, tmp_path, "trainer=default", "logger=csv")
+    assert ("strategy" in cfg.trainer, cfg.trainer.accelerator, cfg.trainer.max_epochs) == (False, "auto", 1)
+    assert list(cfg.logger) == ["csv"]
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:
@@ -258,6 +281,48 @@ def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
     failed, finished = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert not (failed / "results.json").exists()
     assert json.loads((finished / "command.json").read_text())["choices"]["gate"] == "topk"
+
+
+def test_a_sweep_started_again_skips_what_has_finished_and_resumes_the_rest(tmp_path: Path) -> None:
+    words = ["-m", "seed=1,2", *FEW, "trainer.max_epochs=12", "trainer.accelerator=cpu", "callbacks.progress=null"]
+    words += [f"hydra.sweep.dir={tmp_path}/sweep"]
+    first, second = (tmp_path / "sweep" / f"{n}_synthetic_moe_comet_seed{n + 1}" for n in range(2))
+    running = Forked(words, tmp_path / "stopped", cwd=ROOT)
+    running.wait_for(second / "checkpoints" / "last.ckpt")
+    running.signal(signal.SIGTERM)
+    assert running.wait().status == 128 + signal.SIGTERM
+    stopped_at = read_checkpoint(second / "checkpoints" / "last.ckpt")["global_step"]
+    finished = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"}
+    outcome = Forked(words, tmp_path / "again", cwd=ROOT).wait()
+    assert outcome.status == 0, outcome.output
+    assert f"{first} has finished before" in outcome.output
+    assert {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"} == finished
+    assert json.loads((second / "results.json").read_text())["epochs"] == 12
+    assert (second / "train.log").read_text().count("INFO callbacks.epoch_report: epoch ") == 12
+    assert 0 < stopped_at < read_checkpoint(second / "checkpoints" / "last.ckpt")["global_step"]
+    words[1] = "seed=1,3"  # another job in the same folder
+    outcome = Forked([*words, "hydra.sweep.subdir=0_synthetic_moe_comet_seed1"], tmp_path / "other", cwd=ROOT).wait()
+    assert "contains a run already" in outcome.output
+
+
+def test_printed_command_works_with_files_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my conf" / "data").mkdir(parents=True)
+    (tmp_path / "my conf" / "data" / "mine.yaml").write_text("defaults: [table, _self_]\ntasks: {y: {kind: binary}}\n")
+    (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
+    folder, conf = tmp_path / "my run", ["--config-dir", f"{tmp_path}/my conf"]
+    words = [*conf, "data=mine", f"data.path={tmp_path}/rows.csv", "trainer.max_epochs=1", f"hydra.run.dir='{folder}'"]
+    words += [f"paths.data_dir='{tmp_path}/my sets'", "callbacks.routing.pictures=false"]
+    assert program(tmp_path / "first", *words).status == 0
+    refused = program(tmp_path / "refused", *words).output
+    resume = shlex.split(refused.partition("resume it with: ")[2].partition("; or")[0])
+    assert resume[:2] == ["python", "train.py"]
+    assert program(tmp_path / "resumed", *resume[2:], "trainer.max_epochs=2").status == 0
+    config = OmegaConf.load(folder / "config.yaml")
+    assert (config.trainer.max_epochs, config.paths.data_dir) == (2, f"{tmp_path}/my sets")
+    test = [f"evaluate='{folder}/checkpoints/best.ckpt'", f"data.test_path={tmp_path}/rows.csv"]
+    outcome = program(tmp_path / "tested", *test, f"paths.output_dir={tmp_path}")
+    assert "the checkpoint has data=mine, a file of your own: add --config-dir FOLDER, which holds" in outcome.output
+    assert program(tmp_path / "tested", *conf, *test, f"paths.output_dir={tmp_path}").status == 0
 
 
 def test_a_failed_run_says_why_in_its_log(tmp_path: Path) -> None:

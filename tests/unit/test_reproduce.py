@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,14 +56,14 @@ FILE = {
 }
 
 
-def reproduce(tmp_path: Path, **changes: Any) -> None:
+def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = (), **changes: Any) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = {
         key: value for key, value in OmegaConf.load(ROOT / "conf" / "reproduce.yaml").items() if key != "defaults"
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(cfg, "mine", [], lambda words: first, tmp_path / "program.py")
+    command.reproduce(cfg, "mine", words, lambda words: first, tmp_path / "program.py", own)
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +118,16 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     assert "1 of 6 runs have been done so far." in markdown
     assert "first group" not in markdown
     assert "No group with a claim has been run yet." in markdown
+
+
+def test_report_begins_with_what_the_command_line_has_changed(tmp_path: Path) -> None:
+    shortened, own = {"laptop": {"seeds": 1, "note": "x"}}, ["scales.laptop.seeds=1", "only=second,c"]
+    reproduce(tmp_path, ["data.epochs=2", "paths.output_dir=/x"], own, only="second,c", scales=shortened)
+    markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
+    said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2.\n"
+    assert markdown.index(said) < markdown.index("Scale laptop")
+    reproduce(tmp_path, ["paths.output_dir=/x"], only="second,c", show=True)
+    assert "not the runs" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
 
 
 def test_nothing_to_show_is_one_message(tmp_path: Path) -> None:

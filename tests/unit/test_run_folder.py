@@ -42,9 +42,20 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     lock.release()
     claim(tmp_path, resumed=False).release()
     (tmp_path / "config.yaml").write_text("seed: 0")
-    with pytest.raises(InputError, match=r"contains a run already; resume it with ckpt="):
-        claim(tmp_path, resumed=False)
+    (tmp_path / "checkpoints").mkdir()
+    claim(tmp_path, resumed=False).release()  # it ended before its first checkpoint
+    for name in ("best.ckpt", "last.ckpt"):
+        (tmp_path / "checkpoints" / name).touch()
+        with pytest.raises(InputError, match=f"resume it with: python train.py ckpt={tmp_path}/checkpoints/{name}; or"):
+            claim(tmp_path, resumed=False)
     claim(tmp_path, resumed=True).release()
+
+
+def test_folder_of_a_finished_run_without_checkpoints_is_kept(tmp_path: Path) -> None:
+    for name in ("config.yaml", "results.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match=r"contains a run already; choose another hydra.run.dir"):
+        claim(tmp_path, resumed=False)
 
 
 def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:

@@ -240,6 +240,41 @@ def test_several_problems_are_one_message() -> None:
     assert "seed=-1" in message
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_experts", 3, "num_experts: there is no such section or option; did you mean setting.num_experts?"),
+        ("runtime", 3, "runtime: there is no such section or option, and nothing refers to it"),
+        ("setting.width", 3, "setting.width: nothing reads this option; leave it out"),
+        ("setting.batch", {"batch_size": 3}, "setting.batch: nothing reads this option"),
+        ("setting.comet.k", 3, "setting.comet.k: nothing reads this option; did you mean setting.k?"),
+        ("callbacks.more", {"patience": 3}, "callbacks.more: nothing reads this option"),
+        ("paths.cache", "/tmp", "paths.cache: nothing reads this option"),
+        ("choices.gate", "topk", "choices.gate: nothing reads this option; did you mean"),
+        ("gate.more", 3, "gate.more: CometGate has no option more"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_answered(key: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        schema.check(configuration("", {key: value}), [f"+{key}=..."])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"sizes": {"units": [4]}, "experts.units": "${sizes.units}"}, ["+sizes.units=[4]"]),
+        ({"setting.mine": 0.25, "setting.dropout": "${oc.select:setting.mine,0.5}"}, ["+setting.mine=0.25"]),
+        ({"callbacks.mine": None}, ["+callbacks.mine=null"]),
+        ({"trainer.min_epochs": 2}, ["+trainer.min_epochs=2"]),
+        ({"network.num_experts": 4}, ["++network.num_experts=4"]),
+        ({}, ["+mine=group"]),
+    ],
+)
+def test_an_option_that_is_read_may_be_added(values: dict[str, Any], words: list[str]) -> None:
+    schema.check(configuration("", values), words)
+
+
 def test_unused_sections_may_be_null() -> None:
     schema.check(configuration("network=single_task", {"gate": None}))
     schema.check(configuration("network=frozen_experts data=synthetic_recovery", {"experts": None}))

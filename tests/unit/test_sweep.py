@@ -47,8 +47,11 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "gate=a,b"])
     function(*given)
-    assert "0 failed: NaN loss" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "0 failed: NaN loss" in printed
+    assert f"finish the sweep with: python train.py -m gate=a,b hydra.sweep.dir={tmp_path}\n" in printed
 
 
 def test_single_runs_have_no_table(tmp_path: Path) -> None:

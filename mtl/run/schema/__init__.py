@@ -7,7 +7,7 @@ set needs no entry here. ``tables`` holds the options that belong to no class of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,16 @@ SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "
 ONE_OF_SEVERAL = OneOf((Described(), Null(), Choice((False,))))
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
     """Raise InputError, one sentence for each of the first few problems, if a value of ``cfg`` cannot be right.
 
-    Classes that ``_target_`` names are imported, nothing is built, and no file is read.
+    ``words``: those of the command line; something has to read each option that one of them adds. Classes that
+    ``_target_`` names are imported, nothing is built, and no file is read.
     """
     try:
         found: dict[str, str] = {}
-        for problem in _problems(Reader(cfg)):
+        reader = Reader(cfg)
+        for problem in (*_problems(reader), *_unread(reader, words)):
             key = problem.split("=")[0].split(": ")[0]
             whole = key in tables.OBJECTS and problem.startswith(f"{key}=")
             choose = f"; choose one with {key}=NAME" if whole else ""
@@ -54,7 +56,8 @@ def check(cfg: DictConfig) -> None:
 
 def _problems(reader: Reader) -> Iterator[str]:
     root = reader.tree().value
-    mentioned = reader.mentioned()
+    mentioned = {".".join(name.split(".")[:2]) for name in reader.references()}
+    roots = {name.split(".")[0] for name in mentioned}
     for name, node in root.items():
         if name in tables.TOP:
             yield from tables.TOP[name].problems(node.key, node.plain())
@@ -64,9 +67,10 @@ def _problems(reader: Reader) -> Iterator[str]:
             yield from _setting(node, mentioned)
         elif name in tables.SEVERAL:
             yield from _several(name, node)
-        elif name != "hydra" and name not in mentioned:
+        elif name != "hydra" and name not in roots:
             near = suggestion(name, [*tables.TOP, *tables.OBJECTS, *tables.SEVERAL, "setting"])
-            yield f"{name}: there is no such section or option{near or ', and nothing refers to it'}"
+            meant = reader.elsewhere(name) or near or ", and nothing refers to it"
+            yield f"{name}: there is no such section or option{meant}"
     for name in ("data", "network", "optimizer", "trainer", "callbacks"):
         if name not in root:
             yield f"{name}: this section is missing; choose one with {name}=NAME"
@@ -82,8 +86,23 @@ def _setting(node: Node, mentioned: set[str]) -> Iterator[str]:
         kind = tables.SETTING.get(name)
         if kind is not None:
             yield from kind.problems(child.key, child.plain())
-        elif name not in mentioned and (near := suggestion(name, tables.SETTING, "setting.", 0.8)):
+        elif child.key not in mentioned and (near := suggestion(name, tables.SETTING, "setting.", 0.8)):
             yield f"{child.key}: nothing refers to it{near}"
+
+
+def _unread(reader: Reader, words: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each option that a word such as ``+setting.more=1`` adds and that nothing would read.
+
+    Objects say themselves which options they have, and null leaves something out.
+    """
+    for word in words:
+        key, names = word.lstrip("+").partition("=")[0], word.lstrip("+").partition("=")[0].split(".")
+        values = [reader.value(names[:length]) for length in range(1, len(names) + 1)]
+        read = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in reader.references())
+        is_object = any(isinstance(value, dict) and "_target_" in value for value in values)
+        if word.startswith("+") and len(names) > 1 and values[-1] is not None and not read and not is_object:
+            near = reader.elsewhere(names[-1], but=key)
+            yield f"{key}: nothing reads this option{near or '; leave it out'}"
 
 
 def _several(section: str, node: Node) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from mtl.kinds import shown, suggestion
 from mtl.run.schema import tables
 
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${setting.k}, without resolvers or nesting
+REFERRED = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?![\w.]*:)")  # the beginning of any reference
 LARGEST = 2_000_000  # values; references to references can stand for any number of them
 
 Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
@@ -55,10 +56,24 @@ class Reader:
         """Return the whole configuration."""
         return self._read((), self.raw, ())
 
-    def mentioned(self) -> set[str]:
-        """Return all names that stand in any interpolation."""
+    def references(self) -> set[str]:
+        """Return the dotted names of all values that an interpolation refers to, as far as they are written there."""
         texts = (text for text in _leaves(self.raw) if isinstance(text, str) and "${" in text)
-        return {name for text in texts for name in re.findall(r"\w+", text)}
+        return {name.lstrip(".") for text in texts for name in REFERRED.findall(text)}
+
+    def value(self, names: Sequence[str]) -> Any:
+        """Return what is written under these names, None if there is nothing."""
+        node = self.raw
+        for name in names:
+            node = node.get(name) if isinstance(node, dict) else None
+        return node
+
+    def elsewhere(self, name: str, but: str = "") -> str:
+        """Return "; did you mean KEY?" with another option of this name, "" if there is none; see ``suggestion``."""
+        keys = [tuple(map(str, path)) for path in _paths(self.raw) if str(path[-1]) == name]
+        keys = [key for key in keys if len(key) > 1 and ".".join(key) != but]
+        near = min(keys, key=lambda key: ("${" in str(self.value(key)), len(key)), default=())
+        return f"; did you mean {'.'.join(near)}?" if near else ""
 
     def _read(self, path: Path, raw: Any, trail: tuple[Path, ...]) -> Node:
         """Return the node of ``raw``, which is written at ``path``; ``trail``: the references that led here."""
