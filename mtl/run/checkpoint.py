@@ -59,7 +59,7 @@ def seal(file: Any) -> None:
 
 
 def check_seal(path: Path) -> None:
-    """Raise ValueError unless the file ends with its right checksum.
+    """Raise ValueError unless the file ends with its right checksum, InputError if it ends with none.
 
     Every damage is found: to the contents, to the zip file's directory and to the checksum itself. Raises ValueError
     also for files that are no zip file or whose members are compressed: torch does not compress, so it could only be
@@ -76,7 +76,7 @@ def check_seal(path: Path) -> None:
         file.seek(max(0, size - _SEAL))
         end = file.read()
         if not end.startswith(_LABEL):
-            raise ValueError("its checksum is missing")
+            raise InputError(f"checkpoint {path} was not written by this program: it has no checksum")
         file.seek(0)
         digest, left = hashlib.sha256(), size - 64
         while left:
@@ -153,6 +153,8 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     try:
         check_seal(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
     content: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
