@@ -66,7 +66,7 @@ def run(cfg: DictConfig) -> float | None:
 def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
-    from mtl import fast
+    from mtl import distributed, fast
     from mtl.checks import require
     from mtl.records import CONFIG, RESULTS
     from mtl.run import build, results, schema
@@ -114,6 +114,10 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
+    if trainer.world_size > 1:
+        first = trainer.node_rank * trainer.num_devices
+        ranks = range(first, first + trainer.num_devices)
+        ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     if cfg.evaluate:
         tested, best, monitor = cfg.evaluate, None, "val/loss"
     else:
@@ -208,7 +212,11 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         if resolvers.is_first() and not goes_on:
             write_json(
                 folder / COMMAND,
-                {"overrides": words, "choices": choices_of(hydra_cfg, cfg.get("logger")), "seed": cfg.seed},
+                {
+                    "overrides": words,
+                    "choices": choices_of(hydra_cfg, cfg.get("logger")),
+                    "seed": cfg.seed if isinstance(cfg.seed, int) else None,  # it has not been checked yet
+                },
             )
         schema.check(cfg, words)
         given = [name for name in ("ckpt", "evaluate", "start_from") if cfg[name]]
@@ -284,7 +292,7 @@ def data_of_checkpoint(words: Sequence[str]) -> list[str]:
 
     try:
         choices = read_whole(path.strip("'\""))["config"].get("choices", {})
-    except InputError:  # reported where the checkpoint is used
+    except (InputError, OSError):  # reported where the checkpoint is used
         return []
     name = choices.get("data") if isinstance(choices, dict) else None
     return [f"data={name}"] if isinstance(name, str) and re.fullmatch(r"\w+", name) else []

@@ -78,7 +78,8 @@ def main() -> None:
 def command(run: Callable[[Sequence[str]], None], usage: str) -> None:
     """Run ``run`` with the words of the command line, or print ``usage``; print every error as one message."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.exit(usage)
+        print(usage)
+        return
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     try:
         run(sys.argv[1:])

@@ -160,7 +160,12 @@ def _cannot_merge(match: re.Match[str], words: list[str]) -> str:
     return f"{_cut(match[1])}: does not fit the configuration; a section takes {{name: value}}, an option one value"
 
 
+def _no_folder(match: re.Match[str], words: list[str]) -> str:
+    return f"--config-dir {_cut(match[1])}: there is no such folder"
+
+
 SENTENCES = {
+    r"Additional config directory '([^'\n]+)' not found": _no_folder,
     r"Could not override '([^'\n]+)'": _no_such_option,
     r"Override (\S+) looks like a config group override, but config group '([^'\n]+)'": _no_such_group,
     r"Could not delete (?:from config\. )?'([^'\n]+)'": _nothing_to_delete,

@@ -17,6 +17,7 @@ import polars as pl
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from mtl.checks import InputError, require
 from mtl.run.errors import as_one_message
@@ -117,16 +118,29 @@ def table_file(out: Path) -> Iterator[Write]:
             pl.scan_parquet(parts, glob=False).sink_parquet(file)
 
 
-def show(table: pl.DataFrame) -> None:
-    """Print a table of predictions."""
-    shown = Table()
+def show(table: pl.DataFrame, width: int | None = None) -> None:
+    """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other."""
+    rows = [["" if value is None else shown(value) for value in row] for row in table.iter_rows()]
+    width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
+    columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
+    if sum(columns) + 3 * len(columns) + 1 > width:
+        longest = max(map(len, table.columns))
+        for number, row in enumerate(rows, start=1):
+            print(f"row {number}")
+            for name, text in zip(table.columns, row, strict=True):
+                print(f"  {name:{longest}}  {text}")
+        return
+    grid = Table()
     for name in table.columns:
-        shown.add_column(name, justify="right" if table[name].dtype.is_numeric() else "left")
-    for row in table.iter_rows():
-        shown.add_row(
-            *[f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value) for value in row]
-        )
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+        grid.add_column(Text(name), justify="right" if table[name].dtype.is_numeric() else "left")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    Console(width=width).print(grid)
+
+
+def shown(value: object) -> str:
+    """Return a cell as text."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mtl import predictions
 from mtl.checks import InputError, require
+from mtl.kinds import listed
 from mtl.networks.packing import real_tokens
 from mtl.run import build
 from mtl.run.checkpoint import data_state, network_weights, read_checkpoint
@@ -25,7 +26,7 @@ from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 ROWS = "the table"  # what messages call rows that are from no file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A trained network in evaluation mode, what its inputs and outputs mean, and how rows become inputs.
 
@@ -36,6 +37,15 @@ class TrainedModel:
     spec: DataSpec
     encoder: RowEncoder | None
     device: torch.device
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        lines = [
+            f"TrainedModel: {type(self.network).__name__} with {parameters:,} parameters on {self.device}",
+            f"tasks: {listed(f'{task.name} ({task.kind})' for task in self.spec.tasks)}",
+            f"inputs: {listed(self.columns) or _inputs(self.spec)}",
+        ]
+        return "\n".join(lines)
 
     @property
     def columns(self) -> list[str]:
@@ -230,4 +240,4 @@ def _experts_column(task: str, layer: str, layers: int) -> str:
 
 
 def _inputs(spec: DataSpec) -> str:
-    return ", ".join(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())
+    return listed(f"{name} ({type(one).__name__})" for name, one in spec.inputs.items())

@@ -250,8 +250,8 @@ class Transformer(nn.Module):
         if order is None:
             require(
                 experts.width == width,
-                f"network.start=copy: experts.width={experts.width} differs from the dense layer's {width}; leave it "
-                "out, or use network.start=importance",
+                f"network.start=copy: experts have {experts.width} neurons (experts.width), the dense layer that they "
+                f"copy has {width}; give experts.width={width}, or use network.start=importance",
             )
             neurons = torch.arange(width).expand(experts.num_experts, -1)
         else:

@@ -29,6 +29,7 @@ _PEER = (
     "ncclRemoteError",
 )
 _MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
+LONGEST = 500  # letters of a file's name that a message repeats
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
 
 
@@ -75,6 +76,7 @@ def _sentence(error: BaseException) -> str | None:
         )
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        what = what if len(what) <= LONGEST else f"{what[:80]}... ({len(what):,} letters)"
         free = " Free some space and resume the run." if error.errno == errno.ENOSPC else ""
         return f"{what}: {error.strerror or error}.{free}".removeprefix(": ")
     if isinstance(error, RuntimeError) and "Error(s) in loading state_dict" in str(error):

@@ -128,6 +128,10 @@ def test_good_input_is_accepted(tmp_path: Path) -> None:
     assert outcome.problem == "accepted", outcome.output
 
 
+def test_a_list_of_seeds_gets_one_message(tmp_path: Path) -> None:
+    answered([["seed=[1,2]"], ["seed={a: 1}"], ["ckpt=" + "a" * 5000, "data.batch_size=3"]], tmp_path)
+
+
 def test_sample_of_bad_input_gets_one_message(tmp_path: Path) -> None:
     """Every twelfth of the cases that once failed, and of the random ones those that are found late, by option."""
     sample = random_ones()[::3]

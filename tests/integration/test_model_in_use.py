@@ -69,6 +69,29 @@ def expected(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return evaluated(best(trained), tmp_path_factory.mktemp("expected"))
 
 
+def test_summary_of_a_model_is_short(trained: Path) -> None:
+    lines = str(mtl.load(best(trained))).splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"TrainedModel: MMoE with [\d,]+ parameters on cpu", lines[0])
+    assert lines[1:] == [
+        "tasks: click (binary), minutes (regression), genre (multiclass)",
+        "inputs: city, hour, device, user, age",
+    ]
+
+
+def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
+    table = pl.DataFrame({f"column_{number}": [0.123456, None] for number in range(20)} | {"[b]": ["x", "y"]})
+    predict.show(table, 80)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 22
+    assert lines[:3] == ["row 1", "  column_0   0.1235", "  column_1   0.1235"]
+    assert lines[21:23] == ["  [b]        x", "row 2"]
+    predict.show(table[:, -2:], 80)
+    printed = capsys.readouterr().out
+    assert "row 1" not in printed
+    assert "[b]" in printed
+
+
 def test_state_is_plain_data(trained: Path) -> None:
     state = read_checkpoint(best(trained))["data"]
     assert json.loads(json.dumps(state)) == state
@@ -308,7 +331,8 @@ class TestOtherFiles:
         assert done.status == 0, done.output
         assert (tmp_path / "run" / "results.json").is_file()
         assert data_of_checkpoint([words[0], "seed=1"]) == []
-        assert data_of_checkpoint([f"ckpt={tmp_path}/gone.ckpt", "data.path=a.csv"]) == []
+        for path in (f"{tmp_path}/gone.ckpt", "a" * 5000):
+            assert data_of_checkpoint([f"ckpt={path}", "data.path=a.csv"]) == []
 
     def test_new_test_file_needs_no_training_file(self, trained: Path, tmp_path: Path) -> None:
         table().write_parquet(tmp_path / "new.parquet")

@@ -92,7 +92,7 @@ def test_commands_of_papers_are_accepted() -> None:
     for command in given:
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            name, cfg, others = reproduce.configuration(command)
+            name, cfg, others, _ = reproduce.configuration(command)
         assert not others, others
         assert read(cfg, name, others).pairs()
 

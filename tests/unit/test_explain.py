@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import SearchPathException
 
 from conf import resolvers
 from conf.explain import explain
@@ -86,6 +87,11 @@ def test_explaining_needs_no_running_program() -> None:
     GlobalHydra.instance().clear()
     assert "did you mean gate.gamma=1?" in str(explain(error, ["gate.gama=1"]))
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_folder_of_files_that_does_not_exist_is_named() -> None:
+    error = SearchPathException("Additional config directory '/no/conf' not found")
+    assert explain(error, []) == "--config-dir /no/conf: there is no such folder"
 
 
 def test_errors_of_other_kinds_are_not_explained() -> None:

@@ -102,6 +102,7 @@ def test_stream_outlives_its_reader() -> None:
         (Stopped("stopped by SIGTERM", 15), "stopped by SIGTERM", 143),
         (KeyboardInterrupt(), "stopped by Ctrl-C", 130),
         (PermissionError(13, "Permission denied", "/x/y"), "error: /x/y: Permission denied", 1),
+        (OSError(36, "File name too long", "a" * 5000), f"error: {'a' * 80}... (5,000 letters): File name too long", 1),
         (OSError(28, "No space left on device", "/x/y"), "Free some space", 1),
         (MemoryError(), "error: out of memory", 1),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), "out of memory", 1),

@@ -206,7 +206,8 @@ def test_packing() -> None:
         ({"mixture_layers": [2]}, r"mixture_layers=\[2\]"),
         ({"pretrained": "/no/such/folder"}, "no such folder"),
         ({"pretrained": "not a name"}, "neither a folder nor a name"),
-        ({"width": 16}, "network.start=copy"),
+        ({"width": 16}, "network.start=copy: experts have 16 neurons .* give experts.width="),
+        ({"config": {"intermediate_size": 24}, "width": None}, "give experts.width=24, or"),
         ({"start": "importance"}, "needs network.importance"),
     ],
 )
