@@ -329,6 +329,11 @@ def print_help() -> None:
                 print(wrapper.fill(line) if ", " in line else line)
 
 
+def is_override(word: str) -> bool:
+    """Return whether a word of the command line is one of Hydra's overrides, rather than a flag or its value."""
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
+
+
 def cli() -> None:
     """Run the program; print every error as one message."""
     # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
@@ -338,7 +343,7 @@ def cli() -> None:
         sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
     LENT[:] = data_of_checkpoint(sys.argv[1:])
     sys.argv += LENT
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # argparse wants it first
+    sys.argv[1:] = sorted(sys.argv[1:], key=is_override)  # argparse wants flags, and what belongs to them, first
     try:
         print_help() if {"-h", "--help"} & set(sys.argv[1:]) else main()
     except SystemExit:

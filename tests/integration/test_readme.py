@@ -47,7 +47,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
-    words = ("--config-dir", str(package / "conf"), *MINE, *QUICK, f"hydra.run.dir={folder}", *words)
+    words = (*MINE, "--config-dir", str(package / "conf"), *QUICK, f"hydra.run.dir={folder}", *words)  # in any order
     done = Forked(words, folder.parent / "output", cwd=ROOT, env={"PYTHONPATH": str(package)}).wait()
     assert done.status == 0, done.output
     results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
