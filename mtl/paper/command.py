@@ -48,16 +48,17 @@ def reproduce(
     folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.scale, str(first.monitor)
     require(not cfg.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
     storage = open_storage(cfg.storage, folder)
-    if not cfg.show:
-        launch = Launcher(program, folder, monitor)
-        with stoppable(), reached(cfg.storage):
-            work(queues_of(searches, monitor, storage, cfg, paper.n_trials), launch, cfg.max_failures, say)
-            found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
-            work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
-    chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
-    searched_groups = {
-        group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
-    }
+    with reached(cfg.storage, folder):
+        if not cfg.show:
+            launch = Launcher(program, folder, monitor)
+            with stoppable():
+                work(queues_of(searches, monitor, storage, cfg, paper.n_trials), launch, cfg.max_failures, say)
+                found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
+                work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
+        chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
+        searched_groups = {
+            group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
+        }
     changed = [word for word in (*own, *options) if not word.startswith(HARMLESS)]
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 

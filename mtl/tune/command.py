@@ -52,17 +52,18 @@ def tune(
         f"study {title}: nothing has been run yet; there is no {folder / 'study.db'}",
     )
     storage = open_storage(cfg.storage, folder)
-    if show is None:
-        queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
-        with stoppable(), reached(cfg.storage):
-            work(queues, Launcher(program, folder, str(runs[0].monitor)), cfg.max_failures, say)
-    studies = [study for each in found if (study := study_of(each.name, storage))]
-    require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
-    if show and show != "best":
-        require(len(studies) == 1, f"show={show}: each gate has a trial of this number; add gate=NAME")
-        return show_trial(studies[0], int(show))
-    for study in studies:
-        show_best(study)
+    with reached(cfg.storage, folder):
+        if show is None:
+            queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
+            with stoppable():
+                work(queues, Launcher(program, folder, str(runs[0].monitor)), cfg.max_failures, say)
+        studies = [study for each in found if (study := study_of(each.name, storage))]
+        require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
+        if show and show != "best":
+            require(len(studies) == 1, f"show={show}: each gate has a trial of this number; add gate=NAME")
+            return show_trial(studies[0], int(show))
+        for study in studies:
+            show_best(study)
 
 
 def queues_of(

@@ -57,8 +57,11 @@ class Launcher:
         folder = run_folder(self.folder, queue.definition.label, trial.number).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            FileLock(folder / LOCK).acquire(timeout=PATIENCE).lock.release()
+            with Lease(queue, trial.number, lost=lambda: None):  # else another worker would take the trial meanwhile
+                FileLock(folder / LOCK).acquire(timeout=PATIENCE).lock.release()
         except Timeout:  # the process of an earlier worker does not end
+            return None
+        if not queue.holds(trial.number):
             return None
         attributes, given = trial.user_attrs, command(queue, trial)
         queue.set(trial.number, "folder", str(folder))

@@ -19,7 +19,13 @@ from mtl.checks import InputError
 
 STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
-PATIENCE = 60  # seconds that a worker waits for the others' writes to an SQLite file
+PATIENCE = 5  # seconds that a worker waits for the others' writes to an SQLite file
+_DAMAGED = "the file is damaged: put a copy of it back, or move it away and begin the study anew"
+BROKEN = {  # what SQLite says of a file that trying again does not mend, and what to do
+    "database is locked": "another program holds the file: end that one, and start the same command again",
+    "malformed": _DAMAGED,
+    "not a database": _DAMAGED,
+}
 ATTEMPTS = 5  # to open a database in which another worker is making the tables
 
 
@@ -32,35 +38,41 @@ def open_storage(address: str | None, folder: Path) -> BaseStorage:
     if address is None:
         folder.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{folder / STUDY}"
-    shown = _shown(address)
     if address.startswith(JOURNAL):
         path = Path(address.removeprefix(JOURNAL))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return JournalStorage(JournalFileBackend(str(path)))
         except OSError as error:
-            raise InputError(f"storage={shown}: {error}") from None
+            raise InputError(f"storage={_shown(address)}: {error}") from None
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _database(address)
         except (ImportError, sqlalchemy.exc.ArgumentError) as error:
-            raise InputError(f"storage={shown}: {_first_line(error)}; accepted are URLs and {JOURNAL}FILE") from None
+            accepted = f"accepted are URLs and {JOURNAL}FILE"
+            raise InputError(f"storage={_shown(address)}: {_first_line(error)}; {accepted}") from None
         except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-            if attempt == ATTEMPTS:
-                raise InputError(f"storage={shown}: cannot be opened: {_first_line(error)}") from None
+            if attempt == ATTEMPTS or any(text in _first_line(error) for text in BROKEN):
+                raise _refused(address, error) from None
             time.sleep(0.2 * attempt)
     raise AssertionError
 
 
 @contextmanager
-def reached(address: str | None) -> Iterator[None]:
-    """Raise InputError if the storage at ``address`` can no longer be reached inside the ``with`` block."""
+def reached(address: str | None, folder: Path) -> Iterator[None]:
+    """Raise InputError if the storage, as in ``open_storage``, fails inside the ``with`` block."""
     try:
         yield
     except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise InputError(
-            f"storage={_shown(address or 'study.db')}: {_first_line(error)}; start the same command again to go on"
-        ) from error
+        raise _refused(address or str(folder / STUDY), error) from error
+
+
+def _refused(address: str, error: BaseException) -> InputError:
+    reason = _first_line(error)
+    todo = next(
+        (todo for text, todo in BROKEN.items() if text in reason), "start the same command again when it can be reached"
+    )
+    return InputError(f"storage={_shown(address)}: {reason}; {todo}")
 
 
 def _shown(address: str) -> str:
@@ -82,7 +94,8 @@ def _database(address: str) -> RDBStorage:
     def begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    return storage
+    with storage.engine.begin():  # a file that others hold is noticed before any work
+        return storage
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from mtl.tune.launch import Launcher
-from mtl.tune.queue import Queue
+from mtl.records import LOCK
+from mtl.tune.launch import Launcher, run_folder
+from mtl.tune.queue import STALE, Outcome, Queue
 from mtl.tune.storage import open_storage
 from mtl.tune.work import work
-from tests.unit.test_tune_queue import SIMPLE, states
+from tests.unit.test_tune_queue import SIMPLE, old, states
 
 # It notes its words, reports two epochs, and then does what is under test
 PROGRAM = """
@@ -121,6 +125,25 @@ def test_a_pruned_run_stops_after_the_epoch(tmp_path: Path) -> None:
     said = run(queue, launch)
     assert said[-1].startswith("s/g trial 0: pruned")
     assert (states(queue), queue.study.trials[0].intermediate_values) == (["PRUNED"], {0: 1.0})
+
+
+def test_a_worker_that_waits_for_the_run_folder_keeps_its_trial(tmp_path: Path) -> None:
+    """The process of a worker that is gone may need minutes to save its state: far longer than a lease lives."""
+    (other, _), (queue, launch) = (study(tmp_path, "results(0.5)") for _ in range(2))
+    queue.heartbeat = other.heartbeat = 1.0  # a slow machine must not lose the lease by accident
+    folder = run_folder(tmp_path / "runs", "g", 0)
+    folder.mkdir(parents=True)
+    trial = queue.take()
+    assert trial is not None
+    with ThreadPoolExecutor() as pool:
+        with FileLock(folder / LOCK):
+            waiting = pool.submit(launch, queue, trial)
+            time.sleep(STALE * queue.heartbeat + 1)
+            assert other.take() is None
+        assert waiting.result(30) == Outcome(value=0.5)
+    old(queue, 0)
+    assert other.take() is not None
+    assert launch(queue, trial) is None  # it is the other worker's
 
 
 def test_the_process_is_python_of_this_environment(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sqlite3
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import dbapi2
@@ -15,7 +18,7 @@ from optuna.trial import Trial, TrialState
 from mtl.checks import InputError
 from mtl.tune.definition import Definition
 from mtl.tune.queue import STALE, Lease, Outcome, Queue
-from mtl.tune.storage import open_storage
+from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import work
 
 HEARTBEAT = 2.0  # seconds; a slow machine must not lose a lease by accident
@@ -227,8 +230,11 @@ def test_a_study_that_has_changed_is_refused(change: dict[str, Any], message: st
     ("storage", "message"),
     [
         ("nonsense", "storage=nonsense: .*journal:FILE"),
-        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", r"storage=postgresql\+psycopg://127.*1/x: cannot be opened"),
-        ("sqlite:////proc/none/study.db", "cannot be opened: .*unable to open"),
+        (
+            "postgresql+psycopg://me:secret@127.0.0.1:1/x",
+            r"storage=postgresql\+psycopg://127.*1/x: .*start the same command",
+        ),
+        ("sqlite:////proc/none/study.db", "study.db: .*unable to open"),
         ("journal:/proc/none/study.log", "storage=journal:"),
     ],
 )
@@ -255,6 +261,33 @@ def test_no_connection_to_a_database_stays_open(tmp_path: Path, monkeypatch: pyt
     for connection in opened:
         with pytest.raises(dbapi2.ProgrammingError, match="closed database"):
             connection.total_changes  # noqa: B018
+
+
+@pytest.mark.parametrize("how", ["locked", "exclusive", "text", "cut", "overwritten"])
+def test_a_file_that_is_locked_or_damaged_is_one_message_at_once(how: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mtl.tune.storage.PATIENCE", 0.5)
+    address, file = f"sqlite:///{tmp_path}/study.db", tmp_path / "study.db"
+    queue = worker(address, 3)
+    run(queue)
+    queue.storage.remove_session()
+    queue.storage.engine.dispose()
+    content, message = file.read_bytes(), "is damaged: put a copy of it back"
+    holder = sqlite3.connect(file, isolation_level=None)
+    if how in ("locked", "exclusive"):
+        message = "database is locked; another program holds the file"
+        holder.execute("BEGIN IMMEDIATE" if how == "locked" else "BEGIN EXCLUSIVE")
+    else:
+        broken = {"text": b"hello" * 1000, "cut": content[: len(content) // 2]}
+        file.write_bytes(broken.get(how, content[:4096] + b"x" * (len(content) - 4096)))
+    began = time.monotonic()
+    with contextlib.closing(holder), pytest.raises(InputError, match=rf"^storage=.*/study.db: .*{message}"):
+        use(address, tmp_path)
+    assert time.monotonic() - began < 5
+
+
+def use(address: str, folder: Path) -> None:
+    with reached(address, folder):
+        run(worker(address, 4))
 
 
 def test_a_grid_goes_through_all_combinations_and_starts_again(journal: str) -> None:
