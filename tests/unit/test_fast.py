@@ -361,7 +361,7 @@ def test_applies_not_under_autocast() -> None:
             assert fast.applies(torch.ones(1))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # torch's own in jvp
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")  # torch's own in jvp
 def test_applies_not_inside_transforms() -> None:
     seen: list[bool] = []
 
