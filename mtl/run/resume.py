@@ -114,11 +114,14 @@ def kept_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
     """
     kept = []
     for word in words:
-        section, _, rest = _key(word).partition(".")
-        value = OmegaConf.select(cfg, _key(word), throw_on_resolution_failure=False)
-        own = section in OWN and bool(rest) and not _is_harmless(rest.rpartition(".")[2], value)
-        if section in ("trust", "changed_data") or own or _is_place(_key(word)):
-            kept.append(word)
+        key = _key(word)
+        section, _, option = key.partition(".")
+        if section in OWN and option:
+            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+            is_kept = not _is_harmless(key.rpartition(".")[2], value)
+        else:
+            is_kept = section in ("trust", "changed_data") or _is_place(key)
+        kept += [word] * is_kept
     return kept
 
 

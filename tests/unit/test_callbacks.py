@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from callbacks.example_images import ExampleImages, captions
 from callbacks.execution_switch import ExecutionSwitch
 from callbacks.length import Length, steps_per_epoch, took_step
+from callbacks.progress import Progress
 from callbacks.routing_monitor import RoutingMonitor
 from callbacks.scheduled_buffer import ScheduledBuffer
 from callbacks.selection_report import SelectionReport
@@ -375,3 +376,17 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), -1).axes]  # of the coloured lines
     lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]
+
+
+def test_a_path_that_is_printed_above_the_bar_is_not_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich._console", None)
+    bar, path = Progress(), "/runs" * 30
+    trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True)
+    bar._init_progress(trainer)  # type: ignore[arg-type]
+    print(path)
+    bar._stop_progress()
+    assert path in capsys.readouterr().out
