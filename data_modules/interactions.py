@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -186,7 +186,8 @@ class InteractionsDataModule(TensorDataModule):
         for name, batch in splits.items():
             require(len(batch) > 0, f"{self.source}: too few {self.words.record}s for the {name} share of data.split")
         if any(metric_family(name) in RANKING for name in self.metrics[self.words.task]):
-            splits |= {name: replace(splits[name], groups=splits[name].inputs["user"]) for name in ("val", "test")}
+            for name in ("val", "test"):
+                splits[name].groups = splits[name].inputs["user"]
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())
         logger.info("%s: %s rows in %.1f s", self.folder.name, counts, time.perf_counter() - start)
         return splits
