@@ -165,6 +165,6 @@ def test_missing_and_damaged_files_are_reported_before_data_are_touched(tmp_path
 
 def begin(folder: Path, *words: str) -> None:
     """Do what the program does with this command line."""
-    runtime = SimpleNamespace(output_dir=str(folder), choices={})
-    hydra: Any = SimpleNamespace(overrides=SimpleNamespace(task=list(words)), runtime=runtime, mode=None)
+    runtime = SimpleNamespace(output_dir=str(folder), choices={}, config_sources=[])
+    hydra: Any = SimpleNamespace(overrides=SimpleNamespace(task=list(words), hydra=[]), runtime=runtime, mode=None)
     start(compose_small(folder, *words), hydra)

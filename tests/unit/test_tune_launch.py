@@ -70,7 +70,7 @@ def test_a_trial_is_a_run_with_its_own_folder_and_seed(tmp_path: Path) -> None:
     assert trial.user_attrs["folder"] == str(folder)
     [words] = words_of(tmp_path)
     assert words["seed"] == str(trial.user_attrs["seed"]) == str(queue.training_seed(0))
-    assert words["hydra.run.dir"] == f"'{folder}'"
+    assert words["hydra.run.dir"] == str(folder)
     assert float(words["optimizer.lr"]) == trial.params["optimizer.lr"]
     assert trial.user_attrs["command"] == [f"{key}={value}" for key, value in words.items() if key != "hydra.run.dir"]
 
@@ -82,7 +82,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     first, second = words_of(tmp_path)
     assert "hydra.run.dir" in first
     last = tmp_path / "runs" / "g" / "trial_00000" / "checkpoints" / "last.ckpt"
-    assert second == {"ckpt": f"'{last}'", "paths.output_dir": str(tmp_path)}
+    assert second == {"ckpt": str(last), "paths.output_dir": str(tmp_path)}
     assert (queue.study.trials[0].value, queue.study.trials[0].user_attrs["starts"]) == (0.25, 2)
 
 
