@@ -202,7 +202,8 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
         record, last = read_json(folder / RESULTS), folder / "checkpoints" / "last.ckpt"
         if record:
             log.info("%s has finished before", folder)
-            return record.get(f"best_{cfg.monitor.replace('/', '_')}") or record["test"]["loss"]
+            best = record.get(f"best_{cfg.monitor.replace('/', '_')}")
+            return record["test"]["loss"] if best is None else best
         if last.exists() and not (cfg.ckpt or cfg.evaluate):
             cfg.ckpt = str(last)
     resumed = run_folder(cfg.ckpt) if cfg.ckpt else None
