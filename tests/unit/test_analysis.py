@@ -87,7 +87,7 @@ def test_connections_are_those_of_evaluation() -> None:
 
 def module_of(network: torch.nn.Module, tasks: str) -> SimpleNamespace:
     """Return what stands in for the LightningModule."""
-    return SimpleNamespace(network=network, modules=network.modules, tasks=dict.fromkeys(tasks))
+    return SimpleNamespace(network=network, modules=network.modules, tasks=dict.fromkeys(tasks), dtype=torch.float32)
 
 
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:

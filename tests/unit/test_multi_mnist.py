@@ -83,11 +83,14 @@ def test_spec_describes_the_training_images(root: Path) -> None:
 
 def test_fresh_pairs_every_epoch(root: Path) -> None:
     def epoch(data: MultiMNISTDataModule, number: int, done: int = 0) -> Tensor:
-        progress = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(ready=number * 6 + done)))
+        loop = SimpleNamespace(
+            epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=number)),
+            epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=done))),
+        )
         data.trainer = SimpleNamespace(
             training=True,
             overfit_batches=0,
-            fit_loop=SimpleNamespace(epoch_loop=progress),
+            fit_loop=loop,
             num_training_batches=6,
             global_rank=0,
             world_size=1,
