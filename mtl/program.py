@@ -94,7 +94,7 @@ def save(program: ExportedProgram, path: Path) -> nn.Module:
     content = io.BytesIO()  # torch ends the process if it cannot write to a file
     with quiet():
         torch.export.save(program, content)
-        write_bytes(path, content.getbuffer())
+        write_bytes(path, content.getvalue())  # getbuffer() crashes Python 3.12.1 if the write fails
         return torch.export.load(path).module()
 
 

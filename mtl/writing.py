@@ -33,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` as it is."""
     with writing(path) as file:
         file.write(content)
