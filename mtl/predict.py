@@ -140,8 +140,10 @@ def show(table: pl.DataFrame, width: int | None = None) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a cell as text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a cell as text: numbers with four digits, or with ten from a thousand on, as for Unix times."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.10g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

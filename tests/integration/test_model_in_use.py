@@ -90,6 +90,7 @@ def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.
     printed = capsys.readouterr().out
     assert "row 1" not in printed
     assert "[b]" in printed
+    assert [*map(predict.shown, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]
 
 
 def test_state_is_plain_data(trained: Path) -> None:
