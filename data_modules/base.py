@@ -150,7 +150,7 @@ class Batches:
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
     """Raise InputError, which names them, if some ``tasks`` have no label among the ``targets`` of the training."""
     silent = [task.name for task in tasks if not bool(labelled(task, targets[task.name]).any())]
-    require(not silent, f"no training row has a label of the task {', '.join(silent)}: give labels, or leave it out")
+    require(not silent, f"no training row has a label of {', '.join(silent)}: give labels, or leave these tasks out")
 
 
 class TensorDataModule(LightningDataModule):

@@ -1,4 +1,4 @@
-"""Hold the little that gates, experts and losses share: plain torch, finite at the extremes of its arguments."""
+"""Functions and a base class that gates, experts and losses share: plain torch, finite at extreme arguments."""
 
 from __future__ import annotations
 

@@ -88,16 +88,14 @@ class Permutation(KeepsDigits):
         """
         if self._is_hard:
             return self.order
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # or else training could not use what an evaluation has computed
-            now = torch.cat([self.logits.flatten().double(), torch.stack([self.tau, self.rounds])])
+        # Outside inference mode: else training could not use what an evaluation has computed
+        with torch.inference_mode(False), torch.no_grad():
+            now = in_float64(torch.cat([self.logits.flatten(), torch.stack([self.tau, self.rounds])]))
             known = self._known if self._known and self._known[0].device == now.device else None
             if known is None or not torch.equal(known[0], now):
                 matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
                 rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
-                known = self._known = now, torch.as_tensor(np.stack(rows)).argsort(-1).to(now.device)
+                known = self._known = now, torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
         return known[1]
 
     def matrix(self) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.kinds import MANY, Choice, Count, Row, Whole
-from mtl.linear import matching
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
 Size = Annotated[Sequence[int], Row((Whole(1, MANY), Whole(1, MANY)))]  # height and width
@@ -149,7 +148,7 @@ class DenseLayers(Component):
 
     @staticmethod
     def side_by_side(copies: Sequence[Any], x: Tensor) -> Tensor:
-        y = matching(x, next(copies[0].parameters())).expand(len(copies), *x.shape)
+        y = x.expand(len(copies), *x.shape)
         for layers in zip(*(copy.body for copy in copies), strict=True):
             if isinstance(layers[0], nn.Linear):
                 weight, bias = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
@@ -159,9 +158,7 @@ class DenseLayers(Component):
         return y.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(
-            matching(x, next(self.parameters()))
-        )  # numeric inputs are float32 in a bfloat16 network
+        result: Tensor = self.body(x)
         return result
 
 

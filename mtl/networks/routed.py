@@ -15,6 +15,7 @@ from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.kinds import Count, Described, ListOf, Share
+from mtl.linear import matching
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
@@ -202,8 +203,8 @@ class RoutedNetwork(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        x = self.bottom(inputs)  # numbers are float32 even if the network is narrower
-        x = self.stem(x.to(next(self.parameters()).dtype))
+        x = self.bottom(inputs)  # numeric inputs are float32, also in a bfloat16 network
+        x = self.stem(matching(x, next(self.parameters())))
         routings: dict[str, Routing] = {}
         for index, layer in enumerate(self.layers):
             x, routings[f"layers.{index}"] = layer(x, wanted)

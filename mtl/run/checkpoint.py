@@ -21,7 +21,6 @@ from mtl.writing import writing
 
 log = logging.getLogger(__name__)
 
-DATA = "data"  # key of the state of the data module
 _LABEL = b"mtl-sha256:"
 _SEAL = len(_LABEL) + 64  # bytes: the label and the digits
 
@@ -171,7 +170,7 @@ def read_whole(path: str | Path) -> dict[str, Any]:
 
 def data_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of the data module in a checkpoint; raise InputError if it has none."""
-    state = checkpoint.get(DATA)
+    state = checkpoint.get("data")
     if not isinstance(state, Mapping) or "spec" not in state:
         raise InputError("the checkpoint does not describe its data: this program did not write it")
     return dict(state)

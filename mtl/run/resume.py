@@ -59,7 +59,7 @@ def config_from_checkpoint(
 
     ``words``: the arguments of the command line; ``compose(words)`` returns the configuration of the installed
     ``conf/`` with ``words``, unresolved, and the options chosen from config groups under ``choices``. A group among the
-    words, as in ``trainer=default``, changes only what that option says and the one that the run chose does not.
+    words, as in ``trainer=default``, changes only the values in which it differs from the option that the run chose.
     ``evaluate``: the run only tests. Raises InputError if the command line asks for another network, gate, data or
     (unless ``evaluate``) optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
     """

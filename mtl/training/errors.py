@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtl.distributed import all_reduce_sum
 from mtl.functional import KeepsDigits
-from mtl.types import TaskSpec, side_by_side, widest
+from mtl.types import TaskSpec, side_by_side
 
 # From the sums of squares and of absolute values of the errors and the number of labels, [T] each
 ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -45,12 +45,12 @@ class MeanErrors(TaskSums):
         names = [name for name in predictions if name in self.index_of]
         if not names:
             return
-        prediction, target = widest(side_by_side(predictions, names)), widest(side_by_side(targets, names))  # [n, B]
+        prediction, target = side_by_side(predictions, names).double(), side_by_side(targets, names).double()  # [n, B]
         index = torch.tensor([self.index_of[name] for name in names], device=prediction.device)
         units = prediction.new_tensor([(self.tasks[task].std, self.tasks[task].mean) for task in index.tolist()])
         mask = ~target.isnan()
         error = torch.where(mask, prediction * units[:, :1] + units[:, 1:] - target, 0.0)
-        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), widest(mask.sum(-1))])
+        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), mask.sum(-1).double()])
         self.sums.index_add_(1, index, added)
 
     def compute(self) -> dict[str, dict[str, float]]:

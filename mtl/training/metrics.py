@@ -165,7 +165,7 @@ class LossMeter(TaskSums):
     def compute(self) -> dict[str, float]:
         """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
 
-        ``loss`` is NaN if that leaves out all tasks that have a weight. The means are over the rows of all processes,
+        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes,
         so every process has to call this.
         """
         sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
@@ -251,11 +251,11 @@ class Evaluation(KeepsDigits):
     def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
         """Return for each value that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
 
-        Averages are NaN, and among them, if all their metrics are. What is NaN because a prediction is, is not.
+        They include the averages if all of their metrics are NaN, but no value that is NaN because a prediction is.
         """
         found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
         if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):
-            found["loss"] = "a label of a task that has a weight"
+            found["loss"] = "a label of a task with a weight above 0"
         for name in self.tasks:
             for metric_name, metric in self._of(name).items():
                 if hasattr(metric, "needs") and math.isfinite(result.get(f"{name}/loss", math.nan)):

@@ -23,7 +23,7 @@ from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
 
 log = logging.getLogger(__name__)
 
-LARGEST_OFFSET = 1e4  # standard deviations from 0 to the mean of labels that float32 holds to 1e-3 of a deviation
+LARGEST_OFFSET = 1e4  # |mean| / std of labels, above which float32 rounds them by more than 1e-3 std
 
 
 def is_logged(trainer: Any, step: int) -> bool:
@@ -257,7 +257,7 @@ class MultiTaskModule(LightningModule):
             self._named.add(name)
         silent = [] if self.trainer.sanity_checking else [n for n in self.tasks if f"{n}/loss" not in results]
         if silent and f"{stage}/loss" not in undefined and stage not in self._named:
-            log.warning("%s/loss is that of the other tasks: no row has a label of %s", stage, listed(silent))
+            log.warning("%s/loss covers the other tasks only: no row has a label of %s", stage, listed(silent))
             self._named.add(stage)
         log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)

@@ -119,7 +119,7 @@ def test_a_split_without_labels_has_no_loss(part: str, tmp_path: Path, caplog: p
     assert (record["best_val_loss"] is None) == (part == "val")
     assert best == record["test"]["loss"] if part == "val" else best == record["best_val_loss"]
     assert caplog.text.count(f"{part}/loss is undefined on these rows: it needs a label") == 1
-    assert "is that of the other tasks" not in caplog.text
+    assert "covers the other tasks only" not in caplog.text
 
 
 def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +128,7 @@ def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogC
     pl.read_csv(tmp_path / "rows.csv").with_columns(price=price).write_csv(tmp_path / "rows.csv")
     with caplog.at_level(logging.WARNING):
         run(compose_small(tmp_path / "run", *words))
-    assert caplog.text.count("val/loss is that of the other tasks: no row has a label of price") == 1
+    assert caplog.text.count("val/loss covers the other tasks only: no row has a label of price") == 1
 
 
 def test_a_monitored_task_without_labels_in_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -386,7 +386,7 @@ def test_a_path_that_is_printed_above_the_bar_is_not_broken(
     monkeypatch.setattr("rich._console", None)
     bar, path = Progress(), "/runs" * 30
     trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True)
-    bar._init_progress(trainer)  # type: ignore[arg-type]
+    bar._init_progress(trainer)
     print(path)
     bar._stop_progress()
     assert path in capsys.readouterr().out

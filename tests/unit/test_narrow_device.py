@@ -64,7 +64,7 @@ def small() -> MultiTaskModule:
         heads=partial(Heads, units=[4]),
     )
     made = MultiTaskModule(network, TASKS, partial(torch.optim.Adam, lr=0.1))
-    made.log = lambda *args, **kwargs: None  # type: ignore[method-assign]  # there is no trainer
+    made.log = lambda *args, **kwargs: None  # there is no trainer
     return made
 
 
@@ -92,7 +92,7 @@ def test_evaluation_stays_on_the_cpu() -> None:
 @pytest.mark.parametrize(("std", "refused"), [(20.0, True), (1e6, False)])
 def test_labels_that_need_float64_are_refused(std: float, refused: bool) -> None:
     made = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("t", "regression", mean=1.7e9, std=std)], torch.optim.SGD)
-    made.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))  # type: ignore[assignment]
+    made.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))
     if not refused:
         return made.setup("fit")
     with pytest.raises(InputError, match=r"task 't': labels with mean 1700000000 .* need float64, which meta does not"):

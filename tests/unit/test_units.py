@@ -82,7 +82,7 @@ def test_a_teacher_of_other_units_is_compared_in_those_of_the_network() -> None:
 
 def test_checkpoints_say_the_units() -> None:
     module = MultiTaskModule(Constant(0.0), [PRICE, TaskSpec("click", "binary")], torch.optim.SGD)
-    module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
+    module.trainer = SimpleNamespace(datamodule=None)
     checkpoint: dict[str, Any] = {}
     module.on_save_checkpoint(checkpoint)
     assert [(task["mean"], task["std"]) for task in checkpoint["tasks"]] == [(1000, 250), (0, 1)]
@@ -120,7 +120,7 @@ def test_the_precision_of_the_trainer_is_for_inputs_and_leaves_labels_exact(prec
             batches.extend(batch)
             return super().training_step(batch, batch_idx)
 
-        validation_step = None  # type: ignore[assignment]
+        validation_step = None
 
     quiet = {
         "logger": False,
