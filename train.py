@@ -22,11 +22,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
+from mtl.conf import resolvers
+from mtl.conf.explain import explain
+from mtl.conf.resolvers import run_folder
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from conf import resolvers
-from conf.explain import explain
-from conf.resolvers import run_folder
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningDataModule, LightningModule, Trainer
@@ -50,7 +49,7 @@ LENT: list[str] = []  # words of the command line that come from the checkpoint,
 
 def run(cfg: DictConfig) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value."""
-    from mtl import distributed, memory  # before anything imports torchvision: mtl makes it importable
+    from mtl import distributed, memory
 
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
+from mtl.conf.explain import CONF, explain
 from omegaconf import DictConfig, OmegaConf
 
 import train
-from conf.explain import CONF, explain
 
 STUDY_OPTIONS = [*OmegaConf.load(CONF / "tune.yaml"), "sampler", "pruner", "study"]
 STUDY_OPTIONS = [name for name in STUDY_OPTIONS if name not in ("defaults", "fixed", "space", "gates")]

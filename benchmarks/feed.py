@@ -13,9 +13,9 @@ from common import medians, options, write
 
 # isort: split
 import torch
+from mtl.data_modules.base import TensorDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from data_modules.base import TensorDataModule
 from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 
 ROWS, BATCH, SOME = 1_600_000, 512, 200

@@ -21,11 +21,11 @@ from common import ROOT, options, write
 # isort: split
 import torch
 from hydra import compose, initialize_config_dir
+from mtl.data_modules.base import TensorDataModule
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 from step import SPEC, decided, ids, ours
 
-from data_modules.base import TensorDataModule
 from mtl.gates import TopKGate
 from mtl.run import build
 from mtl.training.module import MultiTaskModule

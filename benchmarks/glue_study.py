@@ -37,7 +37,7 @@ NETWORKS = {
     "dense": "experiment=glue_mt_dense",
     "switch": "experiment=glue_mt_switch",
     "tag": "experiment=glue_mt_tag",
-    "comet": "experiment=glue_mt_tag gate=comet setting.comet.gamma=0.1 setting.comet.entropy_weight=0.5",
+    "comet": "experiment=glue_mt_tag gate=comet recipe.comet.gamma=0.1 recipe.comet.entropy_weight=0.5",
 }
 SPLITS = {  # of a dense model into four experts of a quarter of its width
     "hash": "experiment=moebert_hash",
@@ -48,16 +48,16 @@ SPLITS = {  # of a dense model into four experts of a quarter of its width
     "plus": "experiment=comet_bert_plus",
     "random": "experiment=comet_bert network.start=random network.importance=null",
 }
-STAGE_1 = "data.tasks_per_step=1 setting.learning_rate=3e-4"
-STAGE_2 = "experiment=glue_finetune setting.learning_rate=1e-4 setting.max_epochs=5 setting.patience=5"
+STAGE_1 = "data.tasks_per_step=1 recipe.learning_rate=3e-4"
+STAGE_2 = "experiment=glue_finetune recipe.learning_rate=1e-4 recipe.max_epochs=5 recipe.patience=5"
 UNSEEN = (
-    "data=text gate=task_top1 setting.task_top1.bias=false setting.task_top1.initial_std=0.001 "
-    "setting.learning_rate=1e-4 setting.batch_size=16 setting.max_epochs=10 setting.patience=10 lr_schedule=linear "
+    "data=text gate=task_top1 recipe.task_top1.bias=false recipe.task_top1.initial_std=0.001 "
+    "recipe.learning_rate=1e-4 recipe.batch_size=16 recipe.max_epochs=10 recipe.patience=10 lr_schedule=linear "
     "callbacks.lr_schedule.warmup=0.1 trainer.gradient_clip_val=1.0 monitor=val/average"
 )
 DISTILLED = (
-    "experts.width=256 network.shared_neurons=170 distillation.weight=2.0 setting.batch_size=32 "
-    "setting.learning_rate=1e-4 setting.max_epochs=2 setting.patience=2"
+    "experts.width=256 network.shared_neurons=170 distillation.weight=2.0 recipe.batch_size=32 "
+    "recipe.learning_rate=1e-4 recipe.max_epochs=2 recipe.patience=2"
 )
 
 
@@ -87,7 +87,7 @@ def runs(out: Path, data: Path) -> Iterator[tuple[str, str]]:
                 start = f"start_from={out}/b_tag_s{seed}/checkpoints/last.ckpt"
                 yield f"d_{name}_{gate}_s{seed}", f"{UNSEEN} data.tasks.new={{{task}}} {start}"
     teacher = f"{out}/e_teacher/checkpoints/best.ckpt"
-    dense = "experiment=glue_finetune network.mixture_layers=[] setting.learning_rate=1e-4 setting.max_epochs=4"
+    dense = "experiment=glue_finetune network.mixture_layers=[] recipe.learning_rate=1e-4 recipe.max_epochs=4"
     yield "e_teacher", f"{dense} data.tasks=[sst2] {ROWS}"
     for seed in SEEDS:
         for name, words in SPLITS.items():

@@ -21,14 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import torch
+from mtl.data_modules.glue import GlueDataModule
+from mtl.data_modules.texts.rows import RaggedRows
 from torch import Tensor
-
-from data_modules.glue import GlueDataModule
-from data_modules.texts.rows import RaggedRows
 
 SHARE, MASKED, RANDOM = 0.15, 0.8, 0.1
 POOL = 50  # batches whose rows are sorted by length together

@@ -28,9 +28,9 @@ from common import ROOT, options, write
 
 # isort: split
 import polars as pl
+from mtl.data_modules.tables.example import visits
 
 import mtl
-from data_modules.tables.example import visits
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 CLIENTS = (1, 8, 64)

@@ -24,10 +24,10 @@ from common import options, write
 import numpy as np
 import polars as pl
 import torch
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_base import TableBase
+from mtl.data_modules.table_stream import TableStreamDataModule
 
-from data_modules.table import TableDataModule
-from data_modules.table_base import TableBase
-from data_modules.table_stream import TableStreamDataModule
 from mtl.experts.dense import StackedDense
 from mtl.gates import TopKGate
 from mtl.networks.bottom import TabularBottom

@@ -24,12 +24,12 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
+from mtl.data_modules.base import TensorDataModule, TrainingSampler
 from omegaconf import DictConfig, open_dict
 from pytorch_lightning import Callback, LightningModule, Trainer
 from step import dense_layer, peer_module
 from torch import Tensor, nn
 
-from data_modules.base import TensorDataModule, TrainingSampler
 from mtl.networks.bottom import EMBEDDING_RANGE
 from mtl.run import build
 from mtl.training.losses import labelled
@@ -233,7 +233,7 @@ def main() -> None:
             )
     if peer_module() is not None:
         runs["LibMTL DSelect_k, LibMTL's trainer"] = lambda watch: train_peer(
-            watch, given.epochs, data, cfg.setting.learning_rate
+            watch, given.epochs, data, cfg.recipe.learning_rate
         )
     rows = []
     for name, run in runs.items():

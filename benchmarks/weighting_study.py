@@ -21,12 +21,12 @@ WEIGHTINGS = ("fixed", "uncertainty", "upgrad", "pcgrad")
 NETWORKS = {"mmoe": "network=mmoe gate=comet", "shared_bottom": "network=shared_bottom"}
 SEEDS = range(3)
 DATA = {  # smaller than the published settings, so that all runs take about an hour of one core
-    "movielens": "data=movielens data.variant=1m setting.num_experts=8 setting.embedding_dim=32"
-    " setting.expert_units=[64] setting.head_units=[64] setting.dropout=0.2 setting.batch_size=2048"
-    " setting.learning_rate=3e-3"
-    " setting.max_epochs=2 +trainer.limit_train_batches=390",
-    "multi_mnist": "data=multi_mnist data.rows=[10000,2000,4000] setting.num_experts=4 setting.k=2"
-    " setting.batch_size=128 setting.max_epochs=3",
+    "movielens": "data=movielens data.variant=1m recipe.num_experts=8 recipe.embedding_dim=32"
+    " recipe.expert_units=[64] recipe.head_units=[64] recipe.dropout=0.2 recipe.batch_size=2048"
+    " recipe.learning_rate=3e-3"
+    " recipe.max_epochs=2 +trainer.limit_train_batches=390",
+    "multi_mnist": "data=multi_mnist data.rows=[10000,2000,4000] recipe.num_experts=4 recipe.k=2"
+    " recipe.batch_size=128 recipe.max_epochs=3",
 }
 METRICS = {"movielens": ("watch/auroc", "rating/mse"), "multi_mnist": ("top_left/accuracy", "bottom_right/accuracy")}
 Results = dict[tuple[str, str, str, int], dict[str, Any]]

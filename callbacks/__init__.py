@@ -1,3 +1,5 @@
-"""Lightning callbacks; they may import `mtl`, never `data_modules`."""
+"""Lightning callbacks."""
 
-import mtl  # noqa: F401  (must come first: it makes torchvision, and so Lightning, importable)
+from mtl import compat
+
+compat.prepare_imports()

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from callbacks.length import ends_epoch, validates_within_epoch
-from callbacks.monitored import require_logged
 from mtl.checks import check_choice, check_name, check_switch, check_whole, require
 from mtl.distributed import gather
 from mtl.kinds import Count, Whole
 from mtl.run.checkpoint import give_second_name
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
+
+from .length import ends_epoch, validates_within_epoch
+from .monitored import require_logged
 
 log = logging.getLogger(__name__)
 

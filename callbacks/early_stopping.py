@@ -8,12 +8,13 @@ from typing import Any, Literal
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
-from callbacks.length import ends_epoch
-from callbacks.monitored import require_logged
 from mtl.checks import check_choice, check_name, check_number, check_switch, check_whole
 from mtl.kinds import CountOrZero
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
+
+from .length import ends_epoch
+from .monitored import require_logged
 
 log = logging.getLogger(__name__)
 

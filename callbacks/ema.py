@@ -11,10 +11,11 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from callbacks.length import took_step
 from mtl.checks import check_number
 from mtl.functional import at_least_float32
 from mtl.kinds import Share
+
+from .length import took_step
 
 
 class WeightAverage(Callback):

@@ -6,9 +6,10 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import took_step
 from mtl.checks import check_whole
 from mtl.networks.mixture import MixtureOfExperts
+
+from .length import took_step
 
 
 class ExecutionSwitch(Callback):

@@ -7,9 +7,10 @@ import logging
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import Length
 from mtl.checks import require
 from mtl.gates.permuted import Permutation
+
+from .length import Length
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ VALUES = {
     "seed": "seed",
     "batch_size": "data.batch_size",
     "max_epochs": "trainer.max_epochs",
-    "num_experts": "setting.num_experts",
-    "dropout": "setting.dropout",
+    "num_experts": "recipe.num_experts",
+    "dropout": "recipe.dropout",
 }
 MOST_TASKS = 4  # whose main metrics have a column each; of more, only averages
 

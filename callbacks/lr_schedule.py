@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import Length
 from mtl.checks import check_choice, check_name, check_number, check_whole, require
 from mtl.kinds import Count, CountOrZero, InnerShare, Share
 from mtl.training.metrics import mode_of
 from mtl.training.module import is_logged
 from mtl.training.schedules import one_cycle_factor, rate_factor
+
+from .length import Length
 
 WHERE = "callbacks.lr_schedule"
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
-from callbacks.lr_schedule import PlateauRate
 from mtl.checks import require
 from mtl.training.module import MultiTaskModule
+
+from .lr_schedule import PlateauRate
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from callbacks.length import took_step
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import (
     active_by_kind,
@@ -27,6 +26,8 @@ from mtl.run.pictures import save_picture
 from mtl.training.module import is_logged
 from mtl.training.values import log_values
 from mtl.types import Batch, Routing
+
+from .length import took_step
 
 # What a validation pass may log; the names of a network of several layers end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")

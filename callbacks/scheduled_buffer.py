@@ -9,10 +9,11 @@ import re
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from callbacks.length import Length
 from mtl.checks import check_name, check_switch, require
 from mtl.training.module import is_logged
 from mtl.training.schedules import SHAPES, check_schedule
+
+from .length import Length
 
 log = logging.getLogger(__name__)
 

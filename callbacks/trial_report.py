@@ -7,9 +7,10 @@ import math
 
 from pytorch_lightning import Callback, Trainer
 
-from callbacks.length import ends_epoch
 from mtl.training.module import MultiTaskModule
 from mtl.tune import channel
+
+from .length import ends_epoch
 
 log = logging.getLogger(__name__)
 

@@ -1,3 +1,5 @@
 """LightningDataModules. They import `mtl.types`, `mtl.checks` and nothing else of the project."""
 
-import mtl  # noqa: F401  (must come first: torchvision, and with it Lightning, cannot be imported without it)
+from mtl import compat
+
+compat.prepare_imports()

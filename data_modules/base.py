@@ -11,11 +11,12 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
-from data_modules.options import SEEDS, flag, whole
-from data_modules.splits import SPLITS
-from data_modules.state import changes, fingerprints, reading_state, spec_of, spec_state
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
+
+from .options import SEEDS, flag, whole
+from .splits import SPLITS
+from .state import changes, fingerprints, reading_state, spec_of, spec_state
 
 MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
 

@@ -11,12 +11,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.files.cache import cached
-from data_modules.files.reading import quote
-from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
-from data_modules.options import flag, number, whole
-from data_modules.sampling import unique
 from mtl.checks import InputError, require
+
+from .files.cache import cached
+from .files.reading import quote
+from .interactions import InteractionsDataModule, Words, read_lines, repair, versions
+from .options import flag, number, whole
+from .sampling import unique
 
 logger = logging.getLogger(__name__)
 

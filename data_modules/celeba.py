@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.base import TensorDataModule
-from data_modules.files import celeba as celeba_files
-from data_modules.files.cache import cached
-from data_modules.files.celeba_images import decode_all, reduced
-from data_modules.images import pixel_statistics
-from data_modules.options import flag, names, path, shown, whole
-from data_modules.splits import SPLITS
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+
+from .base import TensorDataModule
+from .files import celeba as celeba_files
+from .files.cache import cached
+from .files.celeba_images import decode_all, reduced
+from .images import pixel_statistics
+from .options import flag, names, path, shown, whole
+from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
 

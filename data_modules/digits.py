@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_modules.base import TensorDataModule
-from data_modules.files import mnist, svhn
-from data_modules.images import pixel_statistics
-from data_modules.options import address, flag, names, path, shown
-from data_modules.splits import SPLITS
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+
+from .base import TensorDataModule
+from .files import mnist, svhn
+from .images import pixel_statistics
+from .options import address, flag, names, path, shown
+from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
 

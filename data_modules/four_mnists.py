@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.files.mnist import CLASSES, prepare, read
-from data_modules.images import pixel_statistics
-from data_modules.options import address, flag, path
-from data_modules.splits import SPLITS, check_rows
-from data_modules.task_batches import TasksDataModule
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+
+from .files.mnist import CLASSES, prepare, read
+from .images import pixel_statistics
+from .options import address, flag, path
+from .splits import SPLITS, check_rows
+from .task_batches import TasksDataModule
 
 SIDE = 28
 VALIDATION = 6  # one in this many training images is for validation

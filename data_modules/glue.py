@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from data_modules.files import glue as glue_files
-from data_modules.files.glue import SOURCES
-from data_modules.options import MOST, address, flag, names, refused, shown, whole
-from data_modules.splits import SPLITS, stratified_split
-from data_modules.text_tasks import SMALL, TextTasksDataModule
-from data_modules.texts.rows import Texts
 from mtl.checks import require
 from mtl.types import TaskSpec
+
+from .files import glue as glue_files
+from .files.glue import SOURCES
+from .options import MOST, address, flag, names, refused, shown, whole
+from .splits import SPLITS, stratified_split
+from .text_tasks import SMALL, TextTasksDataModule
+from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 

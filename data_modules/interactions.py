@@ -13,17 +13,18 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.base import TensorDataModule
-from data_modules.files.archive import extract_zip
-from data_modules.files.cache import locked
-from data_modules.files.download import fetch
-from data_modules.files.reading import read_bytes
-from data_modules.options import address, choice, flag, names, number, path, refused, whole
-from data_modules.sampling import draw_distinct, unique
-from data_modules.splits import SPLITS, check_shares, stratified_split
-from data_modules.tables.pairs import Ids, PairEncoder
 from mtl.checks import InputError, require
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
+
+from .base import TensorDataModule
+from .files.archive import extract_zip
+from .files.cache import locked
+from .files.download import fetch
+from .files.reading import read_bytes
+from .options import address, choice, flag, names, number, path, refused, whole
+from .sampling import draw_distinct, unique
+from .splits import SPLITS, check_shares, stratified_split
+from .tables.pairs import Ids, PairEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.files.cache import cached
-from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
-from data_modules.interactions import InteractionsDataModule, Words, repair, versions
 from mtl.checks import InputError, require
 from mtl.types import Batch, DataSpec
+
+from .files.cache import cached
+from .files.reading import quote, read_bytes, read_gzip, regular_size
+from .interactions import InteractionsDataModule, Words, repair, versions
 
 logger = logging.getLogger(__name__)
 

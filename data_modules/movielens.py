@@ -12,11 +12,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.files.cache import cached
-from data_modules.files.reading import quote
-from data_modules.interactions import InteractionsDataModule, Words, read_lines, repair, versions
-from data_modules.options import choice
 from mtl.checks import InputError
+
+from .files.cache import cached
+from .files.reading import quote
+from .interactions import InteractionsDataModule, Words, read_lines, repair, versions
+from .options import choice
 
 logger = logging.getLogger(__name__)
 

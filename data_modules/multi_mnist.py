@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data_modules.base import TensorDataModule, TrainingSampler
-from data_modules.files.mnist import CLASSES, SOURCES, prepare, read
-from data_modules.images import pixel_statistics
-from data_modules.options import address, choice, fits_memory, flag, path, shown
-from data_modules.splits import SPLITS, check_rows
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+
+from .base import TensorDataModule, TrainingSampler
+from .files.mnist import CLASSES, SOURCES, prepare, read
+from .images import pixel_statistics
+from .options import address, choice, fits_memory, flag, path, shown
+from .splits import SPLITS, check_rows
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.files import omniglot as omniglot_files
-from data_modules.images import pixel_statistics
-from data_modules.options import address, check_task_name, flag, names, path, whole
-from data_modules.splits import SPLITS
-from data_modules.task_batches import TasksDataModule
 from mtl.checks import InputError, require
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+
+from .files import omniglot as omniglot_files
+from .images import pixel_statistics
+from .options import address, check_task_name, flag, names, path, whole
+from .splits import SPLITS
+from .task_batches import TasksDataModule
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from data_modules.options import MOST, refused
 from mtl.types import Batch
+
+from .options import MOST, refused
 
 SPLITS = ("train", "val", "test")
 

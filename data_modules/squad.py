@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.files import squad as squad_files
-from data_modules.files.cache import cached
-from data_modules.files.squad import SOURCES, Question
-from data_modules.options import MOST, address, flag, whole
-from data_modules.splits import SPLITS
-from data_modules.text_tasks import PADDING_SEGMENT, TextTasksDataModule
-from data_modules.texts.answers import AnswerScorer
-from data_modules.texts.encoder import Encoder
-from data_modules.texts.rows import RaggedRows, Texts
-from data_modules.texts.windows import FORMAT, Windows, windows
 from mtl.checks import require
 from mtl.types import DataSpec, TaskSpec, Tokens
+
+from .files import squad as squad_files
+from .files.cache import cached
+from .files.squad import SOURCES, Question
+from .options import MOST, address, flag, whole
+from .splits import SPLITS
+from .text_tasks import PADDING_SEGMENT, TextTasksDataModule
+from .texts.answers import AnswerScorer
+from .texts.encoder import Encoder
+from .texts.rows import RaggedRows, Texts
+from .texts.windows import FORMAT, Windows, windows
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.files.several import files_of, is_several
 from mtl.checks import InputError
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
+
+from .files.several import files_of, is_several
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors

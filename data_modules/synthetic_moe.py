@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.base import TensorDataModule
-from data_modules.options import fits_memory, number, whole
-from data_modules.splits import check_rows, split_rows
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+
+from .base import TensorDataModule
+from .options import fits_memory, number, whole
+from .splits import check_rows, split_rows
 
 EXPERTS_PER_GROUP = 4
 UNITS = 4  # ReLU units summed in an expert

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.options import fits_memory, number, whole
-from data_modules.splits import SPLITS, check_rows, split_rows
-from data_modules.synthetic_moe import draw_normal
-from data_modules.task_batches import TasksDataModule
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+
+from .options import fits_memory, number, whole
+from .splits import SPLITS, check_rows, split_rows
+from .synthetic_moe import draw_normal
+from .task_batches import TasksDataModule
 
 
 class SyntheticPairsDataModule(TasksDataModule):

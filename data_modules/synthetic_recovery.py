@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from data_modules.base import TensorDataModule
-from data_modules.options import choice, fits_memory, number, whole
-from data_modules.splits import check_rows, split_rows
-from data_modules.synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+
+from .base import TensorDataModule
+from .options import choice, fits_memory, number, whole
+from .splits import check_rows, split_rows
+from .synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
 
 
 class SyntheticRecoveryDataModule(TensorDataModule):

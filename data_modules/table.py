@@ -11,20 +11,21 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules import options
-from data_modules.files.several import files_of
-from data_modules.options import shown
-from data_modules.splits import SPLITS
-from data_modules.table_base import OPTION, TableBase, name_of_column, split_names
-from data_modules.tables.bad_cells import CHOICES
-from data_modules.tables.columns import as_text, cell, named, numbers
-from data_modules.tables.encoder import TableEncoder, listing
-from data_modules.tables.example import NAME, TASKS, write_example
-from data_modules.tables.kinds import separators
-from data_modules.tables.labels import HEAVIEST
-from data_modules.tables.reading import read_tables
 from mtl.checks import InputError, require
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
+
+from . import options
+from .files.several import files_of
+from .options import shown
+from .splits import SPLITS
+from .table_base import OPTION, TableBase, name_of_column, split_names
+from .tables.bad_cells import CHOICES
+from .tables.columns import as_text, cell, named, numbers
+from .tables.encoder import TableEncoder, listing
+from .tables.example import NAME, TASKS, write_example
+from .tables.kinds import separators
+from .tables.labels import HEAVIEST
+from .tables.reading import read_tables
 
 logger = logging.getLogger(__name__)
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import polars as pl
 
-from data_modules import options
-from data_modules.base import TensorDataModule
-from data_modules.options import refused, shown
-from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import as_text, cell, check_kind
-from data_modules.tables.encoder import TableEncoder, listing
-from data_modules.tables.kinds import Given
-from data_modules.tables.labels import Labels
 from mtl.checks import InputError, require
 from mtl.types import RANKING, metric_family
+
+from . import options
+from .base import TensorDataModule
+from .options import refused, shown
+from .splits import SPLITS, check_shares
+from .tables.columns import as_text, cell, check_kind
+from .tables.encoder import TableEncoder, listing
+from .tables.kinds import Given
+from .tables.labels import Labels
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"

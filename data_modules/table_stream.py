@@ -19,16 +19,17 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules import options
-from data_modules.splits import SPLITS
-from data_modules.stream import Cut, StreamLoader, in_order, shuffled
-from data_modules.table_base import OPTION, TableBase, split_names
-from data_modules.tables.columns import as_text
-from data_modules.tables.encoder import ignoring
-from data_modules.tables.learning import learn
-from data_modules.tables.parquet import Block, ParquetRows, parquet_files
 from mtl.checks import require
 from mtl.types import Batch, DataSpec
+
+from . import options
+from .splits import SPLITS
+from .stream import Cut, StreamLoader, in_order, shuffled
+from .table_base import OPTION, TableBase, split_names
+from .tables.columns import as_text
+from .tables.encoder import ignoring
+from .tables.learning import learn
+from .tables.parquet import Block, ParquetRows, parquet_files
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from data_modules.base import RowsLoader, TensorDataModule, check_labels
-from data_modules.options import choice, number, whole
-from data_modules.texts.rows import RaggedRows
 from mtl.checks import require
 from mtl.types import Batch, DataSpec
+
+from .base import RowsLoader, TensorDataModule, check_labels
+from .options import choice, number, whole
+from .texts.rows import RaggedRows
 
 ORDERS = ("round_robin", "natural", "proportional", "temperature", "uniform", "shuffled")
 POOL = 50  # batches whose rows are sorted by length together

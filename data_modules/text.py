@@ -13,18 +13,19 @@ from typing import Any
 import polars as pl
 import torch
 
-from data_modules import options
-from data_modules.files.reading import regular_size
-from data_modules.options import check_task_name, refused, shown
-from data_modules.splits import SPLITS, check_shares
-from data_modules.tables.columns import as_text
-from data_modules.tables.labels import OPTIONS, Labels
-from data_modules.tables.reading import read_table
-from data_modules.text_tasks import SMALL, TextTasksDataModule
-from data_modules.texts.example import NAME, TASKS, write_example
-from data_modules.texts.rows import Texts
 from mtl.checks import InputError, require
 from mtl.types import RANKING, TaskSpec, metric_family
+
+from . import options
+from .files.reading import regular_size
+from .options import check_task_name, refused, shown
+from .splits import SPLITS, check_shares
+from .tables.columns import as_text
+from .tables.labels import OPTIONS, Labels
+from .tables.reading import read_table
+from .text_tasks import SMALL, TextTasksDataModule
+from .texts.example import NAME, TASKS, write_example
+from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 

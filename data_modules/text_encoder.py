@@ -11,11 +11,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.tables.blocks import read_blocks
-from data_modules.tables.encoder import check_columns
-from data_modules.texts.encoder import Encoder
-from data_modules.texts.rows import RaggedRows, Texts
 from mtl.checks import InputError, require
+
+from .tables.blocks import read_blocks
+from .tables.encoder import check_columns
+from .texts.encoder import Encoder
+from .texts.rows import RaggedRows, Texts
 
 
 @dataclass(frozen=True)

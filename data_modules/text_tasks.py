@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from data_modules.options import CONTROL, path, refused, whole
-from data_modules.task_batches import TasksDataModule
-from data_modules.text_encoder import TextEncoder
-from data_modules.texts import pretrained, vocabulary
-from data_modules.texts.encoder import Encoder, require_extra
-from data_modules.texts.rows import RaggedRows, Texts
 from mtl.types import DataSpec, TaskSpec, Tokens
+
+from .options import CONTROL, path, refused, whole
+from .task_batches import TasksDataModule
+from .text_encoder import TextEncoder
+from .texts import pretrained, vocabulary
+from .texts.encoder import Encoder, require_extra
+from .texts.rows import RaggedRows, Texts
 
 logger = logging.getLogger(__name__)
 

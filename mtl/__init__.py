@@ -1,45 +1,76 @@
 """Train multi-task networks that learn what to share between tasks, and use them: ``mtl.load(CHECKPOINT)``.
 
-``from mtl import MixtureOfExperts, CometGate`` imports parts for networks of your own. A name of ``EXPORTS`` is
-imported when it is first used: ``import mtl`` alone imports none of them.
+``from mtl import MixtureOfExperts, CometGate`` imports parts for networks of your own. ``import mtl`` alone imports
+none of them, nor torch: each name is imported when it is first used, so that the command line answers at once.
 """
 
 import importlib
-from typing import Any
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from mtl import compat
+if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getattr__`` imports the same names
+    from mtl.experts.base import Experts
+    from mtl.experts.conv import StackedConv
+    from mtl.experts.dense import StackedDense
+    from mtl.experts.ffn import StackedFFN
+    from mtl.gates import (
+        CometGate,
+        DSelectKGate,
+        FixedGate,
+        Gate,
+        GumbelMatrixGate,
+        GumbelSoftmaxGate,
+        HashGate,
+        Permutation,
+        SoftmaxGate,
+        SoftmaxSelectorGate,
+        TaskTop1Gate,
+        TopKGate,
+    )
+    from mtl.networks.mixture import MixtureOfExperts
+    from mtl.trained import TrainedModel, load
+    from mtl.types import Routing
 
-EXPORTS = {  # name -> its module
-    "MixtureOfExperts": "mtl.networks.mixture",
-    "CometGate": "mtl.gates",
-    "DSelectKGate": "mtl.gates",
-    "FixedGate": "mtl.gates",
-    "Gate": "mtl.gates",
-    "GumbelMatrixGate": "mtl.gates",
-    "GumbelSoftmaxGate": "mtl.gates",
-    "HashGate": "mtl.gates",
-    "Permutation": "mtl.gates",
-    "SoftmaxGate": "mtl.gates",
-    "SoftmaxSelectorGate": "mtl.gates",
-    "TaskTop1Gate": "mtl.gates",
-    "TopKGate": "mtl.gates",
+__version__ = version("mtl")
+__all__ = [
+    "CometGate",
+    "DSelectKGate",
+    "Experts",
+    "FixedGate",
+    "Gate",
+    "GumbelMatrixGate",
+    "GumbelSoftmaxGate",
+    "HashGate",
+    "MixtureOfExperts",
+    "Permutation",
+    "Routing",
+    "SoftmaxGate",
+    "SoftmaxSelectorGate",
+    "StackedConv",
+    "StackedDense",
+    "StackedFFN",
+    "TaskTop1Gate",
+    "TopKGate",
+    "TrainedModel",
+    "load",
+]
+_MODULES = {  # those of the names that are not in mtl.gates
     "Experts": "mtl.experts.base",
+    "MixtureOfExperts": "mtl.networks.mixture",
+    "Routing": "mtl.types",
     "StackedConv": "mtl.experts.conv",
     "StackedDense": "mtl.experts.dense",
     "StackedFFN": "mtl.experts.ffn",
-    "Routing": "mtl.types",
     "TrainedModel": "mtl.trained",
     "load": "mtl.trained",
 }
 
-compat.register_missing_operators()
-
 
 def __getattr__(name: str) -> Any:
-    if name not in EXPORTS:
+    if name not in __all__:
         raise AttributeError(f"module 'mtl' has no attribute {name!r}")
-    return getattr(importlib.import_module(EXPORTS[name]), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "mtl.gates")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *EXPORTS])
+    return sorted([*globals(), *__all__])

@@ -133,11 +133,16 @@ _SCHEMAS = {
 _library: torch.library.Library | None = None  # the declarations live as long as this object
 
 
-def register_missing_operators() -> None:
+def prepare_imports() -> None:
+    """Make torchvision, Lightning and torchmetrics importable; each package that imports one calls this."""
+    _register_missing_operators()
+    _import_torchmetrics()
+
+
+def _register_missing_operators() -> None:
     """Declare the operators of torchvision that are missing; do nothing where it loads or is not installed.
 
-    This has to run before the first import of torchvision; ``import mtl`` calls it. The declared operators can be
-    traced but not called.
+    The declared operators can be traced but not called.
     """
     global _library
     if _library is not None or "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
@@ -153,10 +158,10 @@ def register_missing_operators() -> None:
                 _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
-def import_torchmetrics() -> None:
+def _import_torchmetrics() -> None:
     """Import torchmetrics without ``transformers``, which only its metrics of generated texts need.
 
-    This has to run before anything else imports torchmetrics, as Lightning does; ``import mtl.run`` calls it.
+    This has to run before anything else imports torchmetrics, as Lightning does.
     """
     if "torchmetrics" in sys.modules or importlib.util.find_spec("transformers") is None:
         return

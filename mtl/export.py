@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import torch
 from omegaconf import DictConfig

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import torch
 from torch import Tensor

@@ -11,8 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import polars as pl
 from rich.console import Console

@@ -23,8 +23,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import polars as pl
 import torch

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mtl  # noqa: F401  (must come first: it makes torchvision importable)
-
 # isort: split
 import polars as pl
 import torch

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from mtl.data_modules.files.celeba import ATTRIBUTES
+from mtl.data_modules.files.celeba_images import HEIGHT, WIDTH
 from PIL import Image
-
-from data_modules.files.celeba import ATTRIBUTES
-from data_modules.files.celeba_images import HEIGHT, WIDTH
 
 
 def marks(number: int) -> list[int]:

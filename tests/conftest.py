@@ -19,11 +19,11 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 
 def pytest_collectstart() -> None:
-    """Import mtl before any file of tests: it makes torchvision importable before Lightning is.
+    """Make torchvision and Lightning importable before any file of tests imports them.
 
     The process that only hands tests to workers collects nothing, and so starts them without importing torch first.
     """
-    importlib.import_module("mtl.compat").import_torchmetrics()
+    importlib.import_module("mtl.compat").prepare_imports()
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_modules.files.glue import SOURCES
+from mtl.data_modules.files.glue import SOURCES
 
 WORDS = ("the", "a", "cat", "dog", "bird", "house", "sees", "likes", "finds", "small", "old", "never")
 HEADERS = {
@@ -22,7 +22,7 @@ HEADERS = {
 }
 # Options of a run on such files, with a tiny encoder; add tasks, and ``paths.data_dir``
 TINY = ["data=glue", "data.download=false", "data.vocabulary=100", "data.batch_size=8", "data.eval_batch_size=16"]
-TINY += ["network.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2}", "setting.learning_rate=1e-3"]
+TINY += ["network.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2}", "recipe.learning_rate=1e-3"]
 
 
 def sentence(draw: random.Random, low: int = 3, high: int = 12) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from mtl.data_modules.files.omniglot import SIDE
 from PIL import Image
-
-from data_modules.files.omniglot import SIDE
 
 DRAWINGS = 20
 

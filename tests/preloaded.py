@@ -9,18 +9,15 @@ import gc
 import importlib
 import pkgutil
 
-import mtl  # must come before Lightning: it makes torchvision importable
-import mtl.run  # the same: it keeps torchmetrics from importing transformers
+import mtl.callbacks
+import mtl.data_modules
 
-# isort: split
-import callbacks
-import data_modules
 from tests.integration.helpers import composed
 
 LATE = ("matplotlib.backends.backend_agg", "matplotlib.pyplot", "torch.utils.tensorboard")  # functions import these
 for name in (*LATE, "PIL.JpegImagePlugin", "tensorboard.plugins.hparams.summary_v2"):
     importlib.import_module(name)
-for package in (callbacks, data_modules, mtl):
+for package in (mtl, mtl.callbacks, mtl.data_modules):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 composed([])  # Hydra finds its plugins, and its parser learns the grammar

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mtl.data_modules.files.squad import SOURCES
+from mtl.data_modules.squad import SquadDataModule
+from mtl.data_modules.texts.windows import Windows
 from torch import Tensor
 
-from data_modules.files.squad import SOURCES
-from data_modules.squad import SquadDataModule
-from data_modules.texts.windows import Windows
 from mtl.training.metrics import Evaluation
 from mtl.types import Batch
 

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import polars as pl
+from mtl.data_modules.omniglot import ALPHABETS
 
-from data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
 from tests.glue_files import write_glue

@@ -10,9 +10,10 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from data_modules.files.reading import quote
 from mtl.checks import InputError
 from mtl.writing import writing
+
+from .reading import quote
 
 CHUNK = 1 << 20  # bytes
 MAX_BYTES = 500_000_000  # the most that an archive may unpack to, unless the caller expects more

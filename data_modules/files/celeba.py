@@ -13,11 +13,12 @@ from torch import Tensor
 from torchvision.datasets import CelebA
 from torchvision.datasets.utils import download_file_from_google_drive
 
-from data_modules.files.archive import extract_zip
-from data_modules.files.cache import locked
-from data_modules.files.download import clean
-from data_modules.files.reading import read_bytes
 from mtl.checks import InputError, require
+
+from .archive import extract_zip
+from .cache import locked
+from .download import clean
+from .reading import read_bytes
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"

@@ -29,8 +29,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from data_modules.options import CONTROL, is_address
 from mtl.checks import InputError
+
+from ..options import CONTROL, is_address
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_modules.files.archive import extract_zip
-from data_modules.files.cache import locked, unwritable
-from data_modules.files.download import fetch
-from data_modules.files.reading import quote, read_bytes
 from mtl.checks import InputError, require
 from mtl.types import TaskKind
 from mtl.writing import write_text
+
+from .archive import extract_zip
+from .cache import locked, unwritable
+from .download import fetch
+from .reading import quote, read_bytes
 
 SITE = "https://dl.fbaipublicfiles.com"
 MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 
-from data_modules.files.archive import extract_gzip
-from data_modules.files.cache import locked
-from data_modules.files.download import fetch
-from data_modules.files.reading import read_bytes
 from mtl.checks import require
+
+from .archive import extract_gzip
+from .cache import locked
+from .download import fetch
+from .reading import read_bytes
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28

@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.datasets import Omniglot
 
-from data_modules.files.archive import extract_zip
-from data_modules.files.cache import cached, locked
-from data_modules.files.download import fetch
 from mtl.checks import InputError, require
+
+from .archive import extract_zip
+from .cache import cached, locked
+from .download import fetch
 
 FORMAT = 1  # of the cache; increase it when the content changes
 SIDE = 105

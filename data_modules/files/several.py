@@ -6,8 +6,9 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_modules.files.reading import regular_size
 from mtl.checks import require
+
+from .reading import regular_size
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_modules.files.cache import locked
-from data_modules.files.download import fetch
-from data_modules.files.reading import quote, read_bytes
 from mtl.checks import InputError, require
+
+from .cache import locked
+from .download import fetch
+from .reading import quote, read_bytes
 
 logger = logging.getLogger(__name__)
 

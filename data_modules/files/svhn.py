@@ -11,10 +11,11 @@ from scipy.io import loadmat
 from torch import Tensor
 from torchvision.datasets import SVHN
 
-from data_modules.files.cache import cached, locked
-from data_modules.files.download import fetch
-from data_modules.files.reading import quote, regular_size
 from mtl.checks import InputError, require
+
+from .cache import cached, locked
+from .download import fetch
+from .reading import quote, regular_size
 
 FORMAT = 1  # of the cache; increase it when the content changes
 PARTS = ("train", "extra", "test")

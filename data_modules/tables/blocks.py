@@ -11,8 +11,11 @@ from typing import IO
 import numpy as np
 import polars as pl
 
-from data_modules.files.reading import regular_size
-from data_modules.tables.reading import (
+from mtl.checks import InputError, require
+from mtl.types import ROW
+
+from ..files.reading import regular_size
+from .reading import (
     BOM,
     LINE_FEED,
     as_read,
@@ -21,8 +24,6 @@ from data_modules.tables.reading import (
     parse_text,
     unreadable_parquet,
 )
-from mtl.checks import InputError, require
-from mtl.types import ROW
 
 BYTES = 1 << 23  # of text in a block
 ROWS = 1 << 16  # of a Parquet file in a block

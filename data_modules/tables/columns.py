@@ -10,10 +10,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.files.reading import quote
-from data_modules.tables.bad_cells import BadCells
 from mtl.checks import InputError, require
 from mtl.types import ROW
+
+from ..files.reading import quote
+from .bad_cells import BadCells
 
 FILE = "\0file"  # column of a table of several files that says which one a row is from, for messages
 UNKNOWN = 0  # id of a category that the training rows do not have

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import polars as pl
 
-from data_modules.tables.bad_cells import BadCells
-from data_modules.tables.columns import cell
+from .bad_cells import BadCells
+from .columns import cell
 
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"

@@ -14,15 +14,16 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.options import shown
-from data_modules.tables.bad_cells import ERROR, MISSING, BadCells
-from data_modules.tables.blocks import read_blocks
-from data_modules.tables.columns import Scaling, Vocabulary, named, numbers, scaled, scaling_of
-from data_modules.tables.dates import AGE, dates, part_names, parts_of
-from data_modules.tables.kinds import Given, Kind, check_input, describe_text, kind_of
-from data_modules.tables.lists import Elements
 from mtl.checks import require
 from mtl.types import ROW, Categorical, InputSpec, Numeric
+
+from ..options import shown
+from .bad_cells import ERROR, MISSING, BadCells
+from .blocks import read_blocks
+from .columns import Scaling, Vocabulary, named, numbers, scaled, scaling_of
+from .dates import AGE, dates, part_names, parts_of
+from .kinds import Given, Kind, check_input, describe_text, kind_of
+from .lists import Elements
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from typing import Any
 import polars as pl
 import torch
 
-from data_modules.files.cache import locked
 from mtl.writing import writing
+
+from ..files.cache import locked
 
 NAME, ROWS, USERS = "example_visits.csv", 20_000, 400
 CITIES, DEVICES = ("Bergen", "Cork", "Lyon", "Porto", "Turku"), ("desktop", "phone", "tablet")

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import polars as pl
 
-from data_modules.options import refused
-from data_modules.tables.bad_cells import ERROR, MISSING
-from data_modules.tables.columns import cell, parse
-from data_modules.tables.dates import ACCEPTED, is_date, parse_dates
-from data_modules.tables.lists import is_list
 from mtl.checks import InputError, require
+
+from ..options import refused
+from .bad_cells import ERROR, MISSING
+from .columns import cell, parse
+from .dates import ACCEPTED, is_date, parse_dates
+from .lists import is_list
 
 Kind = Literal["categorical", "numeric", "date", "list", "free text"]
 

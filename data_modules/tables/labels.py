@@ -11,11 +11,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.files.reading import quote
-from data_modules.options import check_task_name, flag, names, number, refused, shown
-from data_modules.tables.columns import as_text, cell, check_kind, numbers, parse
 from mtl.checks import InputError, require
 from mtl.types import MISSING_CLASS, TaskKind, TaskSpec, check_metrics
+
+from ..files.reading import quote
+from ..options import check_task_name, flag, names, number, refused, shown
+from .columns import as_text, cell, check_kind, numbers, parse
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import polars as pl
 
-from data_modules.tables.columns import (
+from mtl.checks import InputError, require
+from mtl.types import TaskSpec
+
+from .columns import (
     MISSING,
     Scaling,
     Vocabulary,
@@ -19,12 +22,10 @@ from data_modules.tables.columns import (
     numbers,
     parse,
 )
-from data_modules.tables.dates import parse_dates
-from data_modules.tables.encoder import NUMERIC, TableEncoder, ignoring
-from data_modules.tables.kinds import DISTINCT, NEARLY, ROWS_PER_VALUE, WORDS, Given
-from data_modules.tables.labels import Labels
-from mtl.checks import InputError, require
-from mtl.types import TaskSpec
+from .dates import parse_dates
+from .encoder import NUMERIC, TableEncoder, ignoring
+from .kinds import DISTINCT, NEARLY, ROWS_PER_VALUE, WORDS, Given
+from .labels import Labels
 
 logger = logging.getLogger(__name__)
 

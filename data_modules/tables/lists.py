@@ -10,8 +10,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.tables.columns import Vocabulary, as_text
 from mtl.types import Bag
+
+from .columns import Vocabulary, as_text
 
 PADDING, UNKNOWN = 0, 1  # the first ids
 

@@ -12,10 +12,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from data_modules.tables.blocks import read_blocks
-from data_modules.tables.columns import as_text, cell, parse
-from data_modules.tables.encoder import check_columns, numbered
 from mtl.checks import InputError
+
+from .blocks import read_blocks
+from .columns import as_text, cell, parse
+from .encoder import check_columns, numbered
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from data_modules.files.several import files_of
-from data_modules.tables.reading import as_read, check_names, unreadable_parquet
 from mtl.checks import InputError, require
 from mtl.types import ROW
+
+from ..files.several import files_of
+from .reading import as_read, check_names, unreadable_parquet
 
 SUFFIX = ".parquet"
 SAMPLES = 16  # places of a file that its digest covers, besides the footer

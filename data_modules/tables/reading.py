@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from data_modules.files.reading import quote, read_bytes, read_gzip, regular_size
-from data_modules.files.several import SUFFIXES, files_of, is_several
-from data_modules.options import CONTROL, machine_memory, shown
-from data_modules.tables.columns import FILE
 from mtl.checks import InputError, require
 from mtl.types import ROW
+
+from ..files.reading import quote, read_bytes, read_gzip, regular_size
+from ..files.several import SUFFIXES, files_of, is_several
+from ..options import CONTROL, machine_memory, shown
+from .columns import FILE
 
 LISTED = 10  # differences, and columns of each, that a message lists
 BLOCK = 1 << 24  # bytes examined at a time

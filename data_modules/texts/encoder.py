@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.files.cache import cached
-from data_modules.texts.rows import RaggedRows, Texts
 from mtl.checks import InputError, require
+
+from ..files.cache import cached
+from .rows import RaggedRows, Texts
 
 FORMAT = 1  # of the cache; increase it when the content changes
 CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids

@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from data_modules.files.reading import quote
-from data_modules.texts.encoder import Encoder
 from mtl.checks import InputError, require
+
+from ..files.reading import quote
+from .encoder import Encoder
 
 ANSWER = 3.0  # seconds in which the hub has to answer
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # one of which a tokenizer's folder has

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_modules.files.cache import locked
-from data_modules.texts.encoder import Encoder
-from data_modules.texts.rows import Texts
 from mtl.writing import write_json, write_text
+
+from ..files.cache import locked
+from .encoder import Encoder
+from .rows import Texts
 
 logger = logging.getLogger(__name__)
 

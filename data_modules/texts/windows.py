@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_modules.texts.encoder import CHUNK, Encoder
 from mtl.checks import InputError
 from mtl.types import MISSING_CLASS
+
+from .encoder import CHUNK, Encoder
 
 FORMAT = 1  # of the tensors; increase it when the content changes
 

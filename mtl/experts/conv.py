@@ -51,7 +51,7 @@ class StackedConv(Experts):
     ) -> None:
         images = not isinstance(input_dim, int)  # (C, H, W)
         require(images, "convolutional experts need images as input; experts=dense takes other inputs")
-        require(len(convolutions) >= 1, "setting.convolutions=[]: convolutional experts need at least one convolution")
+        require(len(convolutions) >= 1, "recipe.convolutions=[]: convolutional experts need at least one convolution")
         channels, height, width = input_dim
         super().__init__(num_experts, 0, dropout)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
@@ -59,7 +59,7 @@ class StackedConv(Experts):
         self.paddings: list[int] = []
         for index, layer in enumerate(convolutions):
             unknown = ", ".join(sorted(set(layer) - OPTIONS))
-            require(not unknown, f"setting.convolutions[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
+            require(not unknown, f"recipe.convolutions[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
             out, kernel = layer["channels"], layer["kernel"]
             pool, padding = layer.get("pool", 1), layer.get("padding", 0)
             bound = (6.0 / ((channels + out) * kernel * kernel)) ** 0.5
@@ -72,7 +72,7 @@ class StackedConv(Experts):
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
             require(
                 height >= 1 and width >= 1,
-                f"setting.convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
+                f"recipe.convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
             )
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim

@@ -2,4 +2,4 @@
 
 from mtl import compat
 
-compat.import_torchmetrics()
+compat.prepare_imports()

@@ -50,7 +50,7 @@ def check_options(cfg: DictConfig) -> None:
     _check_weighting(cfg)
     if "gate" not in cfg.network:
         return
-    num_experts = cfg.network.get("num_experts") or cfg.setting.num_experts
+    num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
     name = cfg.gate.get("input_name") or "id"
     some = Categorical(1, counts=torch.ones(1))  # the data are not there yet: whether they count their ids is open
     with torch.device("meta"), _plain_errors("gate"):

@@ -72,7 +72,7 @@ def _sentence(error: BaseException) -> str | None:
     if memory and isinstance(error, MemoryError | RuntimeError):
         return (
             f"out of memory ({_first_line(error)}); use a smaller data.batch_size, fewer experts "
-            "(setting.num_experts) or smaller ones (setting.expert_units)"
+            "(recipe.num_experts) or smaller ones (recipe.expert_units)"
         )
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""

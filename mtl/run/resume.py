@@ -1,7 +1,7 @@
 """Build the configuration of a run that starts from a checkpoint: the checkpoint's own, with the command line on top.
 
 A checkpoint holds its configuration with all values filled in. ``conf/`` says how values depend on each other, as in
-``patience: ${setting.patience}``: a value that still equals the one it refers to follows it again when the command line
+``patience: ${recipe.patience}``: a value that still equals the one it refers to follows it again when the command line
 changes that one. What could write files, reach a server or run code comes from ``conf/`` and the command line alone:
 see ``mtl.run.trust``.
 """

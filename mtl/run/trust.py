@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
 from mtl.checks import InputError, require
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(str(files("mtl.conf")))
 
 # The sections whose objects are built from a checkpoint's configuration, and the sections that they refer to
 BUILT = {
@@ -32,7 +33,7 @@ BUILT = {
 # values only numbers, switches and names are used (see ``mtl.run.resume``)
 OWN = ("callbacks", "logger", "trainer", "paths")
 
-REQUIRED = ("callbacks", "data", "network", "optimizer", "setting", "trainer")
+REQUIRED = ("callbacks", "data", "network", "optimizer", "recipe", "trainer")
 
 NAMED = {
     "optimizer": {

@@ -23,16 +23,14 @@ from tests.tiny_data import write_tiny_data
 
 STEPS = 12
 FILE = Path(__file__).parent / "losses.json"
-MOVIELENS = (
-    "data=movielens setting.embedding_dim=8 setting.expert_units=[12,8] setting.head_units=[8] data.batch_size=64"
-)
+MOVIELENS = "data=movielens recipe.embedding_dim=8 recipe.expert_units=[12,8] recipe.head_units=[8] data.batch_size=64"
 GATES = ("softmax", "topk", "hash", "dselect_k", "comet", "softmax_selector", "gumbel_softmax", "task_top1", "fixed")
 CASES = [
     *(f"gate={gate} {MOVIELENS}" for gate in GATES),
     *(f"gate={gate} network.execution=sparse {MOVIELENS}" for gate in ("topk", "comet", "dselect_k")),
     f"gate=topk gate.noisy=true gate.load_weight=0.1 gate.importance_weight=0.1 gate.z_weight=0.1 {MOVIELENS}",
-    f"gate=dselect_k setting.num_experts=6 {MOVIELENS}",
-    f"gate=comet setting.num_experts=5 gate.k=3 {MOVIELENS}",
+    f"gate=dselect_k recipe.num_experts=6 {MOVIELENS}",
+    f"gate=comet recipe.num_experts=5 gate.k=3 {MOVIELENS}",
     f"gate=topk permutation=sinkhorn {MOVIELENS}",
     f"gate=comet permutation=sinkhorn permutation.per_task=true {MOVIELENS}",
     f"network=shared_bottom {MOVIELENS}",
@@ -47,7 +45,7 @@ CASES = [
     "network=routed_omniglot data=omniglot gate=gumbel_matrix data.side=14 data.batch_size=2",
     "data=multi_mnist gate=topk network.execution=sparse data.batch_size=16",
     "data=multi_mnist gate=comet network.execution=dense network/gate_trunk=conv data.batch_size=16",
-    "data=digits gate=softmax data.batch_size=8 setting.num_experts=4",
+    "data=digits gate=softmax data.batch_size=8 recipe.num_experts=4",
 ]
 
 

@@ -66,7 +66,7 @@ def resume_small(path: Path, run_dir: Path, *words: str, evaluate: bool = False)
 def train_table(folder: Path, rows: pl.DataFrame, *words: str) -> Path:
     """Train a small network on ``rows``, written to ``rows.csv`` in ``folder``; return the folder of the run."""
     rows.write_csv(folder / "rows.csv")
-    sizes = ("setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "setting.num_experts=3")
+    sizes = ("recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "recipe.num_experts=3")
     words = ("data=table", f"data.path={folder}/rows.csv", *sizes, "trainer.max_epochs=1", "~logger", *words)
     train.run(compose_small(folder / "run", *words))
     return folder / "run"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.base import TensorDataModule
 from omegaconf import open_dict
 
-from data_modules.base import TensorDataModule
 from mtl.checks import InputError
 from mtl.report.__main__ import main
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec

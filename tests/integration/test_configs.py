@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import get_class
+from mtl.data_modules.task_batches import TasksDataModule
 from omegaconf import DictConfig, OmegaConf
 
-from data_modules.task_batches import TasksDataModule
 from mtl.checks import InputError
 from mtl.run import build, schema
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
 from train import run
 
-SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "setting.batch_size=8"]
+SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "recipe.batch_size=8"]
 SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]
 GLUE_EXPERIMENTS = ("glue_mt_tag", "glue_mt_switch", "glue_mt_dense", "cglue_mt_tag", "glue_finetune")
 FEW = "data.alphabets=[Gujarati,Sylheti,Tibetan]"
 SMALL_OMNIGLOT = ["data.side=14", "data.batch_size=2", "data.eval_batch_size=2", FEW]
 SMALL_OMNIGLOT += ["+trainer.limit_val_batches=3", "+trainer.limit_test_batches=3"]
 NEEDS = {  # what a file only makes sense with, or what keeps its run short
-    **{f"gate={path.stem}": ["data=movielens", "setting.embedding_dim=8"] for path in (ROOT / "conf/gate").iterdir()},
+    **{f"gate={path.stem}": ["data=movielens", "recipe.embedding_dim=8"] for path in (ROOT / "conf/gate").iterdir()},
     **{f"experiment={name}": SMALL_GLUE for name in GLUE_EXPERIMENTS},
     "data=glue": SMALL_TEXTS,
     "data=squad": SMALL_TEXTS,
@@ -147,7 +147,7 @@ def test_experiments_of_routed_networks_run_with_their_baseline(name: str, tmp_p
     assert torch.isfinite(torch.tensor(run(cfg)))
 
 
-IMAGES = ["data=multi_mnist", "setting.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]
+IMAGES = ["data=multi_mnist", "recipe.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]
 
 
 @pytest.mark.parametrize("network", ["shared_bottom", "single_task"])
@@ -210,13 +210,13 @@ def test_data_brings_its_published_setting_unless_overridden(tmp_path: Path) -> 
     assert (list(cfg.network.experts.units), cfg.network.experts.dropout, cfg.data.batch_size) == ([256], 0.5, 512)
     assert (cfg.callbacks.early_stopping.patience, cfg.data.alpha) == (25, 0.9)
     assert compose_small(tmp_path, "data=movielens", "gate=topk", "gate.k=5").gate.k == 5
-    assert compose_small(tmp_path, "data=movielens", "setting.num_experts=8").network.num_experts == 8
+    assert compose_small(tmp_path, "data=movielens", "recipe.num_experts=8").network.num_experts == 8
 
 
 def test_a_recipe_replaces_the_recipe_of_the_data(tmp_path: Path) -> None:
     table, movielens = (compose_small(tmp_path, f"data={name}") for name in ("table", "movielens"))
     cfg = compose_small(tmp_path, "data=table", "recipe=movielens")
-    assert cfg.setting == movielens.setting
+    assert cfg.recipe == movielens.recipe
     assert (cfg.network.num_experts, cfg.callbacks.early_stopping.patience) == (16, 25)
     assert plain(cfg.data) == {**plain(table.data), "batch_size": movielens.data.batch_size}
 
@@ -237,18 +237,18 @@ PAIRS += [
 @pytest.mark.parametrize(("data", "recipe"), PAIRS)
 def test_any_data_takes_any_recipe(data: str, recipe: str) -> None:
     cfg = composed([f"data={data}", f"recipe={recipe}"])
-    assert cfg.setting == composed([f"data={recipe}"]).setting
+    assert cfg.recipe == composed([f"data={recipe}"]).recipe
     assert (cfg.network.experts._target_, "entropy_schedule" in cfg.callbacks) == FOREIGN[recipe]
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:
     """Defaults, recipe, experiment, command line."""
     words = ["experiment=synthetic_128tasks", "recipe=jester"]
-    setting = compose_small(tmp_path, *words, "setting.max_epochs=7").setting
-    assert setting.gumbel_softmax.sparsity_weight == 1e-3  # train.yaml
-    assert (setting.embedding_dim, setting.head_units) == (64, [256])  # the recipe
-    assert (setting.num_experts, setting.batch_size) == (32, 256)  # the experiment: 16 and 2048 in the recipe
-    assert setting.max_epochs == 7
+    recipe = compose_small(tmp_path, *words, "recipe.max_epochs=7").recipe
+    assert recipe.gumbel_softmax.sparsity_weight == 1e-3  # train.yaml
+    assert (recipe.embedding_dim, recipe.head_units) == (64, [256])  # the recipe
+    assert (recipe.num_experts, recipe.batch_size) == (32, 256)  # the experiment: 16 and 2048 in the recipe
+    assert recipe.max_epochs == 7
     cfg = compose_small(tmp_path, "experiment=synthetic_16tasks")
     assert "_target_" not in cfg.callbacks.entropy_schedule  # what the recipe says of it has no effect
 
@@ -276,7 +276,7 @@ def test_users_own_data_and_recipe(tmp_path: Path) -> None:
         (tmp_path / group / "visits.yaml").write_text(f"# @package _global_\n{content}\n")
     words = [f"hydra.searchpath=[file://{tmp_path}]", "data=visits"]
     cfg = compose_small(tmp_path, *words)
-    assert (cfg.data.path, cfg.network.num_experts, cfg.setting.patience) == ("visits.csv", 3, 10)
+    assert (cfg.data.path, cfg.network.num_experts, cfg.recipe.patience) == ("visits.csv", 3, 10)
     assert compose_small(tmp_path, *words, "recipe=movielens").network.num_experts == 16
 
 
@@ -285,7 +285,7 @@ def test_users_own_data_and_recipe(tmp_path: Path) -> None:
     [
         (["data=multi_mnist", "experts=dense"], r"cannot take images \(1, 36, 36\) as input; experts=conv does"),
         (["data=multi_mnist", "recipe=table"], r"cannot take images .* experts=conv does"),
-        (["data=multi_mnist", "recipe=table", "experts=conv"], r"setting.convolutions=\[\]: .* at least one"),
+        (["data=multi_mnist", "recipe=table", "experts=conv"], r"recipe.convolutions=\[\]: .* at least one"),
         (["data=movielens", "experts=conv"], "need images as input; experts=dense takes other inputs"),
     ],
 )

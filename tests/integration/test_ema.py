@@ -20,8 +20,8 @@ from train import run
 
 # Epochs of 10 batches and 5 steps, validated after 4, 8 and 10 batches; the permutation is hardened after step 7
 WORDS = [
-    *("data.batch_size=64", "trainer.accumulate_grad_batches=2", "trainer.val_check_interval=4", "setting.dropout=0.3"),
-    *("permutation=sinkhorn", "setting.permutation.epochs=1.4", "permutation.noise=0.1"),
+    *("data.batch_size=64", "trainer.accumulate_grad_batches=2", "trainer.val_check_interval=4", "recipe.dropout=0.3"),
+    *("permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1"),
     *("lr_schedule=one_cycle", "logger=csv", "trainer.log_every_n_steps=1"),
 ]
 EMA = "callbacks.ema.decay=0.7"

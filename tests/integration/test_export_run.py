@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.data_modules.tables.example import visits
 
 import mtl
-from data_modules.tables.example import visits
 from mtl import program
 from mtl.export import ROWS, main, rows_to_compare
 from mtl.run.checkpoint import read_checkpoint

@@ -25,23 +25,23 @@ from tests.glue_files import TINY
 
 KINDS = {
     "mixture": [  # the permutation is soft for 1.3 epochs, and hardens within the second
-        *("permutation=sinkhorn", "permutation.noise=0.1", "setting.permutation.epochs=1.3", "setting.dropout=0.5"),
-        *("setting.expert_units=[8]", "setting.head_units=[8]"),
+        *("permutation=sinkhorn", "permutation.noise=0.1", "recipe.permutation.epochs=1.3", "recipe.dropout=0.5"),
+        *("recipe.expert_units=[8]", "recipe.head_units=[8]"),
     ],
     "tasks": [
         *("experiment=synthetic_pairs_routing", "data.rows=[1200,200,200]", "data.order=temperature"),
-        *("network=routed_dense", "network.dropout=0.3", "setting.gumbel_matrix.budget_weight=0.1"),
+        *("network=routed_dense", "network.dropout=0.3", "recipe.gumbel_matrix.budget_weight=0.1"),
     ],
     "table": ["data=table", "gate=topk", "gate.noisy=true", "callbacks.early_stopping.patience=1"],
     "movielens": [
-        *("data=movielens", "gate=dselect_k", "schedule=entropy_weight", "setting.embedding_dim=4"),
-        *("setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
+        *("data=movielens", "gate=dselect_k", "schedule=entropy_weight", "recipe.embedding_dim=4"),
+        *("recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
         "trainer.accumulate_grad_batches=2",
     ],
     "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens
         *TINY,
-        *("data.tasks=[rte,sst2,cola,stsb,qqp]", "data.tasks_per_step=2", "setting.dropout=0.3"),
-        *("gate=comet", "permutation=sinkhorn", "setting.permutation.epochs=1.3", "permutation.noise=0.1"),
+        *("data.tasks=[rte,sst2,cola,stsb,qqp]", "data.tasks_per_step=2", "recipe.dropout=0.3"),
+        *("gate=comet", "permutation=sinkhorn", "recipe.permutation.epochs=1.3", "permutation.noise=0.1"),
         *("trainer.accumulate_grad_batches=2", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"),
     ],
 }

@@ -12,8 +12,8 @@ import pytest
 import mtl
 from tests.integration.helpers import train_table
 
-SIZES = ["setting.embedding_dim=4", "setting.num_experts=2", "setting.expert_units=[8]", "setting.head_units=[8]"]
-SIZES += ["setting.batch_size=32", "setting.dropout=0"]
+SIZES = ["recipe.embedding_dim=4", "recipe.num_experts=2", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
+SIZES += ["recipe.batch_size=32", "recipe.dropout=0"]
 
 
 def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:
@@ -34,7 +34,7 @@ def test_metrics_and_predictions_have_the_digits_of_the_labels(
     if data == "table_stream":
         table.write_parquet(tmp_path / "rows.parquet")
         words += ["data=table_stream", f"data.path={tmp_path}/rows.parquet"]
-    folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "setting.learning_rate=0.01")
+    folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "recipe.learning_rate=0.01")
     reported = json.loads((folder / "results.json").read_text())["test"]
     test = table.filter(pl.col("part") == "test")
     found = mtl.load(folder / "checkpoints" / "best.ckpt").predict(test)["y_prediction"]

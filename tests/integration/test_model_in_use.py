@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.tables import blocks
+from mtl.data_modules.tables.example import visits
 from polars.testing import assert_frame_equal
 
 import mtl
-from data_modules.tables import blocks
-from data_modules.tables.example import visits
 from mtl import predict
 from mtl.checks import InputError
 from mtl.run import build
@@ -27,7 +27,7 @@ from tests.programs import attempt
 from train import data_of_checkpoint, run
 
 ROWS = 400
-WORDS = ["setting.embedding_dim=4", "setting.expert_units=[8]", "setting.head_units=[8]", "~logger"]
+WORDS = ["recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "~logger"]
 WORDS += ["trainer.max_epochs=1", "gate=topk", "data=table"]
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, genre: {kind: multiclass}}"
 

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.callbacks.best_checkpoint import BestCheckpoint
+from mtl.callbacks.early_stopping import EarlyStop
+from mtl.callbacks.lr_schedule import PlateauRate
 
-from callbacks.best_checkpoint import BestCheckpoint
-from callbacks.early_stopping import EarlyStop
-from callbacks.lr_schedule import PlateauRate
 from mtl.checks import InputError
 from mtl.run import build
 from mtl.run.checkpoint import read_checkpoint
@@ -23,8 +23,8 @@ from tests.integration.helpers import compose_small
 from train import run
 
 METRICS = "metrics: [auroc, auprc, f1, accuracy, ece, logloss, base_rate, ndcg@3, mrr]"
-SMALL = [*("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]")]
-SMALL += ["setting.dropout=0", "setting.batch_size=40", "~logger", "data.split_column=part", "data.group_column=user"]
+SMALL = [*("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]")]
+SMALL += ["recipe.dropout=0", "recipe.batch_size=40", "~logger", "data.split_column=part", "data.group_column=user"]
 
 
 def table(folder: Path, positives: bool = True, *words: str) -> list[str]:
@@ -45,7 +45,7 @@ def table(folder: Path, positives: bool = True, *words: str) -> list[str]:
 
 def test_one_choice_for_the_best_checkpoint_early_stopping_and_the_learning_rate(tmp_path: Path) -> None:
     words = [*table(tmp_path), "monitor=val/click/auprc", "lr_schedule=plateau", "trainer.max_epochs=9"]
-    words += ["setting.patience=1", "callbacks.early_stopping.min_delta=2"]  # nothing improves by so much
+    words += ["recipe.patience=1", "callbacks.early_stopping.min_delta=2"]  # nothing improves by so much
     cfg = compose_small(tmp_path / "run", *words)
     watchers = [
         one for one in build.build_trainer(cfg).callbacks if isinstance(one, BestCheckpoint | EarlyStop | PlateauRate)
@@ -91,7 +91,7 @@ def test_unknown_monitor_is_one_message_before_training(tmp_path: Path) -> None:
 def test_an_undefined_monitor_neither_stops_nor_fails_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = [*table(tmp_path, False), "monitor=val/click/auprc", "lr_schedule=plateau", "setting.patience=0"]
+    words = [*table(tmp_path, False), "monitor=val/click/auprc", "lr_schedule=plateau", "recipe.patience=0"]
     with caplog.at_level(logging.WARNING):
         run(compose_small(tmp_path / "run", *words, "trainer.max_epochs=3"))
     record: dict[str, Any] = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -132,7 +132,7 @@ def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_monitored_task_without_labels_in_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    words = [*table(tmp_path), "monitor=val/click/auprc", "trainer.max_epochs=2", "setting.patience=0"]
+    words = [*table(tmp_path), "monitor=val/click/auprc", "trainer.max_epochs=2", "recipe.patience=0"]
     click = pl.when(pl.col("part") == "val").then(None).otherwise(pl.col("click"))
     pl.read_csv(tmp_path / "rows.csv").with_columns(click=click).write_csv(tmp_path / "rows.csv")
     with caplog.at_level(logging.WARNING):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.data_modules.movielens import VARIANTS, MovieLensDataModule
 
-from data_modules.movielens import VARIANTS, MovieLensDataModule
 from tests.conftest import ROOT
 
 DATA_DIR = Path(os.environ.get("MTL_DATA_DIR", ROOT / "data"))

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mtl.conf import resolvers
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import train
-from conf import resolvers
 from mtl.distributed import announced_wait, destroy_process_group
 from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
@@ -64,7 +64,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Over 39 steps of float64 and across the hardening of a permutation; evaluation of 1001 rows exactly."""
     words = [*BASE, "data.rows=[1664,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
     words += ["data.tasks_per_group=3"]
-    words += ["permutation=sinkhorn", "setting.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
+    words += ["permutation=sinkhorn", "recipe.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
     words += ["lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"]
     words += ["callbacks.ema.decay=0.9"]
@@ -94,9 +94,9 @@ def test_missing_labels_count_over_all_processes(weighting: str, tmp_path: Path,
         "data=movielens",
         f"paths.data_dir={tiny_data}",
         "trainer.max_epochs=2",
-        "setting.dropout=0",
+        "recipe.dropout=0",
     ]
-    words += ["setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"]
+    words += ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
     words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
     one, two = tmp_path / "one", tmp_path / "two"
     ended(fork(one, *words, "data.batch_size=40"), fork(two, *words, "data.batch_size=20", two=True))
@@ -136,8 +136,8 @@ def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
             "data=omniglot",
             "data.alphabets=[Gujarati,Sylheti,Tibetan]",
             "data.side=56",
-            "setting.num_experts=2",
-            "setting.dropout=0",
+            "recipe.num_experts=2",
+            "recipe.dropout=0",
             "data.tasks_per_step=2",
             "gate=fixed",
             "weighting=upgrad",
@@ -186,14 +186,14 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
     assert "-m with 2 processes" in outcome.output
 
 
-RESUMED = [*BASE[1:], "data.rows=[960,200,200]", "data.batch_size=32", "permutation=sinkhorn", "setting.dropout=0.3"]
-RESUMED += ["data.tasks_per_group=3", "setting.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
+RESUMED = [*BASE[1:], "data.rows=[960,200,200]", "data.batch_size=32", "permutation=sinkhorn", "recipe.dropout=0.3"]
+RESUMED += ["data.tasks_per_group=3", "recipe.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
 RESUMED += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
 
 
 def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: Path) -> None:
     """Stopped within the second epoch by two processes, and finished by one with twice the rows: the same run."""
-    words = [*BASE, "data.rows=[330,100,100]", "setting.dropout=0", "trainer.max_epochs=3", "data.tasks_per_group=3"]
+    words = [*BASE, "data.rows=[330,100,100]", "recipe.dropout=0", "trainer.max_epochs=3", "data.tasks_per_group=3"]
     one, two = tmp_path / "one", tmp_path / "two"
     last = two / "checkpoints" / "last.ckpt"
     runs = (

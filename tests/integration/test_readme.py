@@ -19,14 +19,14 @@ YAML = {
     "experts/gated.yaml": "_target_: my_package.GatedLinear\n_partial_: true\nwidth: 8\n",
     "network/two_mixtures.yaml": (
         "_target_: my_package.TwoMixtures\n"
-        "num_experts: ${setting.num_experts}\nstatic_gate: ${setting.static_gate}\nexecution: auto\n"
+        "num_experts: ${recipe.num_experts}\nstatic_gate: ${recipe.static_gate}\nexecution: auto\n"
         "bottom: {_target_: mtl.networks.bottom.bottom_for, _partial_: true, embedding_dim: 4}\n"
         "experts: ${experts}\ngate: ${gate}\npermutation: ${permutation}\n"
         "heads: {_target_: mtl.networks.heads.Heads, _partial_: true}\n"
     ),
     "data/mine.yaml": (
         "# @package _global_\ndata: {_target_: my_package.MyData, batch_size: 512, shuffle_seed: 0}\n"
-        "setting: {num_experts: 4, max_epochs: 1}\n"
+        "recipe: {num_experts: 4, max_epochs: 1}\n"
     ),
 }
 MINE = ("data=mine", "gate=threshold", "experts=gated", "network=two_mixtures", "permutation=sinkhorn")
@@ -80,7 +80,7 @@ def test_layer_in_a_plain_model(package: Path) -> None:
 
 
 def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
-    train(package, tmp_path / "run", "setting.static_gate=true")
+    train(package, tmp_path / "run", "recipe.static_gate=true")
     checkpoint = str(tmp_path / "run" / "checkpoints" / "best.ckpt")
     done = prune(package, tmp_path / "output", checkpoint)
     assert done.status == 1

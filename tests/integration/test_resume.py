@@ -29,10 +29,10 @@ from train import run
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
     "trainer.max_epochs=3",
-    "setting.dropout=0.3",
-    "setting.head_units=[8]",
+    "recipe.dropout=0.3",
+    "recipe.head_units=[8]",
     "permutation=sinkhorn",
-    "setting.permutation.epochs=1.4",
+    "recipe.permutation.epochs=1.4",
     "permutation.noise=0.1",
     "logger=csv",
     "trainer.log_every_n_steps=1",
@@ -307,7 +307,7 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
 
 def test_sigterm_from_outside(tmp_path: Path) -> None:
     """The command that a user types; other tests save its imports."""
-    command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "setting.patience=500"]
+    command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "recipe.patience=500"]
     command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false"]
     command += ["data.rows=[300,100,100]", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -96,7 +96,7 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
 
 
 def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: Path) -> None:
-    words = ["permutation=sinkhorn", "setting.permutation.epochs=0.5", "trainer.max_epochs=2"]
+    words = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "trainer.max_epochs=2"]
     run(compose_small(tmp_path, *words, *DRAWN))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = events.Tags()
@@ -138,7 +138,7 @@ def test_a_run_with_two_loggers_resumes_with_both(tmp_path: Path) -> None:
 
 
 def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data: Path) -> None:
-    words = ["data=movielens", f"paths.data_dir={tiny_data}", "setting.embedding_dim=4", "data.alpha=0.7"]
+    words = ["data=movielens", f"paths.data_dir={tiny_data}", "recipe.embedding_dim=4", "data.alpha=0.7"]
     run(compose_small(tmp_path, *words))
     test = losses(tmp_path)
     assert test["loss"] == pytest.approx(0.7 * test["watch/loss"] + 0.3 * test["rating/loss"])
@@ -155,10 +155,10 @@ def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
 def test_same_command_same_numbers(tmp_path: Path) -> None:
     results = []
     for name in ("a", "b"):
-        run(compose_small(tmp_path / name, "gate=gumbel_softmax", "setting.dropout=0.3", "setting.head_units=[8]"))
+        run(compose_small(tmp_path / name, "gate=gumbel_softmax", "recipe.dropout=0.3", "recipe.head_units=[8]"))
         results.append(losses(tmp_path / name))
     assert results[0] == results[1]
-    run(compose_small(tmp_path / "c", "gate=gumbel_softmax", "setting.dropout=0.3", "setting.head_units=[8]", "seed=1"))
+    run(compose_small(tmp_path / "c", "gate=gumbel_softmax", "recipe.dropout=0.3", "recipe.head_units=[8]", "seed=1"))
     assert losses(tmp_path / "c") != results[0]
 
 
@@ -209,7 +209,7 @@ def test_checkpoint_of_another_configuration(words: list[str], message: str, tra
 
 
 def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Path) -> None:
-    words = ["setting.patience=3", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"]
+    words = ["recipe.patience=3", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2"]
     words += ["trainer.max_epochs=1", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
     run(compose_small(tmp_path, *words, "callbacks.last.every_steps=7"))
     path = tmp_path / "checkpoints" / "last.ckpt"
@@ -273,7 +273,7 @@ def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
     done = program(tmp_path / "printed", *words)
     assert done.status == 1
     table = read_runs([tmp_path / "sweep"]).table
-    assert table["setting"].to_list() == ["99", "1"]
+    assert table["recipe"].to_list() == ["99", "1"]
     assert table["state"].to_list() == ["failed", "finished"]
     assert table["seed"].to_list() == [1, 1]
     assert table["reason"][0].startswith("gate.k=99: cannot select 99 of")
@@ -298,7 +298,7 @@ def test_a_sweep_started_again_skips_what_has_finished_and_resumes_the_rest(tmp_
     assert f"{first} has finished before" in outcome.output
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.suffix != ".log"} == finished
     assert json.loads((second / "results.json").read_text())["epochs"] == 12
-    assert (second / "train.log").read_text().count("INFO callbacks.epoch_report: epoch ") == 12
+    assert (second / "train.log").read_text().count("INFO mtl.callbacks.epoch_report: epoch ") == 12
     assert 0 < stopped_at < read_checkpoint(second / "checkpoints" / "last.ckpt")["global_step"]
     words[1] = "seed=1,3"  # another job in the same folder
     outcome = Forked([*words, "hydra.sweep.subdir=0_synthetic_moe_comet_seed1"], tmp_path / "other", cwd=ROOT).wait()
@@ -341,7 +341,7 @@ def test_jobs_beside_each_other_give_one_table(tmp_path: Path) -> None:
     done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep", "trainer.max_epochs=1")
     assert done.status == 0, done.output
     rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").read_text().splitlines()))
-    assert [(row["setting"], row["seed"]) for row in rows] == [
+    assert [(row["recipe"], row["seed"]) for row in rows] == [
         ("comet", "1"),
         ("comet", "2"),
         ("topk", "1"),

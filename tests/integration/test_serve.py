@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 import pytest
 import uvicorn
+from mtl.data_modules.tables.example import visits
 
 import mtl
-from data_modules.tables.example import visits
 from mtl import serve
 from mtl.checks import InputError
 from mtl.serve import FullError, Predictor, application, describe, main, table

@@ -23,7 +23,7 @@ from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import losses, same, state
 from train import run, start
 
-WORDS = ["permutation=sinkhorn", "setting.permutation.epochs=0.5", "setting.dropout=0.3", "setting.head_units=[8]"]
+WORDS = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "recipe.dropout=0.3", "recipe.head_units=[8]"]
 SHORT = ["trainer.max_epochs=1", "logger=csv", "trainer.log_every_n_steps=1"]
 
 

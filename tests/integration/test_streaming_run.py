@@ -25,7 +25,7 @@ STEPS = 12  # of an epoch: 760 training rows in batches of 64
 WORDS = [
     *("data=table_stream", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
     *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
-    *("setting.embedding_dim=4", "setting.num_experts=4", "setting.expert_units=[8]", "setting.head_units=[8]"),
+    *("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
     *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
 ]
 
@@ -53,13 +53,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    ended(fork(folder, *BASE[1:], *WORDS, "setting.dropout=0.3", f"data.path={rows}", "data.batch_size=64"))
+    ended(fork(folder, *BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}", "data.batch_size=64"))
     assert len(losses(folder)) == 3 * STEPS
     return folder
 
 
 def test_two_processes_equal_one(rows: Path, tmp_path: Path) -> None:
-    words = [*BASE, *WORDS, "setting.dropout=0", f"data.path={rows}", "trainer.max_epochs=2"]
+    words = [*BASE, *WORDS, "recipe.dropout=0", f"data.path={rows}", "trainer.max_epochs=2"]
     one, two = tmp_path / "one", tmp_path / "two"
     ended(fork(one, *words, "data.batch_size=64"), fork(two, *words, "data.batch_size=32", two=True))
     assert len(losses(one)) == 2 * STEPS
@@ -73,7 +73,7 @@ def test_two_processes_equal_one(rows: Path, tmp_path: Path) -> None:
 
 def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [*BASE[1:], *WORDS, "setting.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64"]
+    words = [*BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64"]
     running, log = fork(folder, *words), folder / "csv" / "metrics.csv"
     deadline = time.monotonic() + LIMIT
     while not log.exists() or len(losses(folder)) < STEPS + 6:

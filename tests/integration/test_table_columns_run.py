@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.tables.example import visits
 
 import mtl
-from data_modules.tables.example import visits
 from mtl.export import main as export
 from mtl.predict import main as predict
 from mtl.run.checkpoint import network_weights, read_checkpoint

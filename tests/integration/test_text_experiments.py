@@ -13,7 +13,7 @@ from tests.integration.helpers import compose_small
 from train import run
 
 SMALL = ["network.pretrained=null", "data.tokenizer=null", "network.config={hidden_size: 16}", "data.vocabulary=200"]
-SMALL += ["data.tasks=[rte]", "setting.batch_size=8", "trainer.max_epochs=2", "+trainer.limit_train_batches=2"]
+SMALL += ["data.tasks=[rte]", "recipe.batch_size=8", "trainer.max_epochs=2", "+trainer.limit_train_batches=2"]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.conf import resolvers
 
 import train
-from conf import resolvers
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import SMALL, compose_small
 from tests.integration.test_processes import TWO, result, weights
@@ -23,12 +23,12 @@ WORDS = [
     "trainer.max_epochs=1",
     "trainer.precision=64-true",
     "logger=csv",
-    "setting.dropout=0",
+    "recipe.dropout=0",
 ]
 RUNS = {
-    "comet": ["gate=comet", "setting.comet.entropy_weight=1.0", "setting.k=2"],
+    "comet": ["gate=comet", "recipe.comet.entropy_weight=1.0", "recipe.k=2"],
     "top1": ["gate=task_top1", "gate.balance_weight=0.5", "data.tasks_per_step=2", "data.order=shuffled"],
-    "sentence": ["gate=comet", "setting.comet.entropy_weight=1.0", "network.route=sentence", "data.order=shuffled"],
+    "sentence": ["gate=comet", "recipe.comet.entropy_weight=1.0", "network.route=sentence", "data.order=shuffled"],
 }
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.texts import vocabulary
+from mtl.data_modules.texts.rows import Texts
 
-from data_modules.texts import vocabulary
-from data_modules.texts.rows import Texts
 from mtl.checks import InputError
 from mtl.run import build
 from tests.glue_files import TINY, write_glue
@@ -21,7 +21,7 @@ from train import run
 
 LOGGED = ["logger=csv", "trainer.log_every_n_steps=1"]
 # Steps of two super-batches of two tasks each, with a soft permutation that is hardened in the second epoch
-LOCAL_SEARCH = ["gate=comet", "permutation=sinkhorn", "setting.permutation.epochs=1.4", "permutation.noise=0.1"]
+LOCAL_SEARCH = ["gate=comet", "permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1"]
 LOCAL_SEARCH += ["data.tasks_per_step=2", "data.order=natural", "trainer.accumulate_grad_batches=2"]
 LOCAL_SEARCH += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"]
 

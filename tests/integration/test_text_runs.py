@@ -71,7 +71,7 @@ def test_bfloat16_and_a_schedule_of_all_temperatures(data: Path, tmp_path: Path)
 
 def test_schedule_of_all_entropy_weights_and_report_of_each_layer(data: Path, tmp_path: Path) -> None:
     words = ["gate=comet", "schedule=entropy_weight", "callbacks.entropy_schedule.epochs=0.5"]
-    module = watched(tmp_path, data, *words, "setting.comet.entropy_weight=0.25", "callbacks.routing.pictures=true")
+    module = watched(tmp_path, data, *words, "recipe.comet.entropy_weight=0.25", "callbacks.routing.pictures=true")
     assert [float(gate.entropy_weight) for gate in gates(module)] == [0.25] * 6
     folder = tmp_path / "routing"
     for layer in LAYERS:
@@ -89,8 +89,8 @@ def test_schedule_of_all_entropy_weights_and_report_of_each_layer(data: Path, tm
 def test_accumulated_batches_of_other_lengths_equal_the_large_batch(tmp_path: Path) -> None:
     """Sixteen rows in an epoch: two batches of 8, sorted by length and padded to two lengths, or one of 16."""
     write_glue(tmp_path / "glue", {"rte": 16})
-    words = [*TINY, "data.tasks=[rte]", "data.published_split=true", f"paths.data_dir={tmp_path}", "setting.dropout=0"]
-    words += ["trainer.precision=64-true", "setting.comet.entropy_weight=0", "~logger", "optimizer=sgd"]
+    words = [*TINY, "data.tasks=[rte]", "data.published_split=true", f"paths.data_dir={tmp_path}", "recipe.dropout=0"]
+    words += ["trainer.precision=64-true", "recipe.comet.entropy_weight=0", "~logger", "optimizer=sgd"]
     run(compose_small(tmp_path / "one", *words, "data.batch_size=16"))
     run(compose_small(tmp_path / "two", *words, "data.batch_size=8", "trainer.accumulate_grad_batches=2"))
     one, two = (read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("one", "two"))

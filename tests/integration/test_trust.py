@@ -34,10 +34,10 @@ EXPLOITS: list[tuple[str, Any]] = [
     ("optimizer", {"_target_": "numpy.load", "file": "{0}", "allow_pickle": True}),
     ("experts.units", {"_target_": "pathlib.Path.write_text", "_args_": [{"_target_": "pathlib.Path"}, "x"]}),
     ("data.batch_size", {"_target_": "pathlib.Path.unlink", "_args_": [{"_target_": "pathlib.Path"}]}),
-    ("setting.k", {"_target_": "builtins.open", "file": "{0}", "mode": "w"}),
+    ("recipe.k", {"_target_": "builtins.open", "file": "{0}", "mode": "w"}),
     ("seed", {"_target_": "shutil.copyfile", "src": "/etc/hostname", "dst": "{0}"}),
     ("network.experts", {"_target_": "logging.FileHandler", "filename": "{0}"}),
-    ("data", {"_target_": "data_modules.files.download.fetch", "url": "http://127.0.0.1:9/x", "dest": "{0}"}),
+    ("data", {"_target_": "mtl.data_modules.files.download.fetch", "url": "http://127.0.0.1:9/x", "dest": "{0}"}),
     ("data.rows", [{"_target_": "os.system", "command": "touch {0}"}, 1, 1]),
     ("gate._target_", "os.system"),
     ("gate._target_", {"_target_": "os.system", "command": "touch {0}"}),
@@ -46,7 +46,7 @@ EXPLOITS: list[tuple[str, Any]] = [
     ("callbacks.mine", {"_target_": "logging.FileHandler", "filename": "{0}"}),
     ("label", "${{oc.env:HOME}}"),
     ("data.base_url", "http://127.0.0.1:9/${{oc.env:HOME}}"),
-    ("setting.k", "${{setting.num_experts}}"),
+    ("recipe.k", "${{recipe.num_experts}}"),
     ("data", {"_target_": "pytorch_lightning.loggers.CSVLogger", "save_dir": "{0}"}),
     ("data.seed", {"_target_": "mtl.gates.CometGate"}),
     ("choices.gate", "../../../tmp/evil"),
@@ -133,7 +133,7 @@ def callables() -> list[str]:
         "mtl.prune",
         "mtl.run.checkpoint",
         "train",
-        "data_modules.files.archive",
+        "mtl.data_modules.files.archive",
         "pytorch_lightning",
         "omegaconf",
     ]
@@ -163,7 +163,7 @@ def test_random_callables_in_random_places_are_refused(whole: Path) -> None:
         "label",
         "seed",
     ]
-    places += ["setting.expert_units", "permutation", "data.tasks", "network.experts.units", "new.section", "compile"]
+    places += ["recipe.expert_units", "permutation", "data.tasks", "network.experts.units", "new.section", "compile"]
     for name in draw.sample(names, 1000):
         value: Any = {"_target_": name, "_args_": ["x"]}
         value = draw.choice([value, [value], {"a": value}, {"_target_": "mtl.gates.TopKGate", "k": value}])
@@ -201,7 +201,9 @@ def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole:
         config = changed(config, key, elsewhere)
     for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best.monitor_op"):
         config = changed(config, key, elsewhere)
-    config = changed(config, "callbacks.more", {"_target_": "callbacks.random_state.RandomState", "dirpath": elsewhere})
+    config = changed(
+        config, "callbacks.more", {"_target_": "mtl.callbacks.random_state.RandomState", "dirpath": elsewhere}
+    )
     config = changed(config, "callbacks.early_stopping.patience", 7)
     path = saved_with(whole, tmp_path, config=config)
     cfg = resume_small(path, tmp_path / "new")
@@ -212,7 +214,11 @@ def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole:
 
 def test_data_without_a_known_choice_have_the_folder_of_this_program(whole: Path, tmp_path: Path) -> None:
     config = torch.load(whole, weights_only=True)["config"] | {"choices": {}}
-    data = {"_target_": "data_modules.movielens.MovieLensDataModule", "data_dir": "/elsewhere", "base_url": "http://x"}
+    data = {
+        "_target_": "mtl.data_modules.movielens.MovieLensDataModule",
+        "data_dir": "/elsewhere",
+        "base_url": "http://x",
+    }
     path = saved_with(whole, tmp_path, config=config | {"data": data})
     cfg = resume_small(path, tmp_path / "new")
     assert "elsewhere" not in str(cfg.data)
@@ -220,12 +226,12 @@ def test_data_without_a_known_choice_have_the_folder_of_this_program(whole: Path
 
 
 def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "trainer.max_epochs=1", "setting.patience=4"))
+    run(compose_small(tmp_path, "trainer.max_epochs=1", "recipe.patience=4"))
     path = tmp_path / "checkpoints" / "last.ckpt"
-    assert resume_small(path, tmp_path, "setting.patience=9").callbacks.early_stopping.patience == 9
-    assert resume_small(path, tmp_path, "setting.max_epochs=9").trainer.max_epochs == 1  # it was set to 1 itself
+    assert resume_small(path, tmp_path, "recipe.patience=9").callbacks.early_stopping.patience == 9
+    assert resume_small(path, tmp_path, "recipe.max_epochs=9").trainer.max_epochs == 1  # it was set to 1 itself
     with pytest.raises(InputError, match=r"optimizer.lr is 0.01 in the checkpoint, 0.1 given"):
-        resume_small(path, tmp_path, "setting.learning_rate=0.1")
+        resume_small(path, tmp_path, "recipe.learning_rate=0.1")
     with pytest.raises(InputError, match=r"optimizer\._target_"):
         resume_small(path, tmp_path, "optimizer=sgd")
     with pytest.raises(InputError, match=r"permutation"):

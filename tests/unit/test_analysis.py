@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from mtl.callbacks.routing_monitor import RoutingMonitor
 
-from callbacks.routing_monitor import RoutingMonitor
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,

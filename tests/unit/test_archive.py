@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from mtl.data_modules.files import archive as archive_module
+from mtl.data_modules.files.archive import extract_gzip, extract_zip
 
-from data_modules.files import archive as archive_module
-from data_modules.files.archive import extract_gzip, extract_zip
 from mtl.checks import InputError
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.books import HEADER, BooksDataModule, core, read_records
 
-from data_modules.books import HEADER, BooksDataModule, core, read_records
 from mtl.checks import InputError
 from mtl.types import Batch, Categorical, TaskSpec
 from tests.file_server import serving

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.data_modules.files.cache import cached, keyed, locked
 from torch import Tensor
 
-from data_modules.files.cache import cached, keyed, locked
 from mtl.checks import InputError
 from tests.disks import largest_file
 from tests.programs import Forked
@@ -40,7 +40,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 def test_is_built_once_and_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
-    with caplog.at_level(logging.INFO, "data_modules.files.cache"):
+    with caplog.at_level(logging.INFO, "mtl.data_modules.files.cache"):
         first, second = cached(path, build), cached(path, build)
     assert build.calls == 1
     assert same(first, second)
@@ -112,7 +112,7 @@ def test_waiting_for_the_lock_is_logged(path: Path, caplog: pytest.LogCaptureFix
         fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
         timer = threading.Timer(0.2, fcntl.flock, (file, fcntl.LOCK_UN))
         timer.start()
-        with caplog.at_level(logging.INFO, "data_modules.files.cache"), locked(path, "counting sheep"):
+        with caplog.at_level(logging.INFO, "mtl.data_modules.files.cache"), locked(path, "counting sheep"):
             timer.join(1)
     assert "waiting for another process that is counting sheep" in caplog.text
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from mtl.callbacks.best_checkpoint import BestCheckpoint
+from mtl.callbacks.early_stopping import EarlyStop
+from mtl.callbacks.example_images import ExampleImages
+from mtl.callbacks.execution_switch import ExecutionSwitch
+from mtl.callbacks.finite_guard import FiniteGuard
+from mtl.callbacks.hardening import PermutationHardening
+from mtl.callbacks.last_checkpoint import LastCheckpoint
+from mtl.callbacks.progress import Progress
+from mtl.callbacks.routing_monitor import RoutingMonitor
+from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 
-from callbacks.best_checkpoint import BestCheckpoint
-from callbacks.early_stopping import EarlyStop
-from callbacks.example_images import ExampleImages
-from callbacks.execution_switch import ExecutionSwitch
-from callbacks.finite_guard import FiniteGuard
-from callbacks.hardening import PermutationHardening
-from callbacks.last_checkpoint import LastCheckpoint
-from callbacks.progress import Progress
-from callbacks.routing_monitor import RoutingMonitor
-from callbacks.scheduled_buffer import ScheduledBuffer
 from mtl.checks import InputError, check_number, check_whole
 
 NO_COUNT: list[Any] = [0, -1, 1.5, "abc", True, math.nan, math.inf, [3], 10**30]

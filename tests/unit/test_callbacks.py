@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from mtl.callbacks.example_images import ExampleImages, captions
+from mtl.callbacks.execution_switch import ExecutionSwitch
+from mtl.callbacks.length import Length, steps_per_epoch, took_step
+from mtl.callbacks.progress import Progress
+from mtl.callbacks.routing_monitor import RoutingMonitor
+from mtl.callbacks.scheduled_buffer import ScheduledBuffer
+from mtl.callbacks.selection_report import SelectionReport
 
-from callbacks.example_images import ExampleImages, captions
-from callbacks.execution_switch import ExecutionSwitch
-from callbacks.length import Length, steps_per_epoch, took_step
-from callbacks.progress import Progress
-from callbacks.routing_monitor import RoutingMonitor
-from callbacks.scheduled_buffer import ScheduledBuffer
-from callbacks.selection_report import SelectionReport
 from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.report import Report

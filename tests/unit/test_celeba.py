@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mtl.data_modules.celeba import CelebADataModule
+from mtl.data_modules.files import celeba as celeba_files
+from mtl.data_modules.files import celeba_images
 from PIL import Image as Picture
 from torchvision.datasets import CelebA
 
-from data_modules.celeba import CelebADataModule
-from data_modules.files import celeba as celeba_files
-from data_modules.files import celeba_images
 from mtl.checks import InputError
 from mtl.types import Image, TaskSpec
 from tests.celeba_files import colour, marks, picture, write_celeba

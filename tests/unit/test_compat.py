@@ -108,7 +108,7 @@ def requirement() -> None:
     before = dict(compat.sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(compat.sys.modules, "torchmetrics")
-        compat.import_torchmetrics()
+        compat.prepare_imports()
         assert "torchmetrics" not in compat.sys.modules  # left to those who need it
     assert dict(compat.sys.modules) == before
 
@@ -161,5 +161,5 @@ def test_active_transforms_and_sections_of_the_configuration() -> None:
 def test_torchvision_is_left_alone_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     before = compat._library
     monkeypatch.setitem(compat.sys.modules, "torchvision", SimpleNamespace())
-    compat.register_missing_operators()
+    compat.prepare_imports()
     assert compat._library is before

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mtl.data_modules.base import TensorDataModule
+from mtl.data_modules.books import BooksDataModule
+from mtl.data_modules.celeba import CelebADataModule
+from mtl.data_modules.digits import DigitsDataModule
+from mtl.data_modules.files import svhn
+from mtl.data_modules.files.mnist import IMAGES, LABELS, read, read_idx
+from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.movielens import MovieLensDataModule
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule
+from mtl.data_modules.omniglot import OmniglotDataModule
 from scipy.io import savemat
 
-from data_modules.base import TensorDataModule
-from data_modules.books import BooksDataModule
-from data_modules.celeba import CelebADataModule
-from data_modules.digits import DigitsDataModule
-from data_modules.files import svhn
-from data_modules.files.mnist import IMAGES, LABELS, read, read_idx
-from data_modules.jester import JesterDataModule
-from data_modules.movielens import MovieLensDataModule
-from data_modules.multi_mnist import MultiMNISTDataModule
-from data_modules.omniglot import OmniglotDataModule
 from mtl.checks import InputError
 from tests.tiny_data import write_tiny_data
 
@@ -164,7 +164,7 @@ def test_labels_of_svhn_of_another_type_are_refused(tmp_path: Path, labels: list
 def test_unpacked_table_of_jokes_that_is_too_large_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_modules.jester.MAX_BYTES", 5000)
+    monkeypatch.setattr("mtl.data_modules.jester.MAX_BYTES", 5000)
     (tmp_path / "jester").mkdir()
     (tmp_path / "jester" / "jester-data-x.csv.gz").write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(InputError, match=r"jester-data-x\.csv\.gz unpacks to more than 5000 bytes"):

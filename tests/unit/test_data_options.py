@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mtl.data_modules import options
+from mtl.data_modules.base import TensorDataModule
+from mtl.data_modules.books import BooksDataModule
+from mtl.data_modules.celeba import CelebADataModule
+from mtl.data_modules.digits import DigitsDataModule
+from mtl.data_modules.four_mnists import FourMNISTsDataModule
+from mtl.data_modules.glue import GlueDataModule
+from mtl.data_modules.interactions import InteractionsDataModule
+from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.movielens import MovieLensDataModule
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule
+from mtl.data_modules.omniglot import OmniglotDataModule
+from mtl.data_modules.squad import SquadDataModule
+from mtl.data_modules.synthetic_moe import SyntheticMoEDataModule
+from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
+from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.task_batches import TasksDataModule
+from mtl.data_modules.text import TextDataModule
+from mtl.data_modules.text_tasks import TextTasksDataModule
 
-from data_modules import options
-from data_modules.base import TensorDataModule
-from data_modules.books import BooksDataModule
-from data_modules.celeba import CelebADataModule
-from data_modules.digits import DigitsDataModule
-from data_modules.four_mnists import FourMNISTsDataModule
-from data_modules.glue import GlueDataModule
-from data_modules.interactions import InteractionsDataModule
-from data_modules.jester import JesterDataModule
-from data_modules.movielens import MovieLensDataModule
-from data_modules.multi_mnist import MultiMNISTDataModule
-from data_modules.omniglot import OmniglotDataModule
-from data_modules.squad import SquadDataModule
-from data_modules.synthetic_moe import SyntheticMoEDataModule
-from data_modules.synthetic_pairs import SyntheticPairsDataModule
-from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
-from data_modules.table import TableDataModule
-from data_modules.task_batches import TasksDataModule
-from data_modules.text import TextDataModule
-from data_modules.text_tasks import TextTasksDataModule
 from mtl.checks import InputError
 
 NEEDED: dict[type[TensorDataModule], dict[str, Any]] = {

@@ -12,13 +12,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from mtl.data_modules import digits
+from mtl.data_modules.digits import DigitsDataModule, resplit, to_colour
+from mtl.data_modules.files import mnist, svhn
 from scipy.io import savemat
 from torch import Tensor
 from torchvision.datasets import MNIST, SVHN
 
-from data_modules import digits
-from data_modules.digits import DigitsDataModule, resplit, to_colour
-from data_modules.files import mnist, svhn
 from mtl.checks import InputError
 from mtl.types import Batch, Image, TaskSpec
 from tests.digit_files import write_digits

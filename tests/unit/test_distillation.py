@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.base import TensorDataModule
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
-from data_modules.base import TensorDataModule
 from mtl.checks import InputError
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
@@ -238,7 +238,7 @@ def test_the_average_over_processes_is_the_mean_over_the_whole_batch(monkeypatch
     torch.testing.assert_close(torch.autograd.grad(total, student.embeddings.word_embeddings.weight)[0], gradient)
 
 
-WORDS = ["network=transformer", "gate=topk", "setting.num_experts=3", "setting.head_units=[]", "setting.dropout=0.1"]
+WORDS = ["network=transformer", "gate=topk", "recipe.num_experts=3", "recipe.head_units=[]", "recipe.dropout=0.1"]
 WORDS += ["logger=csv", "trainer.max_epochs=2", "callbacks.examples=null", "trust=[tests]"]
 
 
@@ -316,7 +316,7 @@ def test_a_run_that_only_tests_reads_no_teacher(teacher: Path, tmp_path: Path) -
 
 
 def test_networks_without_hidden_states_are_distilled_from_predictions(tmp_path: Path) -> None:
-    words = ["setting.dropout=0", "setting.head_units=[8]", "logger=csv", "trainer.max_epochs=1"]
+    words = ["recipe.dropout=0", "recipe.head_units=[8]", "logger=csv", "trainer.max_epochs=1"]
     run(compose_small(tmp_path / "teacher", *words, "network=shared_bottom"))
     path = tmp_path / "teacher" / "checkpoints" / "best.ckpt"
     words += ["distillation=dense_run", f"distillation.teacher='{path}'"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mtl.data_modules.files.download import fetch
 
-from data_modules.files.download import fetch
 from mtl.checks import InputError
 from tests.file_server import serving
 

@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import SearchPathException
+from mtl.conf import resolvers
+from mtl.conf.explain import explain
 
-from conf import resolvers
-from conf.explain import explain
 from tests.conftest import ROOT
 
 resolvers.register()
@@ -46,14 +46,14 @@ def failure(*words: str) -> Exception:
         (["seed=1,2"], "seed=1,2: several values need -m"),
         (["gate"], "gate: must be OPTION=VALUE"),
         (["data.path=a=b{"], "the value cannot be read"),
-        (["setting.expert_units=[4"], "the value cannot be read"),
+        (["recipe.expert_units=[4"], "the value cannot be read"),
         (["a b=3"], "must be the name of an option"),
         (["network=single_task", "network/gate_trunk=conv"], "has no network/gate_trunk"),
         (["nothing/gate=comet"], "there is no group nothing/gate"),
         (["gate=comet", "gate.k.a=1"], "gate.k.a"),
         (["hydra/launcher=nothing"], "there is no hydra/launcher nothing"),
-        (["setting.k=${a.b"], "the value cannot be read"),
-        (["setting.k='${a.b'"], "close every brace"),
+        (["recipe.k=${a.b"], "the value cannot be read"),
+        (["recipe.k='${a.b'"], "close every brace"),
         (["gate=5"], "gate=5: must name one of comet"),
         (
             ["logger=true"],

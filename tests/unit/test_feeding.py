@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mtl.data_modules.base import EvaluationSampler, RowsDataset, TensorDataModule, TrainingSampler
 
-from data_modules.base import EvaluationSampler, RowsDataset, TensorDataModule, TrainingSampler
 from mtl.checks import InputError
 from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 

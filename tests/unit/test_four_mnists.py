@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
 from torchvision.datasets import MNIST
 
-from data_modules.four_mnists import FourMNISTsDataModule, clockwise
 from mtl.checks import InputError
 from mtl.types import Batch, TaskSpec
 from tests.digit_files import write_digits

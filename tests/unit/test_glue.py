@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.files import glue as glue_files
+from mtl.data_modules.files.glue import SOURCES
+from mtl.data_modules.glue import TASKS, GlueDataModule
 
-from data_modules.files import glue as glue_files
-from data_modules.files.glue import SOURCES
-from data_modules.glue import TASKS, GlueDataModule
 from mtl.checks import InputError
 from mtl.types import Tokens
 from tests.file_server import serving

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.data_modules.interactions import InteractionsDataModule, Words, versions
 from torch import Tensor
 
-from data_modules.interactions import InteractionsDataModule, Words, versions
 from mtl.checks import InputError
 from mtl.types import Batch, Categorical, TaskSpec
 

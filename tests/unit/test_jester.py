@@ -15,10 +15,10 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules import jester
+from mtl.data_modules.jester import JesterDataModule
 from torch import Tensor
 
-from data_modules import jester
-from data_modules.jester import JesterDataModule
 from mtl.checks import InputError
 from mtl.types import Categorical, TaskSpec
 from tests.file_server import serving

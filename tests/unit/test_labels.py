@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
 
-from data_modules.table import TableDataModule
 from mtl.checks import InputError
 from mtl.training.losses import summed_losses
 from mtl.types import Numeric

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from mtl.callbacks.hparams import columns
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from callbacks.hparams import columns
 from mtl.checks import InputError
 from mtl.run.mlflow_log import MLflowLog
 from mtl.run.pictures import save_picture

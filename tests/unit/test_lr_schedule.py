@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, PlateauRate
+from mtl.callbacks.monitored import MonitorCheck
 
-from callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, PlateauRate
-from callbacks.monitored import MonitorCheck
 from mtl.checks import InputError
 from mtl.run import schema
 from mtl.training.schedules import one_cycle_factor, rate_factor

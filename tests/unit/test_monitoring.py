@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.callbacks.best_checkpoint import BestCheckpoint
+from mtl.callbacks.compile_report import CompileReport
+from mtl.callbacks.early_stopping import EarlyStop
+from mtl.callbacks.last_checkpoint import LastCheckpoint
+from mtl.callbacks.monitored import MonitorCheck
+from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from callbacks.best_checkpoint import BestCheckpoint
-from callbacks.compile_report import CompileReport
-from callbacks.early_stopping import EarlyStop
-from callbacks.last_checkpoint import LastCheckpoint
-from callbacks.monitored import MonitorCheck
-from callbacks.routing_monitor import RoutingMonitor
 from mtl.checks import InputError
 from mtl.run.checkpoint import AtomicCheckpointIO
 from mtl.run.signals import NUMBERS, Stopped, stop_signals

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules import movielens
+from mtl.data_modules.movielens import MovieLensDataModule
 from torch import Tensor
 
-from data_modules import movielens
-from data_modules.movielens import MovieLensDataModule
 from mtl.checks import InputError
 from mtl.types import Batch, Categorical, TaskSpec
 from tests.programs import Forked
@@ -325,8 +325,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 import torch
-from data_modules import movielens
-from data_modules.files import cache, download
+from mtl.data_modules import movielens
+from mtl.data_modules.files import cache, download
 
 root, base_url, md5 = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 movielens.VARIANTS["1m"] = replace(movielens.VARIANTS["1m"], md5=md5)

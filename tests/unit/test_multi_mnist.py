@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from torch import Tensor
 from torchvision.datasets import MNIST
 
-from data_modules.multi_mnist import MultiMNISTDataModule, compose
 from mtl.checks import InputError
 from mtl.types import Batch
 from tests.digit_files import write_digits

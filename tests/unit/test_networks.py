@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.checks import InputError
 from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mtl.data_modules.files import omniglot as omniglot_files
+from mtl.data_modules.omniglot import ALPHABETS, OmniglotDataModule, resplit
 from PIL import Image as Pillow
 from torchvision.datasets import Omniglot
 
-from data_modules.files import omniglot as omniglot_files
-from data_modules.omniglot import ALPHABETS, OmniglotDataModule, resplit
 from mtl.checks import InputError
 from mtl.types import Batch, TaskSpec
 from tests.file_server import serving

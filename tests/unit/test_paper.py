@@ -75,8 +75,8 @@ def test_runs_and_their_words() -> None:
     assert runs.label == "alpha_09/comet/trial_7"
     assert set(search.space) == {"optimizer.lr", "gate.gamma", "gate.entropy_weight"}
     assert not runs.space
-    assert "setting.max_epochs=12" in search.words
-    assert "setting.max_epochs=20" in runs.words
+    assert "recipe.max_epochs=12" in search.words
+    assert "recipe.max_epochs=20" in runs.words
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
     assert "data.max_rows=3000" in search.words
     assert "data.max_rows=3000" in runs.words

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.callbacks.ema import WeightAverage
+from mtl.callbacks.hardening import PermutationHardening
+from mtl.callbacks.length import Length
 from pytorch_lightning import Callback, Trainer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from callbacks.ema import WeightAverage
-from callbacks.hardening import PermutationHardening
-from callbacks.length import Length
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.functional import entropy

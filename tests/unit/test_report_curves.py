@@ -85,7 +85,7 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("count", [2, 6, 16])
 def test_legend_leaves_the_panel_its_size(count: int) -> None:
-    long = "permutation=sinkhorn setting.permutation.epochs=2 setting.expert_units=[128,64] data.rows=[300,100,100]"
+    long = "permutation=sinkhorn recipe.permutation.epochs=2 recipe.expert_units=[128,64] data.rows=[300,100,100]"
     every = [curves.Curve(f"gate=topk{n} {long}", 3, [0, 10], [1.0, 0.5], [0.9, 0.4], [1.1, 0.6]) for n in range(count)]
     figure = curves.draw(every, "setting", "val/loss", 0.9)
     figure.draw_without_rendering()

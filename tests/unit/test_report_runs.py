@@ -51,7 +51,7 @@ def test_runs_with_names_of_the_caller(tmp_path: Path) -> None:
         read_named_runs({})
 
 
-LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO callbacks.epoch_report: epoch 0: train/loss 0.5\n"
+LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO mtl.callbacks.epoch_report: epoch 0: train/loss 0.5\n"
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_configurations_tell_runs_apart_by_choices_first() -> None:
 
     found = config_options([config("topk", 2, 0.1, 0), config("topk", 2, 0.5, 1), config("comet", 4, 0.5, 2)])
     assert found == [
-        {"gate": "topk", "setting.rho": "0.1"},
-        {"gate": "topk", "setting.rho": "0.5"},
-        {"gate": "comet", "setting.rho": "0.5"},  # of which gate.k and gate._target_ say no more
+        {"gate": "topk", "recipe.rho": "0.1"},
+        {"gate": "topk", "recipe.rho": "0.5"},
+        {"gate": "comet", "recipe.rho": "0.5"},  # of which gate.k and gate._target_ say no more
     ]
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.books import BooksDataModule
+from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.movielens import MovieLensDataModule
+from mtl.data_modules.tables import blocks
+from mtl.data_modules.tables.blocks import read_blocks
+from mtl.data_modules.tables.reading import read_table
+from mtl.data_modules.text import TextDataModule
+from mtl.data_modules.texts.example import TASKS
 from polars.testing import assert_frame_equal
 
-from data_modules.books import BooksDataModule
-from data_modules.jester import JesterDataModule
-from data_modules.movielens import MovieLensDataModule
-from data_modules.tables import blocks
-from data_modules.tables.blocks import read_blocks
-from data_modules.tables.reading import read_table
-from data_modules.text import TextDataModule
-from data_modules.texts.example import TASKS
 from mtl.checks import InputError
 from mtl.types import RowEncoder
 

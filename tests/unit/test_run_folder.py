@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.conf import resolvers
 
-from conf import resolvers
 from mtl.checks import InputError
 from mtl.run.console import LastingStream
 from mtl.run.errors import explain, lost_peer

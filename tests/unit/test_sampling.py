@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from data_modules.sampling import draw_distinct
-from data_modules.splits import stratified_split
+from mtl.data_modules.sampling import draw_distinct
+from mtl.data_modules.splits import stratified_split
 
 
 def test_draw_distinct_in_blocks_of_every_kind() -> None:

@@ -72,26 +72,26 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("task_batches", [3, "yes"], "true or false"),
         ("paths.data_dir", [5, "", None, ["a"]], "non-empty text"),
         ("paths", [5, None], "paths=.*must be a section"),
-        ("setting", [5, None, "abc", []], "setting=.*must be a section"),
-        ("setting.num_experts", [10**12, 0, -1, "abc", 2.5, True, None, 10**400], "from 1 to 1,000,000"),
-        ("setting.k", [0, "two", [1], {"a": 1}], "from 1 to 1,000,000"),
-        ("setting.expert_units", [4], r"must be a list.*write \[4\]"),
-        ("setting.expert_units", [None, "abc"], "must be a list"),
-        ("setting.expert_units", [["abc"], [0], [1.5], [True], [[4]], [None], [4, -1]], r"expert_units\[[01]\]="),
-        ("setting.head_units", [[10**12], 5, ["é"]], "head_units"),
-        ("setting.convolutions", [5, [5], [{"channels": "a"}]], "setting.convolutions"),
-        ("setting.dropout", ["abc", 1, NAN, -0.1, True, None, INF], "number of at least 0 and less than 1"),
-        ("setting.static_gate", ["maybe", 1, None], "true or false"),
-        ("setting.embedding_dim", [0, 1.5], "setting.embedding_dim"),
-        ("setting.batch_size", [1.5, True, "8", 0], "setting.batch_size"),
-        ("setting.learning_rate", [0, -1, NAN, INF, 10**400, None], "greater than 0"),
-        ("setting.max_epochs", ["abc", 1.5, -2, True], "setting.max_epochs"),
-        ("setting.patience", ["abc", -1, None, 2.5], "setting.patience"),
-        ("setting.comet", [5, None], "setting.comet=.*must be a section"),
-        ("setting.comet.gamma", [0, "abc"], "setting.comet.gamma"),
-        ("setting.dselect_k", [5, {"gamma": 0}], "setting.dselect_k"),
-        ("setting.permutation.epochs", [0, "abc"], "setting.permutation.epochs"),
-        ("setting.expert_unit", [4], "did you mean setting.expert_units"),
+        ("recipe", [5, None, "abc", []], "recipe=.*must be a section"),
+        ("recipe.num_experts", [10**12, 0, -1, "abc", 2.5, True, None, 10**400], "from 1 to 1,000,000"),
+        ("recipe.k", [0, "two", [1], {"a": 1}], "from 1 to 1,000,000"),
+        ("recipe.expert_units", [4], r"must be a list.*write \[4\]"),
+        ("recipe.expert_units", [None, "abc"], "must be a list"),
+        ("recipe.expert_units", [["abc"], [0], [1.5], [True], [[4]], [None], [4, -1]], r"expert_units\[[01]\]="),
+        ("recipe.head_units", [[10**12], 5, ["é"]], "head_units"),
+        ("recipe.convolutions", [5, [5], [{"channels": "a"}]], "recipe.convolutions"),
+        ("recipe.dropout", ["abc", 1, NAN, -0.1, True, None, INF], "number of at least 0 and less than 1"),
+        ("recipe.static_gate", ["maybe", 1, None], "true or false"),
+        ("recipe.embedding_dim", [0, 1.5], "recipe.embedding_dim"),
+        ("recipe.batch_size", [1.5, True, "8", 0], "recipe.batch_size"),
+        ("recipe.learning_rate", [0, -1, NAN, INF, 10**400, None], "greater than 0"),
+        ("recipe.max_epochs", ["abc", 1.5, -2, True], "recipe.max_epochs"),
+        ("recipe.patience", ["abc", -1, None, 2.5], "recipe.patience"),
+        ("recipe.comet", [5, None], "recipe.comet=.*must be a section"),
+        ("recipe.comet.gamma", [0, "abc"], "recipe.comet.gamma"),
+        ("recipe.dselect_k", [5, {"gamma": 0}], "recipe.dselect_k"),
+        ("recipe.permutation.epochs", [0, "abc"], "recipe.permutation.epochs"),
+        ("recipe.expert_unit", [4], "did you mean recipe.expert_units"),
         ("data", [None, 5, "abc", []], "data=.*section with _target_"),
         ("data.batch_size", [1.5, True, "8", None], "data.batch_size=.*whole number"),
         ("data.pin_memory", ["maybe", 1], "data.pin_memory=.*true or false"),
@@ -148,10 +148,10 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("callbacks.early_stopping.strict", ["maybe"], "callbacks.early_stopping.strict"),
         ("callbacks.execution.every_steps", [1.5, "abc", True, None], "callbacks.execution.every_steps=.*whole number"),
         ("callbacks.last._partial_", [True], "must be false"),
-        ("callbacks.mine", [{"_target_": "callbacks.last_checkpoint.LastCheckpoint"}], "LastCheckpoint needs dirpath"),
+        ("callbacks.mine", [{"_target_": "mtl.callbacks.last_checkpoint.LastCheckpoint"}], "Checkpoint needs dirpath"),
         ("logger", [5, "abc", True], "logger=.*must be a section"),
         ("unknown.section", [1], "unknown: there is no such section"),
-        ("setings", [{}], "did you mean setting"),
+        ("recipes", [{}], "did you mean recipe"),
     ),
 )  # fmt: skip
 def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> None:
@@ -180,9 +180,9 @@ def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> No
         (ROUTED, "network.layers.0.components.4.kind", "mean", "one of max, average"),
         (ROUTED, "network.layers.0.components.4.kernl", 3, "did you mean kernel"),
         ("network=single_task", "network.num_experts", 3, "SingleTask has no option num_experts"),
-        (IMAGES, "setting.convolutions", [{"channels": 4}], "kernel is missing"),
-        (IMAGES, "setting.convolutions", [{"channels": 4, "kernel": 3, "pol": 2}], "did you mean pool"),
-        (IMAGES, "setting.convolutions", [{"channels": 4, "kernel": 0}], "setting.convolutions[0].kernel=0"),
+        (IMAGES, "recipe.convolutions", [{"channels": 4}], "kernel is missing"),
+        (IMAGES, "recipe.convolutions", [{"channels": 4, "kernel": 3, "pol": 2}], "did you mean pool"),
+        (IMAGES, "recipe.convolutions", [{"channels": 4, "kernel": 0}], "recipe.convolutions[0].kernel=0"),
         ("optimizer=sgd", "optimizer.momentum", -1, "optimizer.momentum=-1"),
         ("trainer=ddp_cpu", "trainer.devices", 1000, "would only slow each other down"),
         ("trainer=ddp_cpu", "trainer.strategy.find_unused_parameters", "maybe", "must be true or false"),
@@ -196,16 +196,16 @@ def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"setting.k": "${nothing}"}, "setting.k=${nothing}: there is no nothing"),
-        ({"setting.k": "${setting.num_expert}"}, "there is no setting.num_expert; did you mean setting.num_experts?"),
-        ({"setting.k": "${setting.k}"}, "setting.k=${setting.k}: refers to itself"),
-        ({"setting.k": "${gate.k}"}, "refers to itself"),
-        ({"setting.comet": "${setting}"}, "refers to itself"),
-        ({"setting.k": "${oc.env:MTL_NOT_SET}"}, "setting.k=${oc.env:MTL_NOT_SET}: the environment variable"),
-        ({"setting.k": "${oc.decode:'['}"}, "setting.k=${oc.decode:'['}: cannot be resolved"),
-        ({"setting.k": "${thing:1}"}, "there is no resolver thing"),
-        ({"setting.k": "???"}, "setting.k is missing; give setting.k=..."),
-        ({"setting.k": "${setting.${label}}"}, "setting.k="),
+        ({"recipe.k": "${nothing}"}, "recipe.k=${nothing}: there is no nothing"),
+        ({"recipe.k": "${recipe.num_expert}"}, "there is no recipe.num_expert; did you mean recipe.num_experts?"),
+        ({"recipe.k": "${recipe.k}"}, "recipe.k=${recipe.k}: refers to itself"),
+        ({"recipe.k": "${gate.k}"}, "refers to itself"),
+        ({"recipe.comet": "${recipe}"}, "refers to itself"),
+        ({"recipe.k": "${oc.env:MTL_NOT_SET}"}, "recipe.k=${oc.env:MTL_NOT_SET}: the environment variable"),
+        ({"recipe.k": "${oc.decode:'['}"}, "recipe.k=${oc.decode:'['}: cannot be resolved"),
+        ({"recipe.k": "${thing:1}"}, "there is no resolver thing"),
+        ({"recipe.k": "???"}, "recipe.k is missing; give recipe.k=..."),
+        ({"recipe.k": "${recipe.${label}}"}, "recipe.k="),
         ({"gate": "${nothing}"}, "gate=${nothing}: there is no nothing"),
     ],
 )  # fmt: skip
@@ -223,18 +223,18 @@ def test_sections_that_the_command_line_leaves_out(section: str) -> None:
 
 def test_references_that_stand_for_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtl.run.schema.tree.LARGEST", 10_000)
-    values = {"setting.a0": [1] * 10} | {f"setting.a{i}": [f"${{setting.a{i - 1}}}"] * 10 for i in range(1, 9)}
+    values = {"recipe.a0": [1] * 10} | {f"recipe.a{i}": [f"${{recipe.a{i - 1}}}"] * 10 for i in range(1, 9)}
     assert "more than 10,000 values" in answer(configuration("", values))
 
 
 def test_a_message_names_the_place_where_the_value_is_written() -> None:
-    message = answer(configuration("", {"setting.k": "abc"}))
-    assert message.startswith("setting.k=abc: must be")
+    message = answer(configuration("", {"recipe.k": "abc"}))
+    assert message.startswith("recipe.k=abc: must be")
     assert "gate.k" not in message
 
 
 def test_several_problems_are_one_message() -> None:
-    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "setting.dropout": 2, "compile": "maybe", "fast": "no"}
+    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "recipe.dropout": 2, "compile": "maybe", "fast": "no"}
     message = answer(configuration("", values))
     assert message.endswith("; and 2 more")
     assert "seed=-1" in message
@@ -243,11 +243,11 @@ def test_several_problems_are_one_message() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_experts", 3, "num_experts: there is no such section or option; did you mean setting.num_experts?"),
+        ("num_experts", 3, "num_experts: there is no such section or option; did you mean recipe.num_experts?"),
         ("runtime", 3, "runtime: there is no such section or option, and nothing refers to it"),
-        ("setting.width", 3, "setting.width: nothing reads this option; leave it out"),
-        ("setting.batch", {"batch_size": 3}, "setting.batch: nothing reads this option"),
-        ("setting.comet.k", 3, "setting.comet.k: nothing reads this option; did you mean setting.k?"),
+        ("recipe.width", 3, "recipe.width: nothing reads this option; leave it out"),
+        ("recipe.batch", {"batch_size": 3}, "recipe.batch: nothing reads this option"),
+        ("recipe.comet.k", 3, "recipe.comet.k: nothing reads this option; did you mean recipe.k?"),
         ("callbacks.more", {"patience": 3}, "callbacks.more: nothing reads this option"),
         ("paths.cache", "/tmp", "paths.cache: nothing reads this option"),
         ("choices.gate", "topk", "choices.gate: nothing reads this option; did you mean"),
@@ -264,7 +264,7 @@ def test_an_option_that_nothing_reads_is_answered(key: str, value: Any, message:
     ("values", "words"),
     [
         ({"sizes": {"units": [4]}, "experts.units": "${sizes.units}"}, ["+sizes.units=[4]"]),
-        ({"setting.mine": 0.25, "setting.dropout": "${oc.select:setting.mine,0.5}"}, ["+setting.mine=0.25"]),
+        ({"recipe.mine": 0.25, "recipe.dropout": "${oc.select:recipe.mine,0.5}"}, ["+recipe.mine=0.25"]),
         ({"callbacks.mine": None}, ["+callbacks.mine=null"]),
         ({"trainer.min_epochs": 2}, ["+trainer.min_epochs=2"]),
         ({"network.num_experts": 4}, ["++network.num_experts=4"]),
@@ -297,14 +297,14 @@ def test_unused_sections_may_be_null() -> None:
         {"trainer.profiler": "simple", "trainer.fast_dev_run": True, "trainer.deterministic": "warn"},
         {"trainer.strategy": "ddp", "trainer.accelerator": "cpu", "trainer.num_nodes": 2},
         {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-10, "optimizer.weight_decay": 0},
-        {"setting.expert_units": [], "setting.dropout": 0, "setting.learning_rate": 1},
+        {"recipe.expert_units": [], "recipe.dropout": 0, "recipe.learning_rate": 1},
         {"callbacks.early_stopping.patience": 0, "callbacks.last.every_minutes": 0.5},
         {"callbacks.early_stopping": None, "callbacks.mine": None, "callbacks.later": {"epochs": 3}},
         {"callbacks.routing.pictures_every": None, "callbacks.examples.count": 0},
         {"network.static_gate": True, "network.execution": "sparse"},
         {"seed": 2**32 - 1, "fast": False, "compile": True, "tested": "last", "label": "comet+ (é)"},
         {"sizes": {"units": [4]}, "experts.units": "${sizes.units}"},  # a section of the user's own
-        {"setting.mine": {"width": 3}, "setting.heads": 2},
+        {"recipe.mine": {"width": 3}, "recipe.heads": 2},
         {"data.seed": {"_target_": "builtins.int"}},  # built later: its value is not known yet
     ],
     ids=str,
@@ -403,7 +403,8 @@ def test_classes_of_a_users_own(values: dict[str, Any], message: str) -> None:
 
 
 def test_options_of_a_base_class_belong_to_a_class_that_takes_common_ones() -> None:
-    from data_modules.table import TableDataModule
+    from mtl.data_modules.table import TableDataModule
+
     from mtl.gates import CometGate
 
     assert {"k", "gamma", "shared", "inputs"} <= set(options(CometGate).kinds)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.texts.answers import exact_match, f1, words
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
-from data_modules.texts.answers import exact_match, f1, words
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxGate

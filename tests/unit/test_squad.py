@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.files import squad as squad_files
+from mtl.data_modules.files.squad import SOURCES
 
-from data_modules.files import squad as squad_files
-from data_modules.files.squad import SOURCES
 from mtl.checks import InputError
 from mtl.types import MISSING_CLASS
 from tests.file_server import serving

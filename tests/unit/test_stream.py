@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
+from mtl.data_modules.base import EvaluationSampler, TrainingSampler
+from mtl.data_modules.stream import Cut, StreamLoader, in_order, shuffled
 
-from data_modules.base import EvaluationSampler, TrainingSampler
-from data_modules.stream import Cut, StreamLoader, in_order, shuffled
 from mtl.checks import InputError
 from mtl.types import Batch
 

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.stream import tensors
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule, drawn
+from mtl.data_modules.tables.parquet import Block
 
-from data_modules.stream import tensors
-from data_modules.table import TableDataModule
-from data_modules.table_stream import TableStreamDataModule, drawn
-from data_modules.tables.parquet import Block
 from mtl.checks import InputError
 from mtl.types import Batch
 

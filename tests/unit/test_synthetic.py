@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.synthetic_moe import SyntheticMoEDataModule, draw_experts, draw_normal, relu_sum
+from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 
-from data_modules.synthetic_moe import SyntheticMoEDataModule, draw_experts, draw_normal, relu_sum
-from data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.checks import InputError
 from mtl.gates import FixedGate
 from mtl.networks.frozen_experts import FrozenExpertsMoE

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule, draw_weights, response
 from torch import Tensor
 
-from data_modules.synthetic_pairs import SyntheticPairsDataModule, draw_weights, response
 from mtl.checks import InputError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.tables.encoder import NUMERIC
 
-from data_modules.table import TableDataModule
-from data_modules.tables.encoder import NUMERIC
 from mtl.checks import InputError
 from mtl.types import Categorical, Numeric
 

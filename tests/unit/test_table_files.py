@@ -16,11 +16,11 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.tables import reading
+from mtl.data_modules.tables.encoder import NUMERIC
+from mtl.data_modules.tables.reading import read_table
 
-from data_modules.table import TableDataModule
-from data_modules.tables import reading
-from data_modules.tables.encoder import NUMERIC
-from data_modules.tables.reading import read_table
 from mtl.checks import InputError
 
 TASKS = {"y": {"kind": "binary"}}

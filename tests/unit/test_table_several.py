@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.state import changes, fingerprints
+from mtl.data_modules.table import TableDataModule
 
-from data_modules.state import changes, fingerprints
-from data_modules.table import TableDataModule
 from mtl.checks import InputError
 
 

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from mtl.data_modules.task_batches import (
+    ORDERS,
+    POOL,
+    TaskEvaluationSampler,
+    TaskSampler,
+    TasksDataModule,
+    TasksDataset,
+)
+from mtl.data_modules.texts.rows import RaggedRows
 
-from data_modules.task_batches import ORDERS, POOL, TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
-from data_modules.texts.rows import RaggedRows
 from mtl.checks import InputError
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec, Tokens
 

@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.text import TextDataModule
+from mtl.data_modules.texts.rows import RaggedRows
 
-from data_modules.text import TextDataModule
-from data_modules.texts.rows import RaggedRows
 from mtl.checks import InputError
 
 SPAM = {"text": ["subject", "body"], "label": "spam", "kind": "binary"}

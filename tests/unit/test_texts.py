@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mtl.data_modules.glue import GlueDataModule
+from mtl.data_modules.texts import pretrained, vocabulary
+from mtl.data_modules.texts.encoder import Encoder
+from mtl.data_modules.texts.rows import RaggedRows, Texts
 
-from data_modules.glue import GlueDataModule
-from data_modules.texts import pretrained, vocabulary
-from data_modules.texts.encoder import Encoder
-from data_modules.texts.rows import RaggedRows, Texts
 from mtl.checks import InputError
 from tests.conftest import ROOT
 from tests.glue_files import sentence

@@ -58,16 +58,16 @@ def test_a_wrong_space_is_one_message(described: Any, message: str) -> None:
 def config(**changes: Any) -> Any:
     options = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "tune.yaml"))
     assert isinstance(options, dict)
-    own = {"fixed": ["data=x", "setting.k=2"], "space": {"optimizer.lr": [1, 2]}, "sampler": {}, "pruner": {}}
+    own = {"fixed": ["data=x", "recipe.k=2"], "space": {"optimizer.lr": [1, 2]}, "sampler": {}, "pruner": {}}
     gates = {"topk": {}, "topk+": {"fixed": ["gate=topk", "permutation=sinkhorn"], "space": {"gate.k": [1]}}}
     return OmegaConf.create(options | own | {"gates": gates} | changes)
 
 
 def test_each_gate_has_its_own_options_and_the_command_line_replaces_them() -> None:
-    one, two = definition.read(config(), "s", [], ["setting.k=3", "data.rows=[1]"])
+    one, two = definition.read(config(), "s", [], ["recipe.k=3", "data.rows=[1]"])
     assert (one.name, two.name, two.label) == ("s/topk", "s/topk+", "topk+")
-    assert one.words == ["data=x", "setting.k=3", "gate=topk", "data.rows=[1]"]
-    assert two.words == ["data=x", "setting.k=3", "gate=topk", "permutation=sinkhorn", "data.rows=[1]"]
+    assert one.words == ["data=x", "recipe.k=3", "gate=topk", "data.rows=[1]"]
+    assert two.words == ["data=x", "recipe.k=3", "gate=topk", "permutation=sinkhorn", "data.rows=[1]"]
     assert (one.space, two.space) == ({"optimizer.lr": [1, 2]}, {"optimizer.lr": [1, 2], "gate.k": [1]})
     [only] = definition.read(config(name="mine"), "s", ["topk+"], [])
     assert only.name == "mine/topk+"

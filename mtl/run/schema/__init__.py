@@ -63,12 +63,12 @@ def _problems(reader: Reader) -> Iterator[str]:
             yield from tables.TOP[name].problems(node.key, node.plain())
         elif name in tables.OBJECTS:
             yield from _section(name, node, tables.OBJECTS[name])
-        elif name == "setting":
+        elif name == "recipe":
             yield from _setting(node, mentioned)
         elif name in tables.SEVERAL:
             yield from _several(name, node)
         elif name != "hydra" and name not in roots:
-            near = suggestion(name, [*tables.TOP, *tables.OBJECTS, *tables.SEVERAL, "setting"])
+            near = suggestion(name, [*tables.TOP, *tables.OBJECTS, *tables.SEVERAL, "recipe"])
             meant = reader.elsewhere(name) or near or ", and nothing refers to it"
             yield f"{name}: there is no such section or option{meant}"
     for name in ("data", "network", "optimizer", "trainer", "callbacks"):
@@ -80,18 +80,18 @@ def _problems(reader: Reader) -> Iterator[str]:
 
 def _setting(node: Node, mentioned: set[str]) -> Iterator[str]:
     if not isinstance(node.value, dict):
-        yield f"setting={shown(node.plain())}: must be a section with {listed(tables.SETTING)}"
+        yield f"recipe={shown(node.plain())}: must be a section with {listed(tables.RECIPE)}"
         return
     for name, child in node.value.items():
-        kind = tables.SETTING.get(name)
+        kind = tables.RECIPE.get(name)
         if kind is not None:
             yield from kind.problems(child.key, child.plain())
-        elif child.key not in mentioned and (near := suggestion(name, tables.SETTING, "setting.", 0.8)):
+        elif child.key not in mentioned and (near := suggestion(name, tables.RECIPE, "recipe.", 0.8)):
             yield f"{child.key}: nothing refers to it{near}"
 
 
 def _unread(reader: Reader, words: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each option that a word such as ``+setting.more=1`` adds and that nothing would read.
+    """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing would read.
 
     Objects say themselves which options they have, and null leaves something out.
     """

@@ -36,7 +36,7 @@ from mtl.kinds import (
 )
 from mtl.run.schema import tables
 
-OWN = ("mtl", "data_modules", "callbacks")  # a class of these passes all its ** to its base class
+OWN = ("mtl",)  # a class of these passes all its ** to its base class
 PLAIN: dict[Any, Kind] = {
     bool: Flag(),
     int: Whole(),

@@ -138,7 +138,7 @@ FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")
 SEVERAL = ("callbacks", "logger")  # sections of sections, each of which describes an object
 BUILT = ("data", "trainer", *SEVERAL)  # as they are described
 
-SETTING: dict[str, Kind] = {
+RECIPE: dict[str, Kind] = {
     "num_experts": COUNT,
     "k": COUNT,
     "static_gate": Flag(),

@@ -13,7 +13,7 @@ from mtl.checks import InputError, require
 from mtl.kinds import shown, suggestion
 from mtl.run.schema import tables
 
-REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${setting.k}, without resolvers or nesting
+REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${recipe.k}, without resolvers or nesting
 REFERRED = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?![\w.]*:)")  # the beginning of any reference
 LARGEST = 2_000_000  # values; references to references can stand for any number of them
 
@@ -24,7 +24,7 @@ Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
 class Node:
     """A value: a scalar, or nodes by name, or a list of nodes.
 
-    ``key``: where the value is written. A value of ``gate.k`` that is ``${setting.k}`` has the key ``setting.k``.
+    ``key``: where the value is written. A value of ``gate.k`` that is ``${recipe.k}`` has the key ``recipe.k``.
     """
 
     key: str
