@@ -17,7 +17,7 @@ from .lr_schedule import PlateauRate
 
 log = logging.getLogger(__name__)
 
-KNOWN = ("callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
+KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 MOST = 12  # names that a message lists
 
 

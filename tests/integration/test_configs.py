@@ -270,7 +270,7 @@ def test_a_data_file_says_only_what_the_data_is(data: str, tmp_path: Path) -> No
 def test_users_own_data_and_recipe(tmp_path: Path) -> None:
     for group, content in {
         "data": "defaults: [table, override /recipe: visits]\ndata: {path: visits.csv}",
-        "recipe": "defaults: [table]\nsetting: {num_experts: 3}",
+        "recipe": "defaults: [table]\nrecipe: {num_experts: 3}",
     }.items():
         (tmp_path / group).mkdir()
         (tmp_path / group / "visits.yaml").write_text(f"# @package _global_\n{content}\n")

@@ -119,7 +119,7 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     assert groups(tmp_path)[0]["lr"] < 0.005
     assert scheduled(tmp_path) == list(range(10))
     plateau = resume_small(last, tmp_path, "lr_schedule=plateau", "schedule=none", "trainer.max_epochs=3")
-    assert plateau.callbacks.lr_schedule._target_ == "callbacks.lr_schedule.PlateauRate"
+    assert plateau.callbacks.lr_schedule._target_ == "mtl.callbacks.lr_schedule.PlateauRate"
     run(plateau)
     assert groups(tmp_path)[0]["lr"] == groups(tmp_path)[0]["initial_lr"] == 0.01
     assert scheduled(tmp_path) == list(range(10))  # no longer

@@ -273,7 +273,7 @@ def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
     done = program(tmp_path / "printed", *words)
     assert done.status == 1
     table = read_runs([tmp_path / "sweep"]).table
-    assert table["recipe"].to_list() == ["99", "1"]
+    assert table["setting"].to_list() == ["99", "1"]
     assert table["state"].to_list() == ["failed", "finished"]
     assert table["seed"].to_list() == [1, 1]
     assert table["reason"][0].startswith("gate.k=99: cannot select 99 of")
@@ -341,7 +341,7 @@ def test_jobs_beside_each_other_give_one_table(tmp_path: Path) -> None:
     done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep", "trainer.max_epochs=1")
     assert done.status == 0, done.output
     rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").read_text().splitlines()))
-    assert [(row["recipe"], row["seed"]) for row in rows] == [
+    assert [(row["setting"], row["seed"]) for row in rows] == [
         ("comet", "1"),
         ("comet", "2"),
         ("topk", "1"),

@@ -139,7 +139,7 @@ def test_configurations_tell_runs_apart_by_choices_first() -> None:
             "seed": seed,
             "data": {"order_seed": seed},
         }
-        return own | {"choices": {"gate": gate}, "gate": {"_target_": f"mtl.{gate}", "k": k}, "setting": {"rho": rho}}
+        return own | {"choices": {"gate": gate}, "gate": {"_target_": f"mtl.{gate}", "k": k}, "recipe": {"rho": rho}}
 
     found = config_options([config("topk", 2, 0.1, 0), config("topk", 2, 0.5, 1), config("comet", 4, 0.5, 2)])
     assert found == [
