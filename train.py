@@ -65,7 +65,7 @@ def run(cfg: DictConfig) -> float | None:
 def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
-    from mtl import distributed, fast
+    from mtl import distributed
     from mtl.checks import require
     from mtl.records import CONFIG, RESULTS
     from mtl.run import build, results, schema
@@ -83,7 +83,6 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     folder = Path(cfg.paths.run_dir)
     build.check_options(cfg)
     teacher = read_teacher(cfg)
-    fast.enable(cfg.fast == "auto")
     use_threads(cfg.get("threads"))
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
     for logger in trainer.loggers:

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mtl import fast, memory  # (must come first: mtl makes torchvision importable)
+from mtl import memory
 
 # isort: split
 import torch
@@ -33,7 +33,6 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds; each times all contenders in turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--fast", default="auto", choices=("auto", "false"), help="false: plain torch everywhere")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks", help="folder for the tables")
     for name, (kind, default, text) in more.items():
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -42,7 +41,6 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     if given.device != "cpu":  # setting a default device slows every call down, even cpu
         torch.set_default_device(given.device)
     memory.keep_freed_memory()  # as train.py does; the baselines benefit as well
-    fast.enable(given.fast == "auto")
     torch.manual_seed(0)
     return given
 
@@ -104,7 +102,6 @@ def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row],
     where = f"{torch.get_num_threads()} threads"
     if given.device != "cpu":
         where = torch.cuda.get_device_name()
-    notes = [*notes, f"Fast functions in use: {', '.join(fast.used()) or 'none'}."]
     threads = f"torch {torch.__version__}, {where}, {given.rounds} rounds, medians"
     text = "\n".join([f"## {title}", "", f"{threads}. {processor()}.", *notes, "", *lines, ""])
     given.out.mkdir(parents=True, exist_ok=True)

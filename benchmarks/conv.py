@@ -13,11 +13,11 @@ from common import medians, options, take_turns, write
 # isort: split
 import torch
 import torch.nn.functional as F
+from mtl.fast.conv import channels_last
 from torch import Tensor, nn
 
 from mtl.experts.conv import StackedConv
 from mtl.experts.pairs import Pairs
-from mtl.fast.conv import channels_last
 
 EXPERTS, ROWS, SIDE = 16, 512, 36
 BASELINE = "separate modules"

@@ -40,37 +40,10 @@ def lookup(name: str) -> Any:
         return None
 
 
-def functorch_active() -> bool:
-    """Say whether this code runs inside a transform of ``torch.func`` (vmap, grad, jacrev, ...)."""
-    active = lookup("torch._C._are_functorch_transforms_active")
-    return bool(active()) if active else False
-
-
 def config_path(node: DictConfig) -> str:
     """Return the dotted name of a node of the configuration, "" if it cannot be found out."""
     full_key = lookup("omegaconf.DictConfig._get_full_key")
     return str(full_key(node, None)) if full_key else ""
-
-
-def _linear_pointwise_works(operator: Any) -> bool:
-    x, weight, bias = torch.tensor([[2.0]]), torch.tensor([[-3.0], [3.0]]), torch.tensor([1.0, 1.0])
-    return bool((operator(x, weight, bias, "relu", [], "") == torch.tensor([[0.0, 7.0]])).all())
-
-
-def _channel_shuffle_works(shuffle: Any) -> bool:
-    x = torch.arange(6.0).view(1, 6, 1, 1)
-    return bool(torch.equal(shuffle(x, 2).flatten(), x.view(2, 3).t().flatten()))
-
-
-def _threshold_backward_works(operator: Any) -> bool:
-    grad, output = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 5.0])
-    return bool(torch.equal(operator(grad, output, 0), torch.tensor([0.0, 2.0])))
-
-
-def _bag_weights_backward_works(operator: Any) -> bool:
-    grad, table = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
-    index, zero = torch.tensor([1, 0]), torch.tensor([0])
-    return bool(torch.equal(operator(grad, table, index, zero, torch.tensor([0, 0]), 0), torch.tensor([17.0, 11.0])))
 
 
 def _requirement_works(cache: Any) -> bool:
@@ -79,36 +52,6 @@ def _requirement_works(cache: Any) -> bool:
 
 
 REGISTER = {
-    "torch.ops.mkldnn._linear_pointwise": PrivateName(
-        why="oneDNN's matrix product uses all of an AVX-512 processor; torch.mm calls MKL, which uses half of it",
-        fallback="torch.mm",
-        find=lambda: torch.ops.mkldnn._linear_pointwise.default,
-        works=_linear_pointwise_works,
-    ),
-    "torch.native_channel_shuffle": PrivateName(
-        why="transposes a matrix several times as fast as Tensor.contiguous",
-        fallback="Tensor.contiguous",
-        find=lambda: torch.native_channel_shuffle,
-        works=_channel_shuffle_works,
-    ),
-    "torch.ops.aten.threshold_backward": PrivateName(
-        why="relu's gradient in one pass, without a mask in memory",
-        fallback="a mask, and a product with it",
-        find=lambda: torch.ops.aten.threshold_backward,
-        works=_threshold_backward_works,
-    ),
-    "torch.ops.aten._embedding_bag_per_sample_weights_backward": PrivateName(
-        why="row-wise dot products of two gathered tables, without copies of the rows",
-        fallback="two copies and a product",
-        find=lambda: torch.ops.aten._embedding_bag_per_sample_weights_backward,
-        works=_bag_weights_backward_works,
-    ),
-    "torch._C._are_functorch_transforms_active": PrivateName(
-        why="torch.func cannot differentiate the fast functions, so they must know when it is at work",
-        fallback="torch.func needs fast=false",
-        find=lambda: torch._C._are_functorch_transforms_active,
-        works=lambda active: isinstance(active(), bool),  # True where the first to ask is inside a transform
-    ),
     "omegaconf.DictConfig._get_full_key": PrivateName(
         why="error messages name the section of the configuration that an option is in",
         fallback="messages without the section",

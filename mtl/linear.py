@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.fast import accelerated, grouped, matmul
-
 
 def matching(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x`` in the precision of ``weight``, unless it is in that in which autocast computes already."""
@@ -18,7 +16,6 @@ def matching(x: Tensor, weight: Tensor) -> Tensor:
     return x if narrow else x.to(weight.dtype)
 
 
-@accelerated(matmul.affine)
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
 
@@ -27,11 +24,16 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
 
 
-@accelerated(grouped.grouped_linear, cuda=grouped.cuda_grouped_linear)
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:
     """Apply to each row of ``x [P, D]`` the map of its expert; rows are sorted by expert, ``counts [E]`` rows each.
 
     ``weight [E, H, D]``, ``bias [E, H]``; returns ``[P, H]``.
     """
-    groups = zip(torch.split(matching(x, weight), list(counts)), weight.unbind(), bias.unbind(), strict=True)
+    x = matching(x, weight)
+    narrow = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
+    if x.is_cuda and narrow == torch.bfloat16 and weight.shape[1] % 8 == weight.shape[2] % 8 == 0:  # one kernel
+        rows = torch.tensor(counts, device=x.device)
+        products = F.grouped_mm(x.to(narrow), weight.to(narrow).mT, offs=rows.cumsum(0, dtype=torch.int32))
+        return products + bias.to(narrow).repeat_interleave(rows, 0, output_size=len(x))
+    groups = zip(torch.split(x, list(counts)), weight.unbind(), bias.unbind(), strict=True)
     return torch.cat([F.linear(rows, w, b) for rows, w, b in groups])

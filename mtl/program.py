@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from mtl import fast
 from mtl.checks import InputError
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
@@ -85,7 +84,7 @@ def export(module: nn.Module, inputs: Mapping[str, Tensor], texts: Collection[st
     example = {name: torch.zeros_like(value[:1]).repeat(2, *[1] * (value.dim() - 1)) for name, value in inputs.items()}
     # Several lengths or rows of one input are the same number of all: torch finds out
     sizes = {name: {0: Dim.AUTO, 1: Dim.AUTO} if name in texts else {0: Dim.AUTO} for name in example}
-    with torch.no_grad(), fast.disabled(), quiet():
+    with torch.no_grad(), quiet():
         return torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=True)
 
 

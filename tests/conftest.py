@@ -40,13 +40,10 @@ def _clean_tree() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    """Start each test from the same seed, with the fast versions on."""
+    """Start each test from the same seed."""
     import torch
 
-    from mtl import fast
-
     torch.manual_seed(0)
-    fast.enable(True)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtl import fast
 from mtl.experts.dispatch import Dispatch
 from mtl.networks.mixture import MixtureOfExperts
 
@@ -22,7 +21,7 @@ def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Seque
     torch's ``FlopCounterMode`` counts matrix products and convolutions. ``inputs``: a batch; its first row is used.
     ``tasks``: the tasks to predict (default all).
     """
-    with _executed_dense(network), fast.disabled(), FlopCounterMode(display=False) as counter:
+    with _executed_dense(network), FlopCounterMode(display=False) as counter:
         network(_one_row(inputs), tasks)
     return int(counter.get_total_flops())
 
@@ -47,7 +46,7 @@ def expert_flops(
     counts = {}
     for name, x in seen.items():
         experts: Any = layers[name].experts
-        with fast.disabled(), FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             experts.outputs(x)
         counts[name] = int(counter.get_total_flops() // max(1, experts.num_experts))
     return counts

@@ -22,11 +22,8 @@ class Experts(nn.Module, ABC):
 
     ``output_dim`` H: the number of outputs of an expert. ``dropout``: the probability of dropping a unit; ``outputs``
     applies the ``masks`` that it is given (see ``mtl.dropout.Masks``), and no dropout if it is given None. The first
-    dimension of every parameter and buffer must be E, since pruning selects experts along it. ``in_chunks``: whether a
-    large batch without gradients is computed in chunks of rows that stay in the processor's cache.
+    dimension of every parameter and buffer must be E, since pruning selects experts along it.
     """
-
-    in_chunks = True
 
     def __init__(self, num_experts: Count, output_dim: int, dropout: Dropout = 0.0) -> None:
         super().__init__()

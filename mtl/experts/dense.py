@@ -12,8 +12,6 @@ from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.fast import accelerated
-from mtl.fast import experts as fast
 from mtl.kinds import Count, Dropout
 from mtl.linear import affine, grouped_linear, matching
 
@@ -57,7 +55,6 @@ class StackedDense(Experts):
         self.input_dim = input_dim
         self.layers = nn.ModuleList(StackedLinear(num_experts, a, b) for a, b in pairwise(widths))
 
-    @accelerated(fast.outputs)
     def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
         """Map ``x [B, D]``, shared by all experts, or ``[B, E, D]`` to ``[B, E, H]``."""
         for index, linear in enumerate(self.layers):
@@ -66,25 +63,13 @@ class StackedDense(Experts):
         x = x if x.dim() == 3 else x[:, None]  # without layers
         return x.expand(-1, self.num_experts if subset is None else len(subset), -1)
 
-    @accelerated(fast.mixture)
-    def mixture(
-        self, x: Tensor, weights: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None
-    ) -> Tensor:
-        """See ``Experts``."""
-        return super().mixture(x, weights, subset, masks)
-
-    @accelerated(fast.pairs_mixture)
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
         return self.gathered_mixture(x.index_select(0, pairs.sample), weights, pairs, masks)
 
     def gathered_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """Return ``pairs_mixture`` of ``x [P, D]``, one input per pair."""
-        for index, (weight, bias) in enumerate(self.parameters_of_layers()):
-            x = grouped_linear(x, weight, bias, pairs.counts).relu()  # [P, H]
+        for index, linear in enumerate(self.layers):
+            x = grouped_linear(x, linear.weight, linear.bias, pairs.counts).relu()  # [P, H]
             x = x if masks is None else masks.of_pairs(x, index, pairs.sample, pairs.expert)
         return mix_pairs(x, weights, pairs)
-
-    def parameters_of_layers(self, subset: Sequence[int] | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Return weight ``[E, H, D]`` and bias ``[E, H]`` of each layer. With a ``subset``, E is its length."""
-        return [linear.parameters_of(subset) for linear in self.layers if isinstance(linear, StackedLinear)]

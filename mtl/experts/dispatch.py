@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from mtl import fast
 from mtl.checks import require
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
 from mtl.kinds import Choice
@@ -43,15 +41,12 @@ class Dispatch(nn.Module):
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:
         """Mix the experts' outputs on ``x [B, ...]`` by ``routing.weights [B, T, E]`` or ``[T, E]``."""
         sparse, masks, weights = self._is_sparse(routing), experts.masks(), routing.weights
-        step = fast.chunk_rows(x) if experts.in_chunks else None
-        if step is None or len(x) <= step:
-            return self._mix(experts, x, weights, sparse, masks)
-        parts = []
-        for start in range(0, len(x), step):
-            rows = slice(start, start + step)
-            own = None if masks is None else masks.of_rows(torch.arange(len(x), device=x.device)[rows])
-            parts.append(self._mix(experts, x[rows], weights if weights.dim() == 2 else weights[rows], sparse, own))
-        return torch.cat(parts)
+        if not sparse:
+            return experts.mixture(x, weights, None, masks)
+        if weights.dim() == 2:  # every sample uses the same experts
+            used = (weights != 0).any(0).nonzero().flatten().tolist()
+            return experts.mixture(x, weights[:, used], used, masks)
+        return experts.pairs_mixture(x, weights, Pairs(weights.detach()), masks)
 
     def adapt(self, *weights: Tensor) -> None:
         """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75.
@@ -72,14 +67,6 @@ class Dispatch(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.sparse = bool(state["sparse"])
-
-    def _mix(self, experts: Experts, x: Tensor, weights: Tensor, sparse: bool, masks: Masks | None) -> Tensor:
-        if not sparse:
-            return experts.mixture(x, weights, None, masks)
-        if weights.dim() == 2:  # every sample uses the same experts
-            used = (weights != 0).any(0).nonzero().flatten().tolist()
-            return experts.mixture(x, weights[:, used], used, masks)
-        return experts.pairs_mixture(x, weights, Pairs(weights.detach()), masks)
 
     def _is_sparse(self, routing: Routing) -> bool:
         exact = routing.exact_zeros or not torch.is_grad_enabled()

@@ -12,8 +12,6 @@ from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.fast import accelerated
-from mtl.fast import experts as fast
 from mtl.kinds import Count, Dropout
 from mtl.linear import grouped_linear
 
@@ -26,8 +24,6 @@ class StackedFFN(Experts):
     the sum. ``dropout`` acts on E_i(x). Parameters ``up.weight [E, W, D]``, ``up.bias [E, W]``, ``down.weight
     [E, D, W]``, ``down.bias [E, D]`` and, with ``own_norm``, ``norm_weight [E, D]`` and ``norm_bias [E, D]``.
     """
-
-    in_chunks = False  # experts this wide leave the cache in any case, and their products want many rows each
 
     def __init__(
         self,
@@ -55,7 +51,6 @@ class StackedFFN(Experts):
         chosen = slice(None) if subset is None else list(subset)
         return self._normalised(x[:, None] + out, self.norm_weight[chosen], self.norm_bias[chosen])
 
-    @accelerated(fast.ffn_pairs_mixture)
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
         outputs = self.pairs_outputs(x, pairs.sample, pairs.expert, pairs.counts, masks)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.fast import accelerated
-from mtl.fast import gates as fast
 from mtl.functional import LOG_EPS, smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
 from mtl.kinds import Count, NotNegative, Positive
@@ -57,7 +55,6 @@ class CometGate(Gate):
         return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
 
-@accelerated(fast.comet_weights)
 def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """Return the weights g ``[..., E]`` and each tree's probabilities v of its leaves, ``[..., E, K]``.
 

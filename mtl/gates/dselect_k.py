@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import batch_mean
-from mtl.fast import accelerated
-from mtl.fast import gates as fast
 from mtl.functional import smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
 from mtl.kinds import Count, NotNegative, Positive
@@ -67,7 +65,6 @@ class DSelectKGate(Gate):
         return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
 
-@accelerated(fast.dselect_weights)
 def dselect_weights(bits: Tensor, mix: Tensor, gamma: float, num_experts: int) -> tuple[Tensor, Tensor]:
     """Return the weights ``[..., E]`` and the selectors s ``[..., K, E]``.
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.distributed import broadcast
-from mtl.fast import accelerated
-from mtl.fast import gates as fast
 from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.gates.base import Gate
 from mtl.kinds import Count, NotNegative, Positive
@@ -168,7 +166,6 @@ def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate
     return PermutedGate(gate, permutation(num_experts=gate.num_experts, num_tasks=gate.num_tasks))
 
 
-@accelerated(fast.sinkhorn)
 def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     """Return S^R(U / tau): R times, normalise the rows, then the columns (COMET, equation 8; Mena et al. 2018).
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-
-from mtl.fast import exporting
 
 
 class Packing:
@@ -17,7 +16,7 @@ class Packing:
     def __init__(self, mask: Tensor) -> None:
         self.mask, self.shape = mask, mask.shape
         self.index = mask.flatten().nonzero().flatten()  # [N], into the B * S places
-        self.is_full = not exporting() and len(self.index) == mask.numel()  # a shortcut
+        self.is_full = not torch.compiler.is_exporting() and len(self.index) == mask.numel()  # a shortcut
         self.row = self.index // mask.shape[1]
         self.position = self.index - self.row * mask.shape[1]  # ONNX has no remainder by a length that varies
         lengths = mask.sum(1)

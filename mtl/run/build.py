@@ -35,7 +35,6 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
 
 def check_options(cfg: DictConfig) -> None:
     """Construct gate and optimizer once, without data, so that their options are checked before any data is touched."""
-    require(cfg.fast in ("auto", False), f"fast={cfg.fast}: accepted are auto, false")
     try:
         _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError, RuntimeError) as error:

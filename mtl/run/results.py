@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from mtl import fast
 from mtl.records import RESULTS
 from mtl.training.metrics import higher_is_better
 
@@ -76,8 +75,7 @@ def collect(
     Of ``fit``, the record has the seconds per epoch and all that is named ``training/NAME``.
     ``best`` is the best value of ``monitor``, ``software`` what ``versions`` returned when the run began. A metric that
     is undefined on the test rows, NaN, becomes None. Entry ``main_metrics`` names the main metric of each task,
-    ``higher_is_better`` the direction of each metric where it is known, ``fast`` the functions that ran in a version
-    tuned to this processor.
+    ``higher_is_better`` the direction of each metric where it is known.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
@@ -93,7 +91,6 @@ def collect(
         "seconds_per_epoch": None if seconds is None else float(seconds),
         "parameters": count_parameters(network),
         "checkpoint": checkpoint,
-        "fast": fast.used(),
         "command": " ".join(sys.argv),
         "versions": dict(software),
     }

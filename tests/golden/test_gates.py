@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtl import fast
 from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
 from mtl.gates.permuted import Permutation, matrix_entropy, permute, sinkhorn
@@ -27,17 +25,6 @@ FOLDER = Path(os.environ.get("MTL_GOLDEN_DIR", Path(__file__).parent / "vectors"
 FILES = sorted(FOLDER.glob("*.npz"))
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-BOTH_PATHS = pytest.mark.usefixtures("path_of_functions")
-
-
-@pytest.fixture(params=["plain", "fast"])
-def path_of_functions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test with the plain functions, and with the fast ones."""
-    quick = request.param == "fast"
-    fast.enable(quick)
-    yield
-    assert bool(fast.used()) == quick
-    fast.enable(True)
 
 
 def test_golden_vectors_exist() -> None:
@@ -96,7 +83,6 @@ def check_gradients(
             case.close(gate.get_parameter(ours).grad, f"grad_{theirs}{suffix}", scale)
 
 
-@BOTH_PATHS
 @DTYPES
 @cases(r"comet_.*")
 def test_comet(path: Path, dtype: torch.dtype) -> None:
@@ -115,7 +101,6 @@ def test_comet(path: Path, dtype: torch.dtype) -> None:
     check_gradients(gate, routing.losses["entropy"], case, names, "_entropy")
 
 
-@BOTH_PATHS
 @DTYPES
 @cases(r"dselect_n.*|dselect_static.*")
 def test_dselect_k(path: Path, dtype: torch.dtype) -> None:
@@ -149,7 +134,6 @@ def test_dselect_k(path: Path, dtype: torch.dtype) -> None:
         check_gradients(gate, routing.losses["reachability"], case, names, "_reach", 1 / rows)
 
 
-@BOTH_PATHS
 @DTYPES
 @cases(r"topk_.*")
 def test_topk(path: Path, dtype: torch.dtype) -> None:
@@ -180,7 +164,6 @@ def test_smooth_step(path: Path, dtype: torch.dtype) -> None:
         assert (x.grad[expected == 0] == 0).all()
 
 
-@BOTH_PATHS
 @cases(r"sinkhorn_.*")
 def test_sinkhorn(path: Path) -> None:
     case = Case(path, torch.float64)
@@ -210,7 +193,6 @@ def test_sinkhorn(path: Path) -> None:
             close(permutation.eval()(Routing(weights)).weights[:, 0], case["g_hard"][number])
 
 
-@BOTH_PATHS
 @cases(r"sinkhorn_.*")
 def test_sinkhorn_float32(path: Path) -> None:
     case = Case(path, torch.float32)
@@ -232,7 +214,6 @@ def close(actual: Tensor | float, expected: Tensor, tolerance: float = 1e-6) -> 
     torch.testing.assert_close(torch.as_tensor(actual, dtype=expected.dtype), expected, rtol=tolerance, atol=tolerance)
 
 
-@BOTH_PATHS
 @cases(r"topk_.*")
 def test_permuted_topk(path: Path) -> None:
     """A soft matrix around a gate: weights times the matrix, divided by the sum."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from mtl import fast
 from mtl.run import build
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
@@ -79,13 +77,9 @@ def double(batch: Batch | list[Batch]) -> Batch | list[Batch]:
     return Batch(*({k: v.double() if v.is_floating_point() else v for k, v in part.items()} for part in parts))
 
 
-@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize("words", CASES)
-def test_losses_are_unchanged(words: str, fast_path: bool, tmp_path: Path, tiny_data: Path) -> None:
-    expected = json.loads(FILE.read_text())[words]
-    steps = STEPS if fast_path else 4  # in the plain functions a step like the others says nothing new
-    with nullcontext() if fast_path else fast.disabled():
-        assert train(words, tmp_path, tiny_data, steps) == pytest.approx(expected[:steps], rel=1e-9)
+def test_losses_are_unchanged(words: str, tmp_path: Path, tiny_data: Path) -> None:
+    assert train(words, tmp_path, tiny_data) == pytest.approx(json.loads(FILE.read_text())[words], rel=1e-9)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ KNOWN = [
     *("callbacks.routing.pictures_every=-1", "callbacks.examples.count=abc", "callbacks.best.mode=middle"),
     *("gate=null", "gate=5", "gate=commet", "gate.k=[1]", "gate.gamma=0", "gate.gamma=1e999", "gate.gama=1"),
     *("gate=topk gate.noisy=perhaps", "gate=topk gate.k=99", "network.static_gate=maybe", "network=null"),
-    *("network.execution=fast", "compile=maybe", "compile=true", "fast=true", "tested=first", "task_batches=3"),
+    *("network.execution=fast", "compile=maybe", "compile=true", "tested=first", "task_batches=3"),
     *("ckpt=5", "ckpt=", "ckpt=nowhere.ckpt", "ckpt=.", "evaluate=nowhere.ckpt", "evaluate=5", "ckpt=a evaluate=b"),
     *(
         "optimizer.lr=true",

@@ -29,7 +29,7 @@ SHORT = ["trainer.max_epochs=1", "logger=csv", "trainer.log_every_n_steps=1"]
 
 def saved(folder: Path, state: dict[str, Any], **config: Any) -> Path:
     """Write a checkpoint with these weights of a network."""
-    content = {"config": {"fast": "auto", **config}, "state_dict": {f"network.{k}": v for k, v in state.items()}}
+    content = {"config": config, "state_dict": {f"network.{k}": v for k, v in state.items()}}
     AtomicCheckpointIO().save_checkpoint(content, folder / "x.ckpt")
     return folder / "x.ckpt"
 

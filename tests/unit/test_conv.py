@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dispatch import Dispatch
-from mtl.fast import conv as fast
 from mtl.gates import CometGate, TopKGate
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import ImageBottom, TabularBottom, bottom_for
@@ -149,29 +148,6 @@ def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
         StackedConv(2, (1, 12, 12), layers)
     with pytest.raises(InputError, match="need images as input"):
         StackedConv(2, 7, layers)
-
-
-@pytest.mark.parametrize(
-    ("channels", "kernel", "pool", "padding"), [(1, 5, 2, 0), (3, 3, 2, 1), (2, 4, 3, 0), (1, 3, 1, 1)]
-)
-def test_shared_first_layer_equals_convolutions(
-    channels: int, kernel: int, pool: int, padding: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast, "CHUNK", 5000)  # several chunks
-    options = {"channels": 4, "kernel": kernel, "pool": pool, "padding": padding}
-    layer = StackedConv(3, (channels, 11, 14), [options]).double()
-    with torch.no_grad():
-        layer.biases[0].normal_()
-    x = torch.randint(0, 2, (70, channels, 11, 14)).double()
-    x[0] = 0.0
-    grads = []
-    for needs_grad in (False, True):  # with a gradient to the images, ordinary convolutions run
-        layer.zero_grad()
-        outputs = layer(x.clone().requires_grad_(needs_grad))
-        (outputs * torch.linspace(-1, 1, outputs.numel()).double().view_as(outputs)).sum().backward()
-        grads.append([outputs.detach(), *(p.grad.clone() for p in layer.parameters())])
-    for mine, other in zip(*grads, strict=True):
-        assert torch.allclose(mine, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float64])

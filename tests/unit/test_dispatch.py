@@ -298,29 +298,6 @@ def test_auto_follows_the_share_and_remembers(caplog: pytest.LogCaptureFixture) 
     assert not fixed.sparse
 
 
-def test_large_batches_without_gradient_are_computed_in_chunks() -> None:
-    net = network(GATES["topk"], "auto").eval()
-    inputs = {"user": torch.randint(20, (1300,)), "item": torch.randint(30, (1300,))}
-    whole = net(inputs).predictions
-    with torch.no_grad():
-        chunked = net(inputs).predictions
-    for name, value in whole.items():
-        assert torch.allclose(value, chunked[name], atol=1e-6)
-
-
-@every_kind
-@pytest.mark.parametrize("execution", ["dense", "sparse"])
-def test_chunks_draw_the_dropout_of_the_whole_batch(execution: str, kind: Kind) -> None:
-    layer, x, weights = kind(EXPERTS, 6, dropout=0.5), torch.randn(1300, 6), random_weights(1300, 2, EXPERTS, 2)
-    torch.manual_seed(4)
-    routing = Routing(weights, exact_zeros=True)
-    whole = Dispatch(execution)(layer, x, routing)
-    torch.manual_seed(4)
-    with torch.no_grad():
-        chunked = Dispatch(execution)(layer, x, routing)
-    assert torch.allclose(whole, chunked, atol=1e-6)
-
-
 def test_autocast_runs_both_ways() -> None:
     x, weights = torch.randn(10, 6), random_weights(10, 2, EXPERTS, 2)
     layer = StackedDense(EXPERTS, 6, [7, WIDTH], 0.5)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from tests.conftest import ROOT
 LAYERS = [
     {"checks", "types", "kinds", "compat", "memory", "records", "writing"},
     {"functional", "dropout", "distributed", "predictions"},
-    {"fast"},
     {"linear"},
     {"gates", "experts"},
     {"networks"},
@@ -43,10 +41,10 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 
 
 def imported(path: Path) -> set[str]:
-    """Return the project's modules that a file imports when it runs, as dotted names."""
+    """Return the project's modules that a file imports, as dotted names."""
     names = set()
     here = path.relative_to(ROOT).parts
-    for node in running(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -57,18 +55,6 @@ def imported(path: Path) -> set[str]:
         name.removeprefix("mtl.") if name.split(".")[1:2] and name.split(".")[1] in BESIDE else name for name in names
     }
     return {name for name in names if name.split(".")[0] in PACKAGES}
-
-
-def running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes below ``tree``, but for those under ``if TYPE_CHECKING``, which never runs."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for other in node.orelse:
-                yield other
-                yield from running(other)
-        else:
-            yield from running(node)
 
 
 def layer(module: list[str]) -> int:
@@ -112,13 +98,6 @@ def test_forbidden_imports_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / "mtl" / "gates" / "base.py"
     monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.networks.mmoe import MMoE\nimport callbacks\n")
     assert len(wrong_arrows(path)) >= 2
-    monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.experts.dense import StackedDense\n")
-    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") != []
-    block = "if TYPE_CHECKING:\n    from mtl.experts.dense import StackedDense\n"
-    monkeypatch.setattr(Path, "read_text", lambda self: block)
-    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") == []
-    monkeypatch.setattr(Path, "read_text", lambda self: f"{block}else:\n    import mtl.experts\n")
-    assert wrong_arrows(ROOT / "mtl" / "fast" / "experts.py") != []
     monkeypatch.setattr(Path, "read_text", lambda self: "from data_modules.base import RowsLoader\n")
     assert wrong_arrows(ROOT / "data_modules" / "files" / "cache.py") != []
     assert wrong_arrows(ROOT / "data_modules" / "celeba.py") == []
@@ -131,7 +110,8 @@ def exported() -> set[str]:
 
 def test_layer_needs_neither_hydra_nor_lightning() -> None:
     """Whoever puts the layer into a model of their own loads torch and little else."""
-    wanted, seen, others = {"mtl", "mtl.training.schedules", *exported()}, set(), set()
+    wanted, others = {"mtl.training.schedules", *exported()}, set()
+    seen = {"mtl"}  # it lists what it imports when it is used
     while wanted:
         name = wanted.pop()
         seen.add(name)
@@ -140,7 +120,7 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
         if not path.exists():  # a name in a module
             continue
         wanted |= imported(path) - seen
-        for node in running(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             others |= {other.split(".")[0] for other in names}
@@ -173,18 +153,9 @@ def test_only_build_instantiates() -> None:
     assert users == ["build.py"]
 
 
-def test_only_fast_imports_for_types_alone() -> None:
+def test_only_the_list_of_exports_imports_for_types_alone() -> None:
     """Elsewhere an import that runs is allowed wherever its type is, so none is hidden."""
-    users = {path.parent.name for path in FILES if "TYPE_CHECKING" in path.read_text()}
-    assert users <= {"fast", "mtl"}  # mtl imports when a name is used; type checkers read its list
-
-
-@pytest.mark.parametrize("words", ["is_compiling(", "device.type ==", "device.type !=", "mkldnn"])
-def test_only_fast_asks_for_the_processor(words: str) -> None:
-    """One package chooses by device, precision or compiler; all others are plain torch."""
-    allowed = {ROOT / "mtl" / "compat.py", ROOT / "mtl" / "types.py", *(ROOT / "mtl" / "fast").glob("*.py")}
-    users = [path for path in FILES if path.is_relative_to(ROOT / "mtl") and words in path.read_text()]
-    assert set(users) <= allowed
+    assert [path for path in FILES if "TYPE_CHECKING" in path.read_text()] == [ROOT / "mtl" / "__init__.py"]
 
 
 def test_one_module_writes_files() -> None:

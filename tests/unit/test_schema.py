@@ -67,7 +67,6 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("tested", ["foo", None, True], "one of best, last"),
         ("tested", ["lst"], "did you mean last"),
         ("threads", [0, -1, 1.5, "two"], "whole number from 1 to 1,024"),
-        ("fast", [True, "maybe", 0, None], "one of auto, false"),
         ("compile", ["maybe", 1, None], "true or false"),
         ("task_batches", [3, "yes"], "true or false"),
         ("paths.data_dir", [5, "", None, ["a"]], "non-empty text"),
@@ -234,7 +233,7 @@ def test_a_message_names_the_place_where_the_value_is_written() -> None:
 
 
 def test_several_problems_are_one_message() -> None:
-    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "recipe.dropout": 2, "compile": "maybe", "fast": "no"}
+    values = {"seed": -1, "tested": "foo", "gate.gama": 1, "recipe.dropout": 2, "compile": "maybe"}
     message = answer(configuration("", values))
     assert message.endswith("; and 2 more")
     assert "seed=-1" in message
@@ -302,7 +301,7 @@ def test_unused_sections_may_be_null() -> None:
         {"callbacks.early_stopping": None, "callbacks.mine": None, "callbacks.later": {"epochs": 3}},
         {"callbacks.routing.pictures_every": None, "callbacks.examples.count": 0},
         {"network.static_gate": True, "network.execution": "sparse"},
-        {"seed": 2**32 - 1, "fast": False, "compile": True, "tested": "last", "label": "comet+ (é)"},
+        {"seed": 2**32 - 1, "compile": True, "tested": "last", "label": "comet+ (é)"},
         {"sizes": {"units": [4]}, "experts.units": "${sizes.units}"},  # a section of the user's own
         {"recipe.mine": {"width": 3}, "recipe.heads": 2},
         {"data.seed": {"_target_": "builtins.int"}},  # built later: its value is not known yet

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtl import fast
 from mtl.experts.base import Experts
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
@@ -40,18 +39,16 @@ def inside(*size: int) -> Tensor:
 @pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
 def test_second_derivative_of_comet_weights(experts: int, rows: tuple[int, ...]) -> None:
     split, leaf = inside(*rows, 1, experts - 1, 2), inside(*rows, 1, experts, 2)
-    with fast.disabled():
-        assert torch.autograd.gradcheck(comet_weights, (split, leaf, 1.0))
-        assert torch.autograd.gradgradcheck(comet_weights, (split, leaf, 1.0))
+    assert torch.autograd.gradcheck(comet_weights, (split, leaf, 1.0))
+    assert torch.autograd.gradgradcheck(comet_weights, (split, leaf, 1.0))
 
 
 @pytest.mark.parametrize("experts", [2, 3, 8])
 @pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
 def test_second_derivative_of_dselect_weights(experts: int, rows: tuple[int, ...]) -> None:
     bits, mix = inside(*rows, 1, 2, (experts - 1).bit_length()), inside(*rows, 1, 2)
-    with fast.disabled():
-        assert torch.autograd.gradcheck(dselect_weights, (bits, mix, 1.0, experts))
-        assert torch.autograd.gradgradcheck(dselect_weights, (bits, mix, 1.0, experts))
+    assert torch.autograd.gradcheck(dselect_weights, (bits, mix, 1.0, experts))
+    assert torch.autograd.gradgradcheck(dselect_weights, (bits, mix, 1.0, experts))
 
 
 def check_second_derivative(layer: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
@@ -65,8 +62,7 @@ def check_second_derivative(layer: nn.Module, call: Callable[..., Tensor], *inpu
             wrapped, {f"layer.{n}": p for n, p in parameters.items()}, args[: len(inputs)]
         )
 
-    with fast.disabled():
-        assert torch.autograd.gradgradcheck(function, (*inputs, *values), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (*inputs, *values), fast_mode=True)
 
 
 class Call(nn.Module):
@@ -109,22 +105,13 @@ def test_second_derivative_of_a_mixture(gate: Callable[..., Gate]) -> None:
     check_second_derivative(mixture, call, inside(5, 4))
 
 
-def test_fast_functions_refuse_a_second_derivative() -> None:
-    """A wrong second derivative would go unnoticed, above all that of a function whose outer gradient is constant."""
-    split, leaf = inside(3, 1, 3, 2), inside(3, 1, 4, 2)
-    for of_weights in (Tensor.sum, Tensor.square):
-        weights, _ = comet_weights(split, leaf, 1.0)
-        with pytest.raises(RuntimeError, match=r"create_graph=True: .* fast=false"):
-            torch.autograd.grad(of_weights(weights).sum(), split, create_graph=True)
-
-
 @pytest.mark.parametrize("execution", ["dense", "sparse"])
 @pytest.mark.parametrize("experts", [dense_experts, lambda: GatedExperts(3, 4, 2).double()], ids=["dense", "gated"])
 @smooth_gates
-def test_mixtures_refuse_or_give_a_right_second_derivative(
+def test_second_derivative_of_a_mixture_in_every_execution(
     gate: Callable[..., Gate], experts: Callable[[], Experts], execution: str
 ) -> None:
-    """The gradient of the gradient's length, by differences where it is not refused."""
+    """The gradient of the gradient's length, against differences."""
     mixture = MixtureOfExperts(4, 2, 3, gate, experts(), execution=execution).double()
     x, step = inside(5, 4), 1e-6
     direction = torch.randn_like(x)
@@ -133,11 +120,8 @@ def test_mixtures_refuse_or_give_a_right_second_derivative(
         [first] = torch.autograd.grad(mixture(x)[0].sum(), x, create_graph=graph)
         return first.square().sum()
 
-    with pytest.raises(RuntimeError, match="fast=false"):
-        length(x, graph=True)
     ends = [length((x + sign * step * direction).detach().requires_grad_(), graph=False) for sign in (1, -1)]
-    with fast.disabled():
-        [second] = torch.autograd.grad(length(x, graph=True), x)
+    [second] = torch.autograd.grad(length(x, graph=True), x)
     assert torch.allclose((second * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5)
 
 
@@ -186,10 +170,9 @@ def test_jacobian_of_task_losses_by_the_features(gate: Callable[..., Gate]) -> N
 
 @smooth_gates
 def test_all_task_gradients_in_one_backward_pass(gate: Callable[..., Gate]) -> None:
-    """Autograd's own batched gradients, which need the plain functions in the forward pass."""
+    """Autograd's own batched gradients."""
     network, x = features_network(gate), inside(4, 4)
-    with fast.disabled():
-        losses = task_losses(network, x, TARGETS)
+    losses = task_losses(network, x, TARGETS)
     [batched] = torch.autograd.grad(
         losses, x, torch.eye(len(losses)).double(), retain_graph=True, is_grads_batched=True
     )

@@ -110,7 +110,6 @@ TOP: dict[str, Kind] = {
     "trust": or_null(ListOf(NAME)),
     "changed_data": Choice(("refuse", "accept")),
     "choices": Fields({}, extra=True),
-    "fast": Choice(("auto", False)),
     "threads": or_null(Whole(1, 1024)),
     "compile": Flag(),
     "monitor": NAME,
