@@ -13,7 +13,6 @@ from common import medians, options, take_turns, write
 # isort: split
 import torch
 import torch.nn.functional as F
-from mtl.fast.conv import channels_last
 from torch import Tensor, nn
 
 from mtl.experts.conv import StackedConv
@@ -60,7 +59,7 @@ class Loop(nn.Module):
         self.experts = StackedConv(EXPERTS, (1, SIDE, SIDE), LAYERS, [50, 50])
 
     def forward(self, x: Tensor) -> Tensor:
-        x, outputs = channels_last(x), []
+        x, outputs = x.contiguous(memory_format=torch.channels_last), []
         for expert in range(EXPERTS):
             h = x
             for weight, bias in zip(self.experts.weights, self.experts.biases, strict=True):

@@ -70,6 +70,7 @@ class StackedDense(Experts):
     def gathered_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """Return ``pairs_mixture`` of ``x [P, D]``, one input per pair."""
         for index, linear in enumerate(self.layers):
-            x = grouped_linear(x, linear.weight, linear.bias, pairs.counts).relu()  # [P, H]
+            weight, bias = linear.parameters()
+            x = grouped_linear(x, weight, bias, pairs.counts).relu()  # [P, H]
             x = x if masks is None else masks.of_pairs(x, index, pairs.sample, pairs.expert)
         return mix_pairs(x, weights, pairs)
