@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from mtl.conf.explain import CONF
 from omegaconf import DictConfig, OmegaConf
 
+from mtl.cli.explain import CONF
 from tune import command, first_run, split_words
 
 OWN = [*OmegaConf.load(CONF / "reproduce.yaml"), "sampler", "pruner"]

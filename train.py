@@ -22,10 +22,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from mtl.conf import resolvers
-from mtl.conf.explain import explain
-from mtl.conf.resolvers import run_folder
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mtl.cli import resolvers
+from mtl.cli.explain import explain
+from mtl.cli.resolvers import run_folder
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningDataModule, LightningModule, Trainer
@@ -66,15 +67,16 @@ def _run(cfg: DictConfig, ending: contextlib.ExitStack) -> float | None:
     import pytorch_lightning as pl
 
     from mtl import distributed
+    from mtl.checkpoints.files import read_whole
+    from mtl.checkpoints.restore import restore_data
+    from mtl.checkpoints.start import start_from
+    from mtl.checkpoints.teacher import read_teacher
     from mtl.checks import require
+    from mtl.cli import results
+    from mtl.cli.threads import use_threads
+    from mtl.config import build, schema
+    from mtl.config.resume import check_batches
     from mtl.records import CONFIG, RESULTS
-    from mtl.run import build, results, schema
-    from mtl.run.checkpoint import read_whole
-    from mtl.run.restore import restore_data
-    from mtl.run.resume import check_batches
-    from mtl.run.start import start_from
-    from mtl.run.teacher import read_teacher
-    from mtl.run.threads import use_threads
     from mtl.writing import write_json, write_text
 
     schema.check(cfg)
@@ -140,8 +142,8 @@ def _fit(
 ) -> tuple[str | None, float | None, str]:
     """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
     from mtl.checks import InputError
-    from mtl.run import errors
-    from mtl.run.commands import command
+    from mtl.cli import errors
+    from mtl.cli.commands import command
 
     last = Path(cfg.paths.run_dir) / "checkpoints" / "last.ckpt"
     try:
@@ -164,7 +166,7 @@ def _fit(
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    from mtl.run.signals import Stopped, stop_signals
+    from mtl.cli.signals import Stopped, stop_signals
 
     try:
         with stop_signals.listening():
@@ -180,13 +182,14 @@ def main(cfg: DictConfig) -> float | None:
 
 def start(cfg: DictConfig, hydra_cfg: DictConfig) -> float | None:
     """Take possession of the run folder, add the configuration of the checkpoint that the run starts from, and run."""
+    from mtl.checkpoints.files import read_whole, whole_checkpoint
     from mtl.checks import require
+    from mtl.cli import commands, errors
+    from mtl.cli.console import make_lasting
+    from mtl.cli.folder import claim, give_up
+    from mtl.config import schema
+    from mtl.config.resume import config_from_checkpoint, kept_words
     from mtl.records import COMMAND, CONFIG, RESULTS, read_json
-    from mtl.run import commands, errors, schema
-    from mtl.run.checkpoint import read_whole, whole_checkpoint
-    from mtl.run.console import make_lasting
-    from mtl.run.folder import claim, give_up
-    from mtl.run.resume import config_from_checkpoint, kept_words
     from mtl.writing import write_json
 
     make_lasting()
@@ -286,8 +289,8 @@ def data_of_checkpoint(words: Sequence[str]) -> list[str]:
     path = given.get("evaluate") or given.get("ckpt")
     if not path or "data" in given or not any(word.startswith("data.") for word in given):
         return []
+    from mtl.checkpoints.files import read_whole
     from mtl.checks import InputError
-    from mtl.run.checkpoint import read_whole
 
     try:
         choices = read_whole(path.strip("'\""))["config"].get("choices", {})
@@ -307,7 +310,7 @@ def report(error: BaseException) -> NoReturn:
         sentence = f"the checkpoint has {LENT[0]}, a file of your own: add --config-dir FOLDER, which holds {file}"
     if sentence:
         sys.exit(f"error: {sentence}")
-    from mtl.run import errors  # takes seconds: it brings torch
+    from mtl.cli import errors  # takes seconds: it brings torch
 
     message, status = errors.explain(error)
     sys.stderr.write(message + "\n")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
-from mtl.conf.explain import CONF, explain
 from omegaconf import DictConfig, OmegaConf
 
 import train
+from mtl.cli.explain import CONF, explain
 
 STUDY_OPTIONS = [*OmegaConf.load(CONF / "tune.yaml"), "sampler", "pruner", "study"]
 STUDY_OPTIONS = [name for name in STUDY_OPTIONS if name not in ("defaults", "fixed", "space", "gates")]
@@ -34,7 +34,7 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
 def first_run(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``train.py words``, with every value checked."""
     from mtl.checks import InputError
-    from mtl.run import schema
+    from mtl.config import schema
 
     try:
         cfg = train.composed(words)

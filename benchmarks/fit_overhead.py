@@ -26,8 +26,8 @@ from omegaconf import open_dict
 from pytorch_lightning import Callback
 from step import SPEC, decided, ids, ours
 
+from mtl.config import build
 from mtl.gates import TopKGate
-from mtl.run import build
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec
 

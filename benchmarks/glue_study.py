@@ -146,7 +146,7 @@ def train(out: Path, data: Path, encoder: Path, workers: int) -> None:
         done = subprocess.run(command, cwd=ROOT).returncode == 0
         if done and name == "e_teacher":
             checkpoint = f"{out}/{name}/checkpoints/best.ckpt"
-            command = [sys.executable, "-m", "mtl.importance", checkpoint, "--data-dir", str(data)]
+            command = [sys.executable, "-m", "mtl.use.importance", checkpoint, "--data-dir", str(data)]
             done = subprocess.run(command, cwd=ROOT).returncode == 0
         return done
 

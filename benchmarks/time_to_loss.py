@@ -30,8 +30,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from step import dense_layer, peer_module
 from torch import Tensor, nn
 
+from mtl.config import build
 from mtl.networks.bottom import EMBEDDING_RANGE
-from mtl.run import build
 from mtl.training.losses import labelled
 from mtl.types import Batch, TaskSpec
 

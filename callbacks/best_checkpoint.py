@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from mtl.checkpoints.files import give_second_name
 from mtl.checks import check_choice, check_name, check_switch, check_whole, require
 from mtl.distributed import gather
 from mtl.kinds import Count, Whole
-from mtl.run.checkpoint import give_second_name
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 

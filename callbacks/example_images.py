@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from mtl.checks import check_whole
-from mtl.run.pictures import save_picture
+from mtl.loggers.pictures import save_picture
 from mtl.types import MISSING_CLASS, Batch
 
 

@@ -15,11 +15,11 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
+from mtl.checkpoints.files import keep_previous
 from mtl.checks import check_number, check_whole
+from mtl.cli.commands import command
+from mtl.cli.signals import Stopped, stop_signals
 from mtl.distributed import all_reduce_sum, world_size
-from mtl.run.checkpoint import keep_previous
-from mtl.run.commands import command
-from mtl.run.signals import Stopped, stop_signals
 
 from .length import ends_epoch, took_step, validates_within_epoch
 

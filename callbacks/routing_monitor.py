@@ -22,7 +22,7 @@ from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.checks import check_switch, check_whole
 from mtl.gates.permuted import Permutation
-from mtl.run.pictures import save_picture
+from mtl.loggers.pictures import save_picture
 from mtl.training.module import is_logged
 from mtl.training.values import log_values
 from mtl.types import Batch, Routing

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
         TopKGate,
     )
     from mtl.networks.mixture import MixtureOfExperts
-    from mtl.trained import TrainedModel, load
     from mtl.types import Routing
+    from mtl.use.trained import TrainedModel, load
 
 __version__ = version("mtl")
 __all__ = [
@@ -61,8 +61,8 @@ _MODULES = {  # those of the names that are not in mtl.gates
     "StackedConv": "mtl.experts.conv",
     "StackedDense": "mtl.experts.dense",
     "StackedFFN": "mtl.experts.ffn",
-    "TrainedModel": "mtl.trained",
-    "load": "mtl.trained",
+    "TrainedModel": "mtl.use.trained",
+    "load": "mtl.use.trained",
 }
 
 

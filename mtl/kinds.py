@@ -1,7 +1,7 @@
 """What a value of the configuration may be: kinds, and annotations that carry them.
 
 A constructor says what it accepts with its annotations: ``dropout: Dropout = 0.0``, ``units: Sequence[Count] = ()``.
-``mtl.run.schema`` reads them, and answers a wrong value before anything is built. A plain ``int`` or ``str`` works too;
+``mtl.config.schema`` reads them and reports a wrong value before anything is built. A plain ``int`` or ``str`` works;
 the kinds below add ranges and choices.
 """
 

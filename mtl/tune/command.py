@@ -13,7 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.study import create_study
 
 from mtl.checks import InputError, require
-from mtl.run.console import make_lasting
+from mtl.cli.console import make_lasting
 from mtl.training.metrics import mode_of
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launcher

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.checks import require
-from mtl.run.results import number
+from mtl.cli.results import number
 from mtl.tune.space import words
 
 MOST = 10  # trials of a table

@@ -11,7 +11,7 @@ from types import FrameType
 from optuna.trial import Trial
 
 from mtl.checks import InputError
-from mtl.run.signals import Stopped
+from mtl.cli.signals import Stopped
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Outcome, Queue
 from mtl.tune.space import words

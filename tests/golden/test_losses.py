@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.run import build
+from mtl.config import build
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from tests.tiny_data import write_tiny_data

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
 import train
-from mtl.run.resume import config_from_checkpoint
+from mtl.config.resume import config_from_checkpoint
 from tests.config_files import keep_files
 from tests.conftest import ROOT
 

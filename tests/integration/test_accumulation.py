@@ -12,8 +12,8 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.run.checkpoint import read_checkpoint
-from mtl.run.signals import Stopped
+from mtl.checkpoints.files import read_checkpoint
+from mtl.cli.signals import Stopped
 from tests.integration.helpers import compose_small
 from tests.integration.test_resume import go_on, same, slow, state
 from train import run

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.run import schema
+from mtl.config import schema
 from tests.integration.helpers import composed
 from tests.programs import attempt, generated
 

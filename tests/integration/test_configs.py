@@ -14,7 +14,7 @@ from mtl.data_modules.task_batches import TasksDataModule
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
-from mtl.run import build, schema
+from mtl.config import build, schema
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
 from train import run

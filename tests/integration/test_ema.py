@@ -11,7 +11,7 @@ from omegaconf import open_dict
 from pytorch_lightning import Callback
 from torch import Tensor
 
-from mtl.run.checkpoint import read_checkpoint
+from mtl.checkpoints.files import read_checkpoint
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_accumulation import interrupted, rows
 from tests.integration.test_resume import go_on, losses, same, state

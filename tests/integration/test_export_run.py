@@ -10,10 +10,10 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl import program
-from mtl.export import ROWS, main, rows_to_compare
-from mtl.run.checkpoint import read_checkpoint
-from mtl.run.resume import config_to_load
+from mtl.checkpoints.files import read_checkpoint
+from mtl.config.resume import config_to_load
+from mtl.use import program
+from mtl.use.export import ROWS, main, rows_to_compare
 from tests.disks import largest_file
 from tests.integration.helpers import train_table
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.run.checkpoint import read_checkpoint
+from mtl.checkpoints.files import read_checkpoint
 from tests.conftest import ROOT
 from tests.glue_files import TINY
 

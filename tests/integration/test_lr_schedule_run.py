@@ -10,8 +10,8 @@ import pytest
 import torch
 from omegaconf import open_dict
 
-from mtl.run.checkpoint import read_checkpoint
-from mtl.run.signals import Stopped
+from mtl.checkpoints.files import read_checkpoint
+from mtl.cli.signals import Stopped
 from mtl.training.schedules import one_cycle_factor, rate_factor
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import go_on, losses, same, state

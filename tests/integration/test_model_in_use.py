@@ -15,10 +15,10 @@ from mtl.data_modules.tables.example import visits
 from polars.testing import assert_frame_equal
 
 import mtl
-from mtl import predict
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError
-from mtl.run import build
-from mtl.run.checkpoint import read_checkpoint
+from mtl.config import build
+from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file
 from tests.glue_files import TINY, write_glue
@@ -184,7 +184,7 @@ def test_experts_of_each_row(trained: Path) -> None:
 
 
 class TestCommand:
-    """``python -m mtl.predict``."""
+    """``python -m mtl.use.predict``."""
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
     def test_file_of_predictions(

@@ -15,9 +15,9 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.lr_schedule import PlateauRate
 
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError
-from mtl.run import build
-from mtl.run.checkpoint import read_checkpoint
+from mtl.config import build
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
 from train import run

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from mtl.conf import resolvers
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import train
+from mtl.checkpoints.files import read_checkpoint
+from mtl.cli import resolvers
 from mtl.distributed import announced_wait, destroy_process_group
-from mtl.run.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 from tests.programs import Forked, free_port, ranks
 from tests.unit.test_metric_values import EXPECTED, check_values, evaluation_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.prune import main, network_from_checkpoint
+from mtl.use.prune import main, network_from_checkpoint
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small
 from train import run

@@ -55,8 +55,8 @@ def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
 
 
 def prune(package: Path, folder: Path, *words: str) -> Outcome:
-    """Run ``python -m mtl.prune <words>``."""
-    main = partial(runpy.run_module, "mtl.prune", run_name="__main__", alter_sys=True)
+    """Run ``python -m mtl.use.prune <words>``."""
+    main = partial(runpy.run_module, "mtl.use.prune", run_name="__main__", alter_sys=True)
     return Forked(words, folder, cwd=ROOT, env={"PYTHONPATH": str(package)}, main=main).wait()
 
 

@@ -18,9 +18,9 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
+from mtl.checkpoints.files import previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.checks import InputError
-from mtl.run.checkpoint import previous_checkpoint, read_checkpoint, whole_checkpoint
-from mtl.run.signals import Stopped
+from mtl.cli.signals import Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import SMALL, compose_small, resume_small
 from tests.programs import LIMIT, Forked

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError
 from mtl.report.runs import read_runs
-from mtl.run.checkpoint import read_checkpoint
 from mtl.training.module import MultiTaskModule
 from mtl.training.schedules import SHAPES
 from tests.conftest import ROOT

@@ -19,10 +19,10 @@ import uvicorn
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl import serve
 from mtl.checks import InputError
-from mtl.serve import FullError, Predictor, application, describe, main, table
-from mtl.trained import TrainedModel
+from mtl.use import serve
+from mtl.use.serve import FullError, Predictor, application, describe, main, table
+from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
 
 TASKS = "{click: {column: clicked, kind: binary}, minutes: {kind: regression}, city: {kind: multiclass}}"

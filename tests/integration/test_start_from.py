@@ -14,11 +14,11 @@ import torch
 from omegaconf import open_dict
 from torch import Tensor, nn
 
+from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint, read_whole
+from mtl.checkpoints.start import grouped, start_from
 from mtl.checks import InputError
-from mtl.run import build
-from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint, read_whole
-from mtl.run.signals import Stopped
-from mtl.run.start import grouped, start_from
+from mtl.cli.signals import Stopped
+from mtl.config import build
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import losses, same, state
 from train import run, start
@@ -54,7 +54,7 @@ def test_weights_and_buffers_are_copied(source: Path, tmp_path: Path, caplog: py
     before = {name: value.clone() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     with caplog.at_level(logging.INFO):
         start_from(network, source)
-    [line] = [record.message for record in caplog.records if record.name == "mtl.run.start"]
+    [line] = [record.message for record in caplog.records if record.name == "mtl.checkpoints.start"]
     old = {name.removeprefix("network."): value for name, value in read_whole(source)["state_dict"].items()}
     copied = 0
     for name, value in network.state_dict().items():
@@ -138,7 +138,7 @@ def test_a_run_starts_fresh_and_resumes_without_the_file(
     again = resume_small(parts / "checkpoints" / "last.ckpt", parts, "+callbacks.stop=null")
     assert again.start_from == str(copy)  # where its weights came from
     run(again)
-    assert [record.name for record in caplog.records].count("mtl.run.start") == 2  # not when it resumed
+    assert [record.name for record in caplog.records].count("mtl.checkpoints.start") == 2  # not when it resumed
     expected, found = state(whole), state(parts)
     for key, value in expected.items():
         assert same(value, found[key]), key

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import mtl
+from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint
 from mtl.checks import InputError
-from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint
 from tests.conftest import ROOT
 from tests.integration.helpers import resume_small
 from tests.integration.test_processes import BASE, ended, fork, losses, result, same, weights

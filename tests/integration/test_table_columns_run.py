@@ -11,12 +11,12 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.export import main as export
-from mtl.predict import main as predict
-from mtl.run.checkpoint import network_weights, read_checkpoint
-from mtl.serve import Predictor
-from mtl.trained import TrainedModel
+from mtl.checkpoints.files import network_weights, read_checkpoint
 from mtl.types import Bag
+from mtl.use.export import main as export
+from mtl.use.predict import main as predict
+from mtl.use.serve import Predictor
+from mtl.use.trained import TrainedModel
 from tests.integration.helpers import resume_small, train_table
 from train import run
 

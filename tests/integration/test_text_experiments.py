@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.importance import main as importance
+from mtl.use.importance import main as importance
 from tests.integration.helpers import compose_small
 from train import run
 

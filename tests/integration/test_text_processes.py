@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from mtl.conf import resolvers
 
 import train
+from mtl.cli import resolvers
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import SMALL, compose_small
 from tests.integration.test_processes import TWO, result, weights

@@ -12,7 +12,7 @@ from mtl.data_modules.texts import vocabulary
 from mtl.data_modules.texts.rows import Texts
 
 from mtl.checks import InputError
-from mtl.run import build
+from mtl.config import build
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.integration.test_accumulation import interrupted

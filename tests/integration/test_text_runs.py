@@ -12,8 +12,8 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError
-from mtl.run.checkpoint import read_checkpoint
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.programs import attempt

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.checkpoints.files import AtomicCheckpointIO, previous_checkpoint, read_checkpoint, whole_checkpoint
 from mtl.checks import InputError
-from mtl.prune import network_from_checkpoint, prune_run
-from mtl.run.checkpoint import AtomicCheckpointIO, previous_checkpoint, read_checkpoint, whole_checkpoint
-from mtl.run.trust import check_config, installed_targets
+from mtl.config.trust import check_config, installed_targets
+from mtl.use.prune import network_from_checkpoint, prune_run
 from tests.integration.helpers import compose_small, resume_small
 from train import run
 
@@ -130,8 +130,8 @@ def callables() -> list[str]:
         "hydra.utils",
     ]
     modules += [
-        "mtl.prune",
-        "mtl.run.checkpoint",
+        "mtl.use.prune",
+        "mtl.checkpoints.files",
         "train",
         "mtl.data_modules.files.archive",
         "pytorch_lightning",

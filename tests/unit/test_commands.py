@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from mtl.run import commands
-from mtl.run.resume import kept_words
-from mtl.run.signals import Stopped, StopSignals
+from mtl.cli import commands
+from mtl.cli.signals import Stopped, StopSignals
+from mtl.config.resume import kept_words
 from tests.integration.helpers import composed
 
 

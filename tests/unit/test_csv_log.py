@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtl.checks import InputError
-from mtl.run.csv_log import CSVLog, Table
+from mtl.loggers.csv import CSVLog, Table
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -15,16 +15,16 @@ from mtl.data_modules.base import TensorDataModule
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
+from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint
+from mtl.checkpoints.teacher import read_teacher
 from mtl.checks import InputError
+from mtl.cli.signals import Stopped
+from mtl.config.resume import config_from_checkpoint
+from mtl.config.trust import check_config
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
 from mtl.networks.heads import Heads
 from mtl.networks.transformer import Transformer
-from mtl.run.checkpoint import AtomicCheckpointIO, read_checkpoint
-from mtl.run.resume import config_from_checkpoint
-from mtl.run.signals import Stopped
-from mtl.run.teacher import read_teacher
-from mtl.run.trust import check_config
 from mtl.training.distillation import Distillation, prediction_losses, state_losses
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens

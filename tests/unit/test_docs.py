@@ -13,8 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 import reproduce
 import tune
+from mtl.config import schema
 from mtl.paper.definition import read
-from mtl.run import schema
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import CometGate, SoftmaxGate, TaskTop1Gate
-from mtl.importance import importance
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, DataSpec, TaskSpec
+from mtl.use.importance import importance
 from tests.transformers import SPEC, TASKS, assert_close, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10

@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import SearchPathException
-from mtl.conf import resolvers
-from mtl.conf.explain import explain
 
+from mtl.cli import resolvers
+from mtl.cli.explain import explain
 from tests.conftest import ROOT
 
 resolvers.register()

@@ -21,11 +21,11 @@ LAYERS = [
     {"linear"},
     {"gates", "experts"},
     {"networks"},
-    {"analysis", "training", "program"},
+    {"analysis", "training", "use.program"},
     {"report"},
-    {"run"},
-    {"trained"},
-    {"prune", "importance", "predict", "export", "serve", "tune", "report.__main__"},  # commands
+    {"cli", "loggers"},
+    {"config", "checkpoints"},
+    {"use", "tune", "report.__main__"},  # commands
     {"paper"},
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
@@ -105,7 +105,7 @@ def test_forbidden_imports_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exported() -> set[str]:
     """Return the modules of what ``mtl`` exports, but for ``mtl.load``, which needs the application."""
-    return {getattr(mtl, name).__module__ for name in mtl.__all__} - {"mtl.trained"}
+    return {getattr(mtl, name).__module__ for name in mtl.__all__} - {"mtl.use.trained"}
 
 
 def test_layer_needs_neither_hydra_nor_lightning() -> None:
@@ -163,7 +163,7 @@ def test_one_module_writes_files() -> None:
     words = re.compile(r"\.write_(text|bytes)\(|os\.replace\(|temporary\.replace\(|open\((.*, )?\"w|OmegaConf\.save\(")
     files = {*FILES, ROOT / "train.py"} - {ROOT / "mtl" / "writing.py"}
     users = {str(path.relative_to(ROOT)) for path in files if words.search(path.read_text())}
-    kept = {"mtl/run/checkpoint.py", "mtl/run/console.py"}  # a second name for a file, and the null device
+    kept = {"mtl/checkpoints/files.py", "mtl/cli/console.py"}  # a second name for a file, and the null device
     own = {f"data_modules/files/{name}.py" for name in ("archive", "celeba", "download", "glue", "omniglot")}
     assert users == kept | own
 

@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checks import InputError
-from mtl.run.mlflow_log import MLflowLog
-from mtl.run.pictures import save_picture
-from mtl.run.tensorboard_log import TensorBoardLog
-from mtl.run.wandb_log import WandbLog, earlier_id
+from mtl.loggers.mlflow import MLflowLog
+from mtl.loggers.pictures import save_picture
+from mtl.loggers.tensorboard import TensorBoardLog
+from mtl.loggers.wandb import WandbLog, earlier_id
 
 VALUES = {
     "val/loss": 3.0,

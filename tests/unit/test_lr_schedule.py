@@ -14,7 +14,7 @@ from mtl.callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, 
 from mtl.callbacks.monitored import MonitorCheck
 
 from mtl.checks import InputError
-from mtl.run import schema
+from mtl.config import schema
 from mtl.training.schedules import one_cycle_factor, rate_factor
 from tests.integration.helpers import compose_small
 

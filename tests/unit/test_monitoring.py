@@ -23,9 +23,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from mtl.checkpoints.files import AtomicCheckpointIO
 from mtl.checks import InputError
-from mtl.run.checkpoint import AtomicCheckpointIO
-from mtl.run.signals import NUMBERS, Stopped, stop_signals
+from mtl.cli.signals import NUMBERS, Stopped, stop_signals
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec
 from train import HARMLESS_WARNINGS

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mtl.checks import InputError
+from mtl.config import build
 from mtl.experts.base import mix
 from mtl.experts.dense import StackedDense, StackedLinear
 from mtl.experts.relu_sum import ReluSum
@@ -23,7 +24,6 @@ from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
-from mtl.run import build
 from mtl.types import Categorical, DataSpec, Image, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 

@@ -28,9 +28,9 @@ from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
-from mtl.prune import prune
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, Routing, TaskSpec
+from mtl.use.prune import prune
 from tests.gate_cases import CASES, IDS, GateCase, harden
 
 EXPERTS = 8

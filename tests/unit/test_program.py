@@ -23,8 +23,8 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
-from mtl.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
+from mtl.use.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
 from tests.gate_cases import CASES, IDS
 from tests.transformers import shake, transformer
 

@@ -21,9 +21,9 @@ from mtl.networks.components import Convolutions, DenseLayers, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
-from mtl.program import exportable
-from mtl.prune import export, prune, savings
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
+from mtl.use.program import exportable
+from mtl.use.prune import export, prune, savings
 from tests.experts import GatedExperts
 
 TASKS = [

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from mtl.conf import resolvers
 
 from mtl.checks import InputError
-from mtl.run.console import LastingStream
-from mtl.run.errors import explain, lost_peer
-from mtl.run.folder import claim, give_up
-from mtl.run.signals import Stopped
+from mtl.cli import resolvers
+from mtl.cli.console import LastingStream
+from mtl.cli.errors import explain, lost_peer
+from mtl.cli.folder import claim, give_up
+from mtl.cli.signals import Stopped
 from tests.programs import Forked
 
 

@@ -15,9 +15,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
+from mtl.config import build, schema
+from mtl.config.schema.annotations import find, kind_of, options
 from mtl.kinds import Count, Number, Positive, shown
-from mtl.run import build, schema
-from mtl.run.schema.annotations import find, kind_of, options
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
 
@@ -221,7 +221,7 @@ def test_sections_that_the_command_line_leaves_out(section: str) -> None:
 
 
 def test_references_that_stand_for_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtl.run.schema.tree.LARGEST", 10_000)
+    monkeypatch.setattr("mtl.config.schema.tree.LARGEST", 10_000)
     values = {"recipe.a0": [1] * 10} | {f"recipe.a{i}": [f"${{recipe.a{i - 1}}}"] * 10 for i in range(1, 9)}
     assert "more than 10,000 values" in answer(configuration("", values))
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import SoftmaxGate
-from mtl.importance import importance
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training import metrics
@@ -27,6 +26,7 @@ from mtl.training.metrics import Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.training.spans import best_spans
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
+from mtl.use.importance import importance
 from tests.squad_files import (
     LONG,
     QUESTIONS,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from mtl.cli.sweep import SweepTable
+from mtl.config.resume import plain
 from mtl.records import flatten
-from mtl.run.resume import plain
-from mtl.run.sweep import SweepTable
 from tests.integration.helpers import composed
 from tests.run_folders import write_run
 

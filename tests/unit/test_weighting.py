@@ -13,6 +13,7 @@ from torchjd.aggregation import PCGrad, TrimmedMean, UPGrad
 from torchjd.linalg import QuadprogProjector
 
 from mtl.checks import InputError
+from mtl.config import build
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, Gate
 from mtl.gates.permuted import Permutation
@@ -21,7 +22,6 @@ from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.run import build
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, JacobianWeighting, shared_parameters
 from mtl.training.weighting.drawn import drawn_at

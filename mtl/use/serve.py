@@ -1,4 +1,4 @@
-"""Answer requests with a trained network: ``python -m mtl.serve <run>/checkpoints/best.ckpt``.
+"""Answer requests with a trained network: ``python -m mtl.use.serve <run>/checkpoints/best.ckpt``.
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
@@ -28,9 +28,9 @@ import polars as pl
 import torch
 
 from mtl.checks import InputError, check_number, check_whole, require
+from mtl.cli.errors import as_one_message
 from mtl.predictions import class_names
-from mtl.run.errors import as_one_message
-from mtl.trained import TrainedModel, load
+from mtl.use.trained import TrainedModel, load
 
 WAITING = 1024  # requests that may wait for the network; more are refused
 LARGEST = 16 << 20  # bytes of a request
@@ -270,13 +270,13 @@ def web_packages() -> tuple[Any, Any]:
         import fastapi
         import uvicorn
     except ImportError as error:
-        raise InputError(f"mtl.serve needs the package {error.name}: pip install -e '.[serve]'") from None
+        raise InputError(f"mtl.use.serve needs the package {error.name}: pip install -e '.[serve]'") from None
     return fastapi, uvicorn
 
 
 def main(arguments: Sequence[str] | None = None, serve: Callable[..., None] | None = None) -> None:
     """Read the command line, load the model, and answer requests until a signal stops the program."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.serve", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m mtl.use.serve", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
     parser.add_argument("--port", type=int, default=8000)

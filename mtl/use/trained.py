@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mtl import predictions
+from mtl.checkpoints.files import data_state, network_weights, read_checkpoint
 from mtl.checks import InputError, require
+from mtl.config import build
+from mtl.config.resume import config_to_load
 from mtl.kinds import listed
 from mtl.networks.packing import real_tokens
-from mtl.run import build
-from mtl.run.checkpoint import data_state, network_weights, read_checkpoint
-from mtl.run.resume import config_to_load
 from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 
 ROWS = "the table"  # what messages call rows that are from no file

@@ -1,4 +1,4 @@
-"""Predict the rows of a file: ``python -m mtl.predict <run>/checkpoints/best.ckpt rows.csv -o predictions.parquet``."""
+"""Predict the rows of a file: ``python -m mtl.use.predict RUN/checkpoints/best.ckpt rows.csv -o out.parquet``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mtl.checks import InputError, require
-from mtl.run.errors import as_one_message
-from mtl.trained import TrainedModel, load
+from mtl.cli.errors import as_one_message
 from mtl.types import ROW
+from mtl.use.trained import TrainedModel, load
 from mtl.writing import reported, writing
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -146,7 +146,7 @@ def shown(value: object) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, predict, and write or show the predictions."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.predict", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mtl.use.predict", description=__doc__)
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
     parser.add_argument(
         "rows", type=Path, help="a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"

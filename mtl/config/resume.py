@@ -3,7 +3,7 @@
 A checkpoint holds its configuration with all values filled in. ``conf/`` says how values depend on each other, as in
 ``patience: ${recipe.patience}``: a value that still equals the one it refers to follows it again when the command line
 changes that one. What could write files, reach a server or run code comes from ``conf/`` and the command line alone:
-see ``mtl.run.trust``.
+see ``mtl.config.trust``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError, require
+from mtl.config.schema.tables import SEVERAL
+from mtl.config.trust import OWN, check_target, is_trusted
 from mtl.records import flatten
-from mtl.run.checkpoint import read_checkpoint
-from mtl.run.schema.tables import SEVERAL
-from mtl.run.trust import OWN, check_target, is_trusted
 
 Composer = Callable[[Sequence[str]], DictConfig]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from mtl.checkpoints.files import read_whole
 from mtl.checks import InputError
 from mtl.kinds import listed
-from mtl.run.checkpoint import read_whole
 
 log = logging.getLogger(__name__)
 

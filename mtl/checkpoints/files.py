@@ -16,7 +16,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mtl.checks import InputError, require
-from mtl.run.trust import check_config
+from mtl.config.trust import check_config
 from mtl.writing import writing
 
 log = logging.getLogger(__name__)

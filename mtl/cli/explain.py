@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-CONF = Path(__file__).resolve().parent
+CONF = Path(str(files("mtl.conf")))
 LONGEST = 80  # characters of a word that a sentence repeats
 PREFIX = "+~"
 

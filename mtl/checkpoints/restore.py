@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from mtl.checkpoints.files import data_state
 from mtl.checks import require
-from mtl.run.checkpoint import data_state
 
 log = logging.getLogger(__name__)
 

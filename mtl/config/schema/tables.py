@@ -227,7 +227,7 @@ CLASSES: dict[str, dict[str, Kind]] = {
     },
     "pytorch_lightning.callbacks.progress.tqdm_progress.TQDMProgressBar": {"refresh_rate": Whole(0, BILLION)},
     "pytorch_lightning.strategies.ddp.DDPStrategy": dict.fromkeys(_DDP, Flag()),
-    "mtl.run.csv_log.CSVLog": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
+    "mtl.loggers.csv.CSVLog": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
     "pytorch_lightning.loggers.csv_logs.CSVLogger": {"save_dir": NAME, "flush_logs_every_n_steps": LONG},
     "pytorch_lightning.loggers.tensorboard.TensorBoardLogger": {"save_dir": NAME},
 }

@@ -1,4 +1,4 @@
-"""Export a trained network as a program for other places: ``python -m mtl.export <run>/checkpoints/best.ckpt``.
+"""Export a trained network as a program for other places: ``python -m mtl.use.export <run>/checkpoints/best.ckpt``.
 
 Writes ``model.pt2``, which needs torch alone (``torch.export.load``), with ``--onnx`` also ``model.onnx``, and
 ``preprocessing.json``: how rows become inputs, and what the outputs are. Both programs map a batch of any size to
@@ -17,17 +17,17 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from mtl import program
+from mtl.checkpoints.files import data_state, read_checkpoint
+from mtl.checkpoints.restore import restore_data
 from mtl.checks import InputError, require
+from mtl.cli.errors import as_one_message
+from mtl.config import build
+from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import class_names
-from mtl.run import build
-from mtl.run.checkpoint import data_state, read_checkpoint
-from mtl.run.errors import as_one_message
-from mtl.run.restore import restore_data
-from mtl.run.resume import config_to_load
-from mtl.trained import TrainedModel, load
 from mtl.types import Bag, Categorical, Tokens
+from mtl.use import program
+from mtl.use.trained import TrainedModel, load
 from mtl.writing import write_json
 
 ROWS = 256  # on which programs are compared with the network
@@ -131,7 +131,7 @@ def preprocessing(model: TrainedModel, checkpoint: Mapping[str, Any], inputs: Ma
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, export, and print the differences."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.export", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m mtl.use.export", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
     parser.add_argument("--out", type=Path, help="folder to write to; default <run>/exported")
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")

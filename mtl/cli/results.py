@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning.__version__ import version as lightning_version
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +40,7 @@ def versions() -> dict[str, str | None]:
         "commit": commit(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "pytorch_lightning": lightning_version,
+        "pytorch_lightning": metadata.version("pytorch-lightning"),
     }
 
 

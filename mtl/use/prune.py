@@ -1,4 +1,4 @@
-"""Extract the part of a trained network that a task uses: ``python -m mtl.prune <run>/checkpoints/best.ckpt``."""
+"""Extract the part of a trained network that a task uses: ``python -m mtl.use.prune <run>/checkpoints/best.ckpt``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from mtl import program
 from mtl.analysis.flops import forward_flops
+from mtl.checkpoints.files import network_weights, read_checkpoint
+from mtl.checkpoints.restore import restore_data
 from mtl.checks import require
+from mtl.cli.errors import as_one_message
+from mtl.config import build
+from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
-from mtl.program import replace_parts
-from mtl.run import build
-from mtl.run.checkpoint import network_weights, read_checkpoint
-from mtl.run.errors import as_one_message
-from mtl.run.restore import restore_data
-from mtl.run.resume import config_to_load
 from mtl.types import TaskSpec
+from mtl.use import program
+from mtl.use.program import replace_parts
 from mtl.writing import write_json
 
 
@@ -138,7 +138,7 @@ def prune_run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, prune, and print the savings."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.prune", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mtl.use.prune", description=__doc__)
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
     parser.add_argument("--out", type=Path, help="folder to write to; default <run>/pruned")

@@ -30,7 +30,7 @@ BUILT = {
     "weighting": ("weighting",),
 }
 # The sections whose classes and paths are those of the installed conf/ and of the command line; of a checkpoint's
-# values only numbers, switches and names are used (see ``mtl.run.resume``)
+# values only numbers, switches and names are used (see ``mtl.config.resume``)
 OWN = ("callbacks", "logger", "trainer", "paths")
 
 REQUIRED = ("callbacks", "data", "network", "optimizer", "recipe", "trainer")

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from mtl.checks import InputError, require
+from mtl.config.schema import tables
 from mtl.kinds import shown, suggestion
-from mtl.run.schema import tables
 
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\d+\])*)\}")  # ${recipe.k}, without resolvers or nesting
 REFERRED = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?![\w.]*:)")  # the beginning of any reference

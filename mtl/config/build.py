@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
+from mtl.checkpoints.files import AtomicCheckpointIO
 from mtl.checks import InputError, require
 from mtl.compat import config_path
-from mtl.run.checkpoint import AtomicCheckpointIO
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting

@@ -31,8 +31,8 @@ class SweepTable(Callback):
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table after a failure or a signal, where Hydra calls nothing at the end, and how to go on."""
+        from mtl.cli.commands import sweep_command
         from mtl.report.summary import CSV
-        from mtl.run.commands import sweep_command
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():

@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 from torch import nn
 
 from mtl.checks import InputError
+from mtl.config.schema import tables
+from mtl.config.schema.annotations import find, options
+from mtl.config.schema.tree import Node, Reader
 from mtl.kinds import Choice, Described, Flag, Kind, ListOf, Null, OneOf, listed, shown, suggestion
-from mtl.run.schema import tables
-from mtl.run.schema.annotations import find, options
-from mtl.run.schema.tree import Node, Reader
 
 MOST = 4  # problems that one message names
 PROCESSES = 8  # on any machine; more on one with more cores

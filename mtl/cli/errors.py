@@ -14,7 +14,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import InputError, causes
-from mtl.run.signals import Stopped
+from mtl.cli.signals import Stopped
 
 # What torch.distributed says when another process is gone: gloo, its store, NCCL
 _PEER = (

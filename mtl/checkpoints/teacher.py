@@ -10,10 +10,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from mtl.checkpoints.files import read_checkpoint
 from mtl.checks import InputError, require
-from mtl.run import build
-from mtl.run.checkpoint import read_checkpoint
-from mtl.run.resume import config_to_load, plain
+from mtl.config import build
+from mtl.config.resume import config_to_load, plain
 from mtl.training.distillation import Distillation
 from mtl.types import DataSpec, TaskSpec
 

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.config.schema import tables
 from mtl.kinds import (
     Choice,
     Described,
@@ -34,7 +35,6 @@ from mtl.kinds import (
     shown,
     suggestion,
 )
-from mtl.run.schema import tables
 
 OWN = ("mtl",)  # a class of these passes all its ** to its base class
 PLAIN: dict[Any, Kind] = {

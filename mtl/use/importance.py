@@ -1,4 +1,4 @@
-"""Rank the hidden units of a dense Transformer run: ``python -m mtl.importance <run>/checkpoints/best.ckpt``.
+"""Rank the hidden units of a dense Transformer run: ``python -m mtl.use.importance <run>/checkpoints/best.ckpt``.
 
 ``network.start=importance network.importance=FILE`` splits dense layers into experts by this ranking (MoEBERT: Zuo et
 al. 2022, section 3.1). The importance of hidden unit j is I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.cli.errors import as_one_message
 from mtl.experts.ffn import StackedFFN
 from mtl.networks.packing import real_tokens
 from mtl.networks.transformer import Transformer
-from mtl.prune import network_and_data
-from mtl.run.errors import as_one_message
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
+from mtl.use.prune import network_and_data
 from mtl.writing import writing
 
 
@@ -101,7 +101,7 @@ def importance_of_run(path: str | Path, trust: Sequence[str] = (), data_dir: str
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, compute the importance, and save it."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.importance", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m mtl.use.importance", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt, of a dense Transformer")
     parser.add_argument("--out", type=Path, help="file to write; default <run>/importance.pt")
     parser.add_argument("--data-dir", help="folder of the data; default $MTL_DATA_DIR or data")

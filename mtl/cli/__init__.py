@@ -1,0 +1,1 @@
+"""The command line: composing a configuration, run folders, signals, messages, results, sweeps."""
