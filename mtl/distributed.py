@@ -96,16 +96,6 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def gather_tensors(value: Tensor, group: Any = None) -> list[Tensor]:
-    """Return the tensors of all processes in order of rank; torchmetrics calls this to synchronise.
-
-    The tensors may differ in length. An empty one may have another dtype, and takes that of the others.
-    """
-    values: list[Tensor] = gather(value.cpu())
-    dtype = next((other.dtype for other in values if other.numel()), value.dtype)
-    return [other.to(value.device, dtype) for other in values]
-
-
 def broadcast(value: Tensor) -> Tensor:
     """Return the first process's value."""
     if world_size() > 1:

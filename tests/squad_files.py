@@ -12,7 +12,7 @@ from mtl.data_modules.squad import SquadDataModule
 from mtl.data_modules.texts.windows import Windows
 from torch import Tensor
 
-from mtl.training.metrics import Evaluation
+from mtl.training.evaluation import Evaluation
 from mtl.types import Batch
 
 RIVER = "Limmat is a river; it flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."

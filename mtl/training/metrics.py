@@ -1,70 +1,213 @@
-"""Accumulate losses and metrics over one pass through the data, task by task."""
+"""The metrics that a task may name: functions of all rows of an evaluation, however batches and processes split them.
+
+Curves and calibration are torchmetrics' functions. The others are ours: torchmetrics' R2 takes labels of a small scale
+for constant ones, its correlations with a constant are NaN (GLUE defines them as 0), and its ranking metrics loop over
+the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and let the order of the rows decide between equal
+predictions. Where a metric is undefined, it is NaN.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import (
-    BinaryAccuracy,
-    BinaryCalibrationError,
-    BinaryF1Score,
-    MulticlassAccuracy,
-    MulticlassCalibrationError,
-    MulticlassF1Score,
-)
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_calibration_error
 
-from mtl.checks import InputError, require
-from mtl.distributed import all_reduce_sum, gather_tensors
-from mtl.functional import KeepsDigits, at_least_float32
-from mtl.training.correlation import BinaryMatthews, MulticlassMatthews, Pearson, Spearman
-from mtl.training.errors import ERRORS, MeanErrors, TaskSums
-from mtl.training.losses import summed_losses
-from mtl.training.ranking import Ranking
-from mtl.training.scores import AUROC, R2, AveragePrecision, BaseRate, LogLoss, OneVersusRestAUROC
-from mtl.training.spans import SpanScore, best_spans
-from mtl.types import METRICS, TaskKind, TaskSpec, has_float64, labelled, metric_family, widest
+from mtl.types import TaskKind, TaskSpec, metric_family
 
-BUILDERS: dict[TaskKind, dict[str, Callable[..., Metric]]] = {  # of mtl.types.METRICS, but for those in ERRORS
+UNDEFINED = torch.tensor(torch.nan)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The N labelled rows of a binary, multiclass or regression task.
+
+    ``prediction [N]``: a probability; the most probable class; a value in the units of the labels. ``label [N]``.
+    Of a multiclass task also ``confidence [N]``, the probability of the predicted class, ``likelihood [N]``, that of
+    the label, and ``scores [N, C]``, all of them, if a metric needs them. Of a binary task perhaps ``groups [N]``, the
+    numbers of the groups that ranking metrics rank apart; negative: none.
+    """
+
+    prediction: Tensor
+    label: Tensor
+    confidence: Tensor = UNDEFINED
+    likelihood: Tensor = UNDEFINED
+    scores: Tensor = UNDEFINED
+    groups: Tensor = UNDEFINED
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: its value for rows, whether higher values are better (None: neither), what it needs to be defined."""
+
+    compute: Callable[..., Tensor]
+    higher_is_better: bool | None = True
+    needs: str = ""
+
+
+def positives(rows: Rows) -> Tensor:
+    """Return the predicted classes of a binary task, by a threshold of 0.5."""
+    return (rows.prediction > 0.5).long()
+
+
+def auroc(prediction: Tensor, label: Tensor) -> Tensor:
+    """Return the area under the curve of the true positive rate over the false positive rate."""
+    return binary_auroc(prediction, label, validate_args=False) if 0 < label.sum() < len(label) else UNDEFINED
+
+
+def one_versus_rest_auroc(rows: Rows) -> Tensor:
+    """Return the mean over the classes of the AUROC of each against all others; classes without rows are left out."""
+    values = [auroc(scores, (rows.label == number).long()) for number, scores in enumerate(rows.scores.unbind(1))]
+    return torch.stack([value.cpu() for value in values]).nanmean()
+
+
+def average_precision(rows: Rows) -> Tensor:
+    """Return the area under the curve of precision over recall, without interpolation: sum of precision * rise."""
+    return binary_average_precision(rows.prediction, rows.label, validate_args=False) if rows.label.any() else UNDEFINED
+
+
+def calibration_error(confidence: Tensor, correct: Tensor) -> Tensor:
+    """Return the mean distance of ``confidence [N]`` from the share of ``correct [N]`` in 15 bins of equal width."""
+    return binary_calibration_error(confidence, correct.long(), n_bins=15, validate_args=False)
+
+
+def log_loss(likelihood: Tensor) -> Tensor:
+    """Return the mean of -log p of the predicted probabilities of the labels ``[N]``, at least 2.2e-16."""
+    return -likelihood.clamp(min=torch.finfo(torch.float64).eps).log().mean()
+
+
+def f1(predicted: Tensor, label: Tensor) -> Tensor:
+    """Return 2 TP / (2 TP + FP + FN) of bool ``predicted [N]`` and ``label [N]``; 0 where there is neither."""
+    return 2 * (predicted & label).sum().double() / (predicted.sum() + label.sum()).clamp(min=1)
+
+
+def macro_f1(rows: Rows) -> Tensor:
+    """Return the mean F1 of the classes that are predicted or labelled."""
+    classes = torch.cat([rows.prediction, rows.label]).unique()
+    return torch.stack([f1(rows.prediction == number, rows.label == number) for number in classes]).mean()
+
+
+def matthews(predicted: Tensor, label: Tensor) -> Tensor:
+    """Return the Matthews correlation of classes ``predicted [N]`` and ``label [N]``; 0 where one is constant.
+
+    With n rows, c of them correct, t labels and p predictions by class, it is
+    (c n - t p) / sqrt((n^2 - p p) (n^2 - t t)) (Gorodkin 2004).
+    """
+    classes = int(torch.maximum(predicted.max(), label.max())) + 1
+    p, t = (values.bincount(minlength=classes).double() for values in (predicted, label))  # [C]
+    n, c = len(label), (predicted == label).sum().double()
+    spread = (n**2 - p @ p) * (n**2 - t @ t)
+    return torch.where(spread > 0, (c * n - t @ p) / spread.clamp(min=1).sqrt(), 0.0)
+
+
+def pearson(x: Tensor, y: Tensor) -> Tensor:
+    """Return the Pearson correlation of ``x [N]`` and ``y [N]``; 0 where one is constant."""
+    if bool(x.min() == x.max()) or bool(y.min() == y.max()):
+        return x.new_zeros(())
+    x, y = x - x.mean(), y - y.mean()
+    return (x / x.norm()) @ (y / y.norm())
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Return the rank of each of ``values [N]``, from 1; equal values share the mean of their ranks."""
+    _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[index].to(values.dtype)
+
+
+def r2(rows: Rows) -> Tensor:
+    """Return the share of the labels' variance that is explained, 1 - sum (t - p)^2 / sum (t - mean)^2."""
+    if bool(rows.label.min() == rows.label.max()):
+        return UNDEFINED
+    unexplained = (rows.label - rows.prediction).square().sum()
+    return 1 - unexplained / (rows.label - rows.label.mean()).square().sum()
+
+
+def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
+    """Return the mean over the groups of the metric ``name`` of the ranked rows; ``k``: only the first k rows count.
+
+    The candidates are the labelled rows of the split that belong to the group, for a recommender those of a user: the
+    items that the user has seen and the sampled ones that it has not, not the whole catalogue. They are ranked by their
+    prediction, the highest first; of equal predictions, negatives come first. With r_i = 1 if the row of rank i is
+    positive and P positives in all:
+
+    ``ndcg``: sum_(i <= k) r_i / log2(i + 1), divided by its largest value, sum_(i <= min(k, P)) 1 / log2(i + 1).
+    ``hit_rate``: 1 if one of the first k rows is positive, else 0. ``mrr``: 1 / rank of the first positive row.
+
+    Groups without a positive row are left out of the mean, as are rows of a negative group number, which have none. The
+    metric is undefined, NaN, if no group is left. A group of positives only counts 1.
+    """
+    kept = rows.groups >= 0
+    prediction, label, groups = rows.prediction[kept], rows.label[kept], rows.groups[kept]
+    if not len(groups):
+        return UNDEFINED
+    order = torch.arange(len(groups), device=groups.device)
+    for key in (label, -prediction, groups):  # stable sorts, the last key first
+        order = order[key[order].argsort(stable=True)]
+    group = (groups[order].diff(prepend=groups[order[:1]]) > 0).cumsum(0)  # [N], numbered from 0
+    sizes = group.bincount()  # [G]
+    rank = 1 + torch.arange(len(group), device=group.device) - (sizes.cumsum(0) - sizes)[group]  # within the group
+    positive = label[order].double()
+    counted = positive if k is None else positive * (rank <= k)
+    none = positive.new_zeros(len(sizes))
+    count = none.index_add(0, group, positive).long()
+    if name == "ndcg":
+        gains = 1 / torch.arange(2, 2 + int(sizes.max()), device=group.device).double().log2()  # of ranks 1, 2, ...
+        most = count.clamp(min=1, max=k)
+        values = none.index_add(0, group, counted * gains[rank - 1]) / gains.cumsum(0)[most - 1]
+    else:  # of the first positive row that counts, 1 or its reciprocal rank
+        worth = counted if name == "hit_rate" else counted / rank
+        values = none.scatter_reduce(0, group, worth, "amax")
+    return values[count > 0].mean()  # of no groups: NaN
+
+
+UNRANKED = "a group with a positive label"
+ALL: dict[TaskKind, dict[str, Metric]] = {  # of mtl.types.METRICS, but for those in ERRORS and of spans
     "binary": {
-        "auroc": AUROC,
-        "auprc": AveragePrecision,
-        "accuracy": BinaryAccuracy,
-        "f1": BinaryF1Score,
-        "matthews": BinaryMatthews,
-        "ece": partial(BinaryCalibrationError, n_bins=15),
-        "logloss": LogLoss,
-        "base_rate": BaseRate,
-        "ndcg@K": partial(Ranking, "ndcg"),
-        "hit_rate@K": partial(Ranking, "hit_rate"),
-        "mrr": partial(Ranking, "mrr"),
+        "auroc": Metric(lambda rows: auroc(rows.prediction, rows.label), needs="positive and negative labels"),
+        "auprc": Metric(average_precision, needs="a positive label"),
+        "accuracy": Metric(lambda rows: (positives(rows) == rows.label).double().mean()),
+        "f1": Metric(lambda rows: f1(positives(rows) == 1, rows.label == 1)),
+        "matthews": Metric(lambda rows: matthews(positives(rows), rows.label)),
+        "ece": Metric(lambda rows: calibration_error(rows.prediction, rows.label), False),
+        "logloss": Metric(
+            lambda rows: log_loss(torch.where(rows.label == 1, rows.prediction, 1 - rows.prediction)), False
+        ),
+        "base_rate": Metric(lambda rows: rows.label.double().mean(), None),
+        "ndcg@K": Metric(partial(ranking, name="ndcg"), needs=UNRANKED),
+        "hit_rate@K": Metric(partial(ranking, name="hit_rate"), needs=UNRANKED),
+        "mrr": Metric(partial(ranking, name="mrr"), needs=UNRANKED),
     },
     "multiclass": {
-        "accuracy": partial(MulticlassAccuracy, average="micro"),
-        "macro_f1": partial(MulticlassF1Score, average="macro"),
-        "matthews": MulticlassMatthews,
-        "auroc": OneVersusRestAUROC,
-        "ece": partial(MulticlassCalibrationError, n_bins=15),
-        "logloss": LogLoss,
+        "accuracy": Metric(lambda rows: (rows.prediction == rows.label).double().mean()),
+        "macro_f1": Metric(macro_f1),
+        "matthews": Metric(lambda rows: matthews(rows.prediction, rows.label)),
+        "auroc": Metric(one_versus_rest_auroc, needs="labels of at least two classes"),
+        "ece": Metric(lambda rows: calibration_error(rows.confidence, rows.prediction == rows.label), False),
+        "logloss": Metric(lambda rows: log_loss(rows.likelihood), False),
     },
     "regression": {
-        "r2": R2,
-        "pearson": Pearson,
-        "spearman": Spearman,
+        "r2": Metric(r2, needs="labels that differ"),
+        "pearson": Metric(lambda rows: pearson(rows.prediction, rows.label)),
+        "spearman": Metric(lambda rows: pearson(ranks(rows.prediction), ranks(rows.label))),
     },
-    "span": {name: partial(SpanScore, name) for name in METRICS["span"]},
+    "span": {},
+}
+# From the sums of squares and of absolute values of the errors and the number of labels, [T] each
+ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mse": lambda squares, absolutes, labels: squares / labels,
+    "mae": lambda squares, absolutes, labels: absolutes / labels,
+    "rmse": lambda squares, absolutes, labels: (squares / labels).sqrt(),
 }
 DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
     "binary": ("auroc", "accuracy"),
     "multiclass": ("accuracy",),
     "regression": ("mse",),
-    "span": METRICS["span"],
+    "span": ("f1", "exact_match"),
 }
 
 
@@ -73,20 +216,11 @@ def metric_names(task: TaskSpec) -> tuple[str, ...]:
     return tuple(task.metrics) or DEFAULTS[task.kind]
 
 
-def task_metrics(task: TaskSpec) -> dict[str, Metric]:
-    """Return fresh metrics by name, but for those in ``ERRORS``."""
-    own: dict[str, Any] = {"num_classes": task.num_classes} if task.kind == "multiclass" else {}
-    if task.kind == "span":
-        require(task.scorer is not None, f"task {task.name!r}: a task of kind span needs a scorer")
-        own = {"scorer": task.scorer}
-    metrics = {}
-    for name in metric_names(task):
-        if name not in ERRORS:
-            first = {"k": int(name.partition("@")[2])} if "@" in name else {}
-            metrics[name] = BUILDERS[task.kind][metric_family(name)](**own, **first, dist_sync_fn=gather_tensors)
-    if task.kind == "regression":  # in float64 the sums hardly depend on the order of the rows
-        metrics = {name: metric.set_dtype(torch.float64) for name, metric in metrics.items()}
-    return metrics
+def value_of(kind: TaskKind, name: str, rows: Rows) -> float:
+    """Return the metric ``name`` of ``rows``, such as ``ndcg@10``."""
+    k = name.partition("@")[2]
+    compute = ALL[kind][metric_family(name)].compute
+    return float(compute(rows, k=int(k)) if k else compute(rows))
 
 
 def averages(tasks: Sequence[TaskSpec]) -> dict[str, list[str]]:
@@ -112,13 +246,11 @@ def mean_of_defined(values: Sequence[float]) -> float:
 def higher_is_better(name: str) -> bool | None:
     """Return whether higher values of a logged name are better, as of ``val/click/auroc``; None if it is not known."""
     last = metric_family(name.rpartition("/")[2])
-    if last in ("average", "small_average"):
+    if last in ("average", "small_average", *DEFAULTS["span"]):
         return True
-    for builders in BUILDERS.values():
-        if last in builders:
-            builder: Any = builders[last]
-            better: bool | None = getattr(builder, "func", builder).higher_is_better
-            return better
+    for metrics in ALL.values():
+        if last in metrics:
+            return metrics[last].higher_is_better
     return False if last == "loss" or last in ERRORS else None
 
 
@@ -127,176 +259,3 @@ def mode_of(monitor: str, mode: str = "auto") -> str:
     if mode == "auto":
         return "max" if higher_is_better(monitor) else "min"
     return mode
-
-
-def on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``values`` on the CPU."""
-    return {name: value.cpu() for name, value in values.items()}
-
-
-class LossMeter(TaskSums):
-    """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
-
-    ``sums [2, T]``: this process's summed losses and numbers of labels.
-    """
-
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__(tasks, 2)
-        self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-
-    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
-        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch."""
-        index, _ = self.constants(tuple(names), totals)
-        self.sums.index_add_(1, index, torch.stack([widest(totals.detach()), widest(counts)]))
-
-    def constants(self, names: tuple[str, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the indices and the weights of the named tasks, on the device and in the precision of ``like``.
-
-        They are cached, since copying them to a device in each step would wait for the device.
-        """
-        key = (names, like.device, like.dtype)
-        if key not in self._constants:
-            numbers = [self.index_of[name] for name in names]
-            index = torch.tensor(numbers, device=like.device)
-            weights = like.new_tensor([self.tasks[number].weight for number in numbers])
-            self._constants[key] = index, weights
-        return self._constants[key]
-
-    def compute(self) -> dict[str, float]:
-        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
-
-        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes,
-        so every process has to call this.
-        """
-        sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
-        means = {task: loss / count for task, (loss, count) in sums if count}
-        weighted = [task.weight * mean for task, mean in means.items() if task.weight]
-        return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
-
-
-class Evaluation(KeepsDigits):
-    """Accumulate losses and metrics of one evaluation pass; each task has its own metrics."""
-
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__()
-        self.meter = LossMeter(tasks)
-        self.tasks = {task.name: task for task in tasks}
-        self.metrics = nn.ModuleDict({str(i): nn.ModuleDict(task_metrics(task)) for i, task in enumerate(tasks)})
-        self.shown = {task.name: metric_names(task) for task in tasks}
-        self.errors = MeanErrors([task for task in tasks if not ERRORS.keys().isdisjoint(self.shown[task.name])])
-        self.averages = averages(tasks)
-
-    def update(
-        self,
-        predictions: Mapping[str, Tensor],
-        targets: Mapping[str, Tensor],
-        rows: Tensor | None = None,
-        weights: Mapping[str, Tensor] | None = None,
-        groups: Tensor | None = None,
-    ) -> None:
-        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``.
-
-        Span tasks need ``rows [B]``, by which their scorers know the rows; they are scored on all, labelled or not.
-        ``weights`` and ``groups``: see ``Batch``. Weights count in the losses alone: all labelled rows are alike to
-        metrics.
-        """
-        if not all(has_float64(prediction.device) for prediction in predictions.values()):
-            predictions, targets, weights = on_cpu(predictions), on_cpu(targets), on_cpu(weights or {})
-            rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
-        self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
-        self.errors.update(predictions, targets)
-        for name, prediction in predictions.items():
-            task, target = self.tasks[name], targets[name]
-            if not self._of(name):
-                continue
-            if task.kind == "span":
-                self._update_spans(task, prediction, rows)
-                continue
-            mask = labelled(task, target)
-            prediction, target = at_least_float32(prediction)[mask], target[mask]
-            if task.kind == "regression":
-                prediction, target = task.in_units(prediction), target.double()
-            if task.kind == "binary":
-                # torchmetrics guesses for each batch whether it gets logits, so give it probabilities. In float32 the
-                # sigmoid of all logits above 17 is 1, and they would tie
-                prediction, target = prediction.double().sigmoid(), target.long()
-            if task.kind == "multiclass":
-                prediction = prediction.double().softmax(-1)
-            if len(target):
-                self._update_metrics(task, prediction, target, None if groups is None else groups[mask])
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Stay on the CPU instead of moving to a device without float64."""
-        if not has_float64(fn(torch.zeros(())).device):
-            return self
-        super()._apply(fn, recurse)
-        return self
-
-    def compute(self) -> dict[str, float]:
-        """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
-
-        Like the loss, an average leaves out tasks without a label; and a task whose main metric is undefined, NaN.
-        """
-        result, errors = self.meter.compute(), self.errors.compute()
-        for name in self.tasks:
-            if f"{name}/loss" in result:
-                own = self._of(name)
-                for shown in self.shown[name]:
-                    value = float(own[shown].compute()) if shown in own else errors[shown][name]
-                    result[f"{name}/{shown}"] = value
-        found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
-        means = {name: mean_of_defined(values) for name, values in found.items() if values}
-        return {"loss": result["loss"], **means, **result}
-
-    def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
-        """Return for each value that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
-
-        They include the averages if all of their metrics are NaN, but no value that is NaN because a prediction is.
-        """
-        found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
-        if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):
-            found["loss"] = "a label of a task with a weight above 0"
-        for name in self.tasks:
-            for metric_name, metric in self._of(name).items():
-                if hasattr(metric, "needs") and math.isfinite(result.get(f"{name}/loss", math.nan)):
-                    found[f"{name}/{metric_name}"] = str(metric.needs)
-        return {name: needs for name, needs in found.items() if math.isnan(result.get(name, 0.0))}
-
-    def main_metrics(self) -> dict[str, str]:
-        """Return the name of the first metric of each task."""
-        return {name: shown[0] for name, shown in self.shown.items()}
-
-    def names(self) -> list[str]:
-        """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
-        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self.shown[task]))
-        return ["loss", *self.averages, *by_task]
-
-    def reset(self) -> None:
-        self.meter.reset()
-        self.errors.reset()
-        for name in self.tasks:
-            for metric in self._of(name).values():
-                metric.reset()
-
-    def _update_metrics(self, task: TaskSpec, prediction: Tensor, target: Tensor, groups: Tensor | None) -> None:
-        for name, metric in self._of(task.name).items():
-            if not isinstance(metric, Ranking):
-                metric.update(prediction, target)
-                continue
-            if groups is None:
-                raise InputError(f"task {task.name!r}: {name} ranks the rows of each group; the data have no groups")
-            metric.update(prediction, target, groups)
-
-    def _update_spans(self, task: TaskSpec, prediction: Tensor, rows: Tensor | None) -> None:
-        require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
-        assert rows is not None
-        assert task.scorer is not None
-        if len(rows):
-            found = best_spans(at_least_float32(prediction), task.scorer.context[rows.cpu()], task.scorer.max_answer)
-            for metric in self._of(task.name).values():
-                metric.update(rows, *found)
-
-    def _of(self, name: str) -> dict[str, Metric]:
-        metrics = self.metrics[str(self.meter.index_of[name])]
-        assert isinstance(metrics, nn.ModuleDict)
-        return {key: metric for key, metric in metrics.items() if isinstance(metric, Metric)}

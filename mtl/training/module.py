@@ -15,8 +15,8 @@ from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.kinds import listed
 from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
+from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
-from mtl.training.metrics import Evaluation, LossMeter
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
@@ -145,14 +145,12 @@ class MultiTaskModule(LightningModule):
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Terms, Tensor]:
         """Return the weighted losses of the tasks of a batch, and their sum over the rows of all processes."""
         names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets, batch.weights)
-        index, weights = self.train_meter.constants(tuple(names), totals)
         # A task's loss is the mean over the labels of all processes
         everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
-        self.train_meter.update(names, totals, counts)
-        shares, means = weights * totals / labels, weights * everywhere[0] / labels
-        tasks = [self.train_meter.index_of[name] for name in names]
-        return Terms(tasks, index, shares, means, everywhere[1], []), means.sum()
+        selected = self.train_meter.update(names, totals, counts)
+        shares, means = selected.weights * totals / labels, selected.weights * everywhere[0] / labels
+        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], []), means.sum()
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.reset()

@@ -1,16 +1,10 @@
-"""Find the best answers of span tasks in their texts, and score them when all rows are known."""
+"""Find the best answers of span tasks in their texts."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
-
-from mtl.types import Scorer
 
 
 def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,29 +23,3 @@ def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor
     score, best = (start[..., None] + ends).flatten(1).max(1)
     spans = torch.stack([best // longest, best // longest + best % longest], 1)
     return spans, score, logits[:, 0].sum(-1)
-
-
-class SpanScore(Metric):
-    """The metric ``name`` of a ``scorer``. Keeps all rows: an answer is the best one of several rows."""
-
-    higher_is_better = True
-    full_state_update = False
-    rows: list[Tensor]
-    spans: list[Tensor]
-    scores: list[Tensor]
-
-    def __init__(self, name: str, scorer: Scorer, **options: Any) -> None:
-        super().__init__(**options)
-        self.name, self.scorer = name, scorer
-        for state in ("rows", "spans", "scores"):
-            self.add_state(state, [], dist_reduce_fx="cat")
-
-    def update(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> None:
-        """Add ``rows [B]``, and what ``best_spans`` returns for them."""
-        self.rows.append(rows)
-        self.spans.append(spans)
-        self.scores.append(torch.stack([scores, null_scores], 1))
-
-    def compute(self) -> Tensor:
-        rows, spans, scores = (dim_zero_cat(state).cpu() for state in (self.rows, self.spans, self.scores))
-        return torch.tensor(self.scorer.score(rows, spans, *scores.unbind(1))[self.name])

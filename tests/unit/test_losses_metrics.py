@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from mtl.checks import InputError
+from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_loss, summed_losses
-from mtl.training.metrics import Evaluation, LossMeter
 from mtl.types import MISSING_CLASS, TaskSpec
 
 NAN = float("nan")

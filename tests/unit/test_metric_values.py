@@ -1,4 +1,4 @@
-"""All metrics against scikit-learn: with and without missing labels, in batches; and what is undefined.
+"""All metrics against scikit-learn: with and without missing labels, in batches, in two processes; what is undefined.
 
 The numbers were computed once, with scikit-learn 1.9.1 (correlations with SciPy, calibration by hand).
 ``tests/integration/test_processes.py`` compares two processes with them.
@@ -7,23 +7,28 @@ The numbers were computed once, with scikit-learn 1.9.1 (correlations with SciPy
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNormalizedDCG
 
 from mtl.checks import InputError
+from mtl.training import evaluation as evaluations
+from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_loss
-from mtl.training.metrics import Evaluation, higher_is_better
-from mtl.training.ranking import Ranking
+from mtl.training.metrics import ALL, ERRORS, Rows, higher_is_better, ranking
+from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 
 RANKED = ("ndcg@2", "hit_rate@1", "mrr")
 CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *RANKED[:2]))
 GENRE = TaskSpec("genre", "multiclass", num_classes=3, metrics=METRICS["multiclass"])
-STARS = TaskSpec("stars", "regression", metrics=METRICS["regression"])
+STARS = TaskSpec("stars", "regression", metrics=("pearson", *(n for n in METRICS["regression"] if n != "pearson")))
+PLAIN = TaskSpec("click", "binary", metrics=("matthews", "f1"), small=True)
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, -0.5, 3.0, -2.0, 1.0, 0.5, -3.0, 40.0])
 CLICKED = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 1, 0, 1])
@@ -143,6 +148,20 @@ def test_values(labels: str, parts: list[list[int]]) -> None:
     assert named == {(kind, name) for kind, names in METRICS.items() for name in names if kind != "span"}  # all of them
 
 
+@pytest.mark.parametrize("cut", [4, 10], ids=["both have rows", "one has none"])
+def test_two_processes_report_the_values_of_all_rows(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = (evaluation_of("missing labels", [[*rows]] if rows else []) for rows in (range(cut), range(cut, 10)))
+    sums = iter((theirs.meter.sums, theirs.errors.sums))
+    others = theirs._gathered()
+    monkeypatch.setattr(evaluations, "all_reduce_sum", lambda own: own + next(sums))
+    monkeypatch.setattr(evaluations, "world_size", lambda: 2)
+    monkeypatch.setattr(evaluations, "gather", lambda own: [own, others])
+    found = mine.compute()
+    assert {name: found[name] for name in expected("missing labels")} == pytest.approx(
+        expected("missing labels"), abs=1e-6
+    )
+
+
 def one_task(task: TaskSpec, prediction: Any, target: Any, **more: Any) -> tuple[dict[str, float], dict[str, str]]:
     """Return the metrics of a task, and which are undefined."""
     evaluation = Evaluation([task])
@@ -182,9 +201,8 @@ def test_a_small_scale_is_not_taken_for_constant() -> None:
 
 
 def ranked(name: str, predictions: list[float], targets: list[int], groups: list[int], k: int | None = None) -> float:
-    metric = Ranking(name, k)
-    metric.update(torch.tensor(predictions).double(), torch.tensor(targets), torch.tensor(groups))
-    return float(metric.compute())
+    rows = Rows(torch.tensor(predictions).double(), torch.tensor(targets), groups=torch.tensor(groups))
+    return float(ranking(rows, name, k))
 
 
 def test_ranking_by_hand() -> None:
@@ -280,3 +298,91 @@ def test_direction_of_every_metric(name: str, better: bool | None) -> None:
 def test_only_the_base_rate_has_no_direction() -> None:
     everything = {name.replace("@K", "@5") for names in METRICS.values() for name in names}
     assert {name for name in everything if higher_is_better(name) is None} == {"base_rate"}
+
+
+CONSTANT: list[tuple[TaskSpec, Tensor, Tensor]] = [
+    (CLICK, torch.full((10,), 4.0), torch.tensor([1.0] * 7 + [0.0] * 3)),
+    (CLICK, torch.full((10,), -4.0), torch.tensor([1.0] * 7 + [0.0] * 3)),
+    (CLICK, torch.linspace(-1, 1, 10), torch.ones(10)),
+    (CLICK, torch.full((10,), 4.0), torch.ones(10)),
+    (GENRE, torch.tensor([[0.0, 1.0, 0.0]] * 4), torch.tensor([0, 1, 2, 1])),
+    (STARS, torch.full((3,), 0.1), torch.tensor([1.0, 2.0, 4.0])),
+    (STARS, torch.tensor([1.0, 2.0, 4.0]), torch.full((3,), 0.1)),
+    (STARS, torch.tensor([1.0]), torch.tensor([2.0])),
+]
+
+
+@pytest.mark.parametrize(("task", "prediction", "target"), CONSTANT)
+def test_correlation_with_a_constant_is_zero(task: TaskSpec, prediction: Tensor, target: Tensor) -> None:
+    correlations = tuple(name for name in task.metrics if name in ("matthews", "pearson", "spearman"))
+    evaluation = Evaluation([TaskSpec("x", task.kind, task.num_classes, metrics=correlations)])
+    evaluation.update({"x": prediction}, {"x": target})
+    found = evaluation.compute()
+    assert {found[f"x/{name}"] for name in correlations} == {0.0}
+
+
+def test_opposite_and_equal_predictions() -> None:
+    values = 1e6 + torch.arange(5.0)  # a large mean
+    for sign in (1.0, -1.0):
+        evaluation = Evaluation([STARS])
+        evaluation.update({"stars": sign * values}, {"stars": values})
+        found = evaluation.compute()
+        assert [found["stars/pearson"], found["stars/spearman"]] == pytest.approx([sign, sign], abs=1e-12)
+    evaluation = Evaluation([PLAIN])
+    evaluation.update({"click": torch.tensor([1.0, -1.0])}, {"click": torch.tensor([0.0, 1.0])})
+    assert evaluation.compute()["click/matthews"] == pytest.approx(-1.0)
+
+
+def test_without_names_the_metrics_are_those_of_the_kind() -> None:
+    names = Evaluation([TaskSpec("a", "binary"), TaskSpec("b", "multiclass", 3), TaskSpec("c", "regression")]).names()
+    assert names == ["loss", "a/loss", "a/auroc", "a/accuracy", "b/loss", "b/accuracy", "c/loss", "c/mse"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "names"),
+    [
+        ([PLAIN, STARS], ["average", "small_average"]),
+        ([GENRE, STARS], ["average"]),
+        ([PLAIN, TaskSpec("x", "binary")], []),  # not every task names its metrics
+        ([PLAIN, TaskSpec("x", "regression", metrics=("mse", "pearson"))], []),  # of mse, lower is better
+    ],
+)
+def test_averages_are_there_only_if_they_mean_something(tasks: list[TaskSpec], names: list[str]) -> None:
+    evaluation = Evaluation(tasks)
+    predictions = {"click": LOGITS, "genre": torch.tensor(SCORES), "stars": VALUES, "x": VALUES}
+    targets = {"click": CLICKED, "genre": GENRES, "stars": TRUTH, "x": CLICKED}
+    used = [task.name for task in tasks]
+    evaluation.update({name: predictions[name] for name in used}, {name: targets[name] for name in used})
+    whole = [name for name in evaluation.names() if "/" not in name]
+    assert whole == ["loss", *names]
+    assert [name for name in evaluation.compute() if "/" not in name] == whole
+    optimizer: Callable[..., Any] = torch.optim.SGD
+    logged = MultiTaskModule(torch.nn.Linear(1, 1), tasks, optimizer).logged_names()
+    assert [name for name in logged if "average" in name] == [f"val/{name}" for name in names]
+
+
+def test_tasks_without_labels_are_left_out_of_the_averages() -> None:
+    evaluation = Evaluation([PLAIN, STARS])
+    evaluation.update({"stars": torch.tensor([1.0, 2.0])}, {"stars": torch.tensor([1.0, 3.0])})
+    found = evaluation.compute()
+    assert found["average"] == found["stars/pearson"] == pytest.approx(1.0)
+    assert "small_average" not in found
+
+
+def test_every_metric_that_a_task_may_name_is_built() -> None:
+    built = {kind: set(metrics) for kind, metrics in ALL.items()}
+    built["regression"] |= set(ERRORS)
+    assert built | {"span": set(METRICS["span"])} == {kind: set(names) for kind, names in METRICS.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "message"),
+    [
+        ("regression", ("accuracy",), "a regression task has mse, mae, .*; not accuracy"),
+        ("binary", ("f1", "mathews"), "a binary task has auroc, auprc, .*; not mathews"),
+        ("binary", ("pearson", "macro_f1"), "not pearson, macro_f1"),
+    ],
+)
+def test_metrics_that_do_not_fit_give_one_message(kind: Any, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=f"task 'x': metrics=.*{message}"):
+        TaskSpec("x", kind, metrics=names)

@@ -19,7 +19,7 @@ from mtl.gates import CometGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.training import metrics, module
+from mtl.training import evaluation, module
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec
 
@@ -29,7 +29,7 @@ SPEC = DataSpec({"user": Categorical(5), "age": Numeric(2)}, TASKS)
 
 @pytest.fixture(autouse=True)
 def _meta_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (mtl.types, functional, metrics, module):
+    for place in (mtl.types, functional, evaluation, module):
         monkeypatch.setattr(place, "has_float64", lambda device: device.type == "cpu")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which does not know meta
 

@@ -15,7 +15,7 @@ from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
-from mtl.training.metrics import Evaluation
+from mtl.training.evaluation import Evaluation
 from mtl.training.schedules import SHAPES, check_schedule
 from mtl.types import MISSING_CLASS, Categorical, DataSpec, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden

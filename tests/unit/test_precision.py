@@ -19,7 +19,7 @@ from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
-from mtl.training.metrics import Evaluation
+from mtl.training.evaluation import Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradNorm, LossWeighting
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec

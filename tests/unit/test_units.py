@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from mtl.checks import InputError
 from mtl.training.distillation import Distillation
+from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_loss, summed_losses
-from mtl.training.metrics import Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, NetworkOutput, TaskSpec
 

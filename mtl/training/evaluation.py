@@ -1,0 +1,269 @@
+"""Accumulate losses and metrics over one pass through the data, task by task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mtl.checks import InputError, require
+from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.functional import KeepsDigits, at_least_float32
+from mtl.training.losses import summed_losses
+from mtl.training.metrics import ALL, ERRORS, Rows, averages, mean_of_defined, metric_names, value_of
+from mtl.training.spans import best_spans
+from mtl.types import TaskSpec, has_float64, labelled, metric_family, side_by_side, widest
+
+Columns = dict[str, Tensor]  # [N, ...] each
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Some N of the tasks, resolved once: their numbers, as a list and as a tensor ``[N]``, and ``weights [N]``."""
+
+    numbers: list[int]
+    index: Tensor
+    weights: Tensor
+
+
+class TaskSums(KeepsDigits):
+    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 where the device has it."""
+
+    sums: Tensor
+
+    def __init__(self, tasks: Sequence[TaskSpec], count: int) -> None:
+        super().__init__()
+        self.tasks = list(tasks)
+        self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
+        self.register_buffer("sums", torch.zeros(count, len(self.tasks), dtype=torch.float64), persistent=False)
+
+    def reset(self) -> None:
+        self.sums.zero_()
+
+
+class LossMeter(TaskSums):
+    """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
+
+    ``sums [2, T]``: this process's summed losses and numbers of labels.
+    """
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__(tasks, 2)
+        self._selected: dict[tuple[Any, ...], Selected] = {}
+
+    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> Selected:
+        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch; return the tasks ``names``."""
+        selected = self.select(tuple(names), totals)
+        self.sums.index_add_(1, selected.index, torch.stack([widest(totals.detach()), widest(counts)]))
+        return selected
+
+    def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
+        """Return the named tasks, on the device and in the precision of ``like``.
+
+        They are cached, since copying them to a device in each step would wait for the device.
+        """
+        key = (names, like.device, like.dtype)
+        if key not in self._selected:
+            numbers = [self.index_of[name] for name in names]
+            index = torch.tensor(numbers, device=like.device)
+            weights = like.new_tensor([self.tasks[number].weight for number in numbers])
+            self._selected[key] = Selected(numbers, index, weights)
+        return self._selected[key]
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
+
+        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes,
+        so every process has to call this.
+        """
+        sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
+        means = {task: loss / count for task, (loss, count) in sums if count}
+        weighted = [task.weight * mean for task, mean in means.items() if task.weight]
+        return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
+
+
+class MeanErrors(TaskSums):
+    """The metrics in ``ERRORS`` of all regressions at once: one object a task would take longer than the network."""
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__(tasks, 3)
+
+    def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Add a batch: ``predictions[task] [B]``, in standard units, and ``targets[task] [B]``, of any tasks."""
+        names = [name for name in predictions if name in self.index_of]
+        if not names:
+            return
+        prediction, target = side_by_side(predictions, names).double(), side_by_side(targets, names).double()  # [n, B]
+        index = torch.tensor([self.index_of[name] for name in names], device=prediction.device)
+        units = prediction.new_tensor([(self.tasks[task].std, self.tasks[task].mean) for task in index.tolist()])
+        mask = ~target.isnan()
+        error = torch.where(mask, prediction * units[:, :1] + units[:, 1:] - target, 0.0)
+        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), mask.sum(-1).double()])
+        self.sums.index_add_(1, index, added)
+
+    def compute(self) -> dict[str, dict[str, float]]:
+        """Return the values by metric and task, NaN for a task without a label; every process has to call this."""
+        sums = all_reduce_sum(self.sums).unbind()
+        return {name: dict(zip(self.index_of, f(*sums).tolist(), strict=True)) for name, f in ERRORS.items()}
+
+
+class Evaluation(KeepsDigits):
+    """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
+
+    The labelled rows of tasks whose metrics need them are kept to the end of the pass. Losses and errors are sums.
+    """
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__()
+        self.meter = LossMeter(tasks)
+        self.tasks = {task.name: task for task in tasks}
+        self.shown = {task.name: metric_names(task) for task in tasks}
+        self.errors = MeanErrors([task for task in tasks if not ERRORS.keys().isdisjoint(self.shown[task.name])])
+        self.averages = averages(tasks)
+        self._batches: dict[str, list[Columns]] = {
+            name: [] for name, shown in self.shown.items() if not ERRORS.keys() >= set(shown)
+        }
+        for task in tasks:
+            scored = task.kind != "span" or task.scorer is not None
+            require(scored, f"task {task.name!r}: a task of kind span needs a scorer")
+
+    def update(
+        self,
+        predictions: Mapping[str, Tensor],
+        targets: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        groups: Tensor | None = None,
+    ) -> None:
+        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``.
+
+        Span tasks need ``rows [B]``, by which their scorers know the rows; they are scored on all, labelled or not.
+        ``weights`` and ``groups``: see ``Batch``. Weights count in the losses alone: all labelled rows are alike to
+        metrics.
+        """
+        if not all(has_float64(prediction.device) for prediction in predictions.values()):
+            predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
+            rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
+        self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
+        self.errors.update(predictions, targets)
+        for name, prediction in predictions.items():
+            if name in self._batches:
+                columns = self._columns(self.tasks[name], at_least_float32(prediction), targets[name], rows, groups)
+                self._batches[name].append(columns)
+
+    def _columns(
+        self, task: TaskSpec, prediction: Tensor, target: Tensor, rows: Tensor | None, groups: Tensor | None
+    ) -> Columns:
+        """Return what the metrics of a task need of a batch: the fields of ``Rows``, or those of a scorer of spans."""
+        shown = self.shown[task.name]
+        if task.kind == "span":
+            require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
+            assert rows is not None
+            assert task.scorer is not None
+            names = ("spans", "scores", "null_scores")
+            found = best_spans(prediction, task.scorer.context[rows.cpu()], task.scorer.max_answer)
+            return {"rows": rows, **dict(zip(names, found, strict=True))}
+        mask = labelled(task, target)
+        prediction, label = prediction[mask], target[mask]
+        if task.kind == "regression":
+            return {"prediction": task.in_units(prediction), "label": label.double()}
+        label = label.long()
+        if task.kind == "binary":
+            columns = {
+                "prediction": prediction.double().sigmoid(),
+                "label": label,
+            }  # all float32 above 17 would tie at 1
+            ranked = [name for name in shown if "group" in ALL["binary"][metric_family(name)].needs]
+            if ranked and groups is None:
+                raise InputError(
+                    f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups"
+                )
+            return columns if groups is None else columns | {"groups": groups[mask]}
+        scores = prediction.double().softmax(-1)  # [N, C]
+        confidence, best = scores.max(-1)
+        columns = {"prediction": best, "label": label, "confidence": confidence}
+        columns["likelihood"] = scores.gather(1, label[:, None])[:, 0]
+        return columns | {"scores": scores} if "auroc" in shown else columns
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Stay on the CPU instead of moving to a device without float64."""
+        if not has_float64(fn(torch.zeros(())).device):
+            return self
+        super()._apply(fn, recurse)
+        return self
+
+    def compute(self) -> dict[str, float]:
+        """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
+
+        Like the loss, an average leaves out tasks without a label; and a task whose main metric is undefined, NaN.
+        Every process has to call this.
+        """
+        result, errors, columns = self.meter.compute(), self.errors.compute(), self._gathered()
+        for name, task in self.tasks.items():
+            if f"{name}/loss" in result:
+                known = {shown: errors[shown][name] for shown in self.shown[name] if shown in ERRORS}
+                if task.kind == "span":
+                    assert task.scorer is not None
+                    known |= task.scorer.score(**{key: value.cpu() for key, value in columns[name].items()})
+                elif name in columns:
+                    rows = Rows(**columns[name])
+                    others = [shown for shown in self.shown[name] if shown not in known]
+                    known |= {shown: value_of(task.kind, shown, rows) for shown in others}
+                result |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
+        found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
+        means = {name: mean_of_defined(values) for name, values in found.items() if values}
+        return {"loss": result["loss"], **means, **result}
+
+    def _gathered(self) -> dict[str, Columns]:
+        """Return the rows of all processes, by task; only of tasks that have some."""
+        own = {name: _joined(batches) for name, batches in self._batches.items() if batches}
+        if world_size() == 1:
+            return own
+        everyone = gather({name: _on_cpu(columns) for name, columns in own.items()})
+        return {
+            name: _joined([part[name] for part in everyone if name in part])
+            for name in self._batches
+            if any(name in part for part in everyone)
+        }
+
+    def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
+        """Return for each value that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
+
+        They include the averages if all of their metrics are NaN. A value that is NaN because a prediction is NaN is
+        not among them.
+        """
+        found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
+        if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):
+            found["loss"] = "a label of a task with a weight above 0"
+        for name, task in self.tasks.items():
+            for shown in self.shown[name]:
+                metric = ALL[task.kind].get(metric_family(shown))
+                if metric and metric.needs and math.isfinite(result.get(f"{name}/loss", math.nan)):
+                    found[f"{name}/{shown}"] = metric.needs
+        return {name: needs for name, needs in found.items() if math.isnan(result.get(name, 0.0))}
+
+    def main_metrics(self) -> dict[str, str]:
+        """Return the name of the first metric of each task."""
+        return {name: shown[0] for name, shown in self.shown.items()}
+
+    def names(self) -> list[str]:
+        """Return the names of all values that ``compute`` may return: the whole network's first, then task by task."""
+        by_task = (f"{task}/{name}" for task in self.tasks for name in ("loss", *self.shown[task]))
+        return ["loss", *self.averages, *by_task]
+
+    def reset(self) -> None:
+        self.meter.reset()
+        self.errors.reset()
+        self._batches = {name: [] for name in self._batches}
+
+
+def _joined(batches: Sequence[Columns]) -> Columns:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in values.items()}
