@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 import torch
@@ -19,11 +18,9 @@ from .files.several import files_of
 from .options import shown
 from .splits import SPLITS
 from .table_base import OPTION, TableBase, name_of_column, split_names
-from .tables.bad_cells import CHOICES
 from .tables.columns import as_text, cell, named, numbers
-from .tables.encoder import TableEncoder, listing
+from .tables.encoder import listing
 from .tables.example import NAME, TASKS, write_example
-from .tables.kinds import separators
 from .tables.labels import HEAVIEST
 from .tables.reading import read_tables
 
@@ -33,12 +30,7 @@ logger = logging.getLogger(__name__)
 class TableDataModule(TableBase):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
-    For most options see ``TableBase``. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day,
-    weekday, hour and age, see ``parts_of``. Of a list the first ``max_length`` elements, None: all, become ids as
-    categories do; ``lists`` maps columns to what separates the elements, such as "|".
-
-    A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
-    empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
+    For most options see ``TableBase``.
 
     ``weight_column`` holds a weight of each row, at least 0, by which its losses are multiplied; the loss of a split is
     the weighted mean. Metrics take all rows alike. It is no input.
@@ -51,10 +43,6 @@ class TableDataModule(TableBase):
         path: str | None = None,
         tasks: Mapping[str, Mapping[str, Any]] | None = None,
         data_dir: str = "data",
-        dates: Sequence[str] = (),
-        lists: Mapping[str, str | None] | None = None,
-        max_length: int | None = None,
-        on_bad: Literal["error", "missing"] = "error",
         weight_column: str | None = None,
         **common: Any,
     ) -> None:
@@ -64,14 +52,6 @@ class TableDataModule(TableBase):
             path, tasks = str(self.example / NAME), TASKS
         super().__init__(path, tasks, **common)
         self.weight_column = name_of_column("weight_column", weight_column)
-        self.given = dataclasses.replace(
-            self.given,
-            dates=options.names("dates", dates, "[signup]"),
-            lists=separators(lists),
-            max_length=None if max_length is None else options.whole("max_length", max_length, 1),
-            on_bad=options.choice("on_bad", on_bad, CHOICES),
-        )
-        self._check_listed()
         require(
             weight_column not in self.given.columns,
             f"data.weight_column={shown(weight_column)}: this column is also named as an input",
@@ -90,18 +70,12 @@ class TableDataModule(TableBase):
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         frames = self._split()
         where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
-        if self.row_encoder is None:
-            specs = [task.learnt(frames["train"], where["train"]) for task in self.labels]
-            self.row_encoder = self._learnt(frames["train"], where["train"])
-            spec = DataSpec(self.row_encoder.inputs, specs)
-        else:
-            spec = self.spec
+        spec = self._learn(frames["train"], where["train"]) if self.row_encoder is None else self.spec
+        assert self.row_encoder is not None
         splits = {}
         for name in self.wanted:
             frame = frames[name]
-            inputs = self.row_encoder.encode(frame, where[name])
-            tasks = zip(self.labels, spec.tasks, strict=True)
-            targets = {task.name: task.targets(known, frame, where[name]) for task, known in tasks}
+            inputs, targets = self.row_encoder.encode(frame, where[name]), self.targets(frame, spec.tasks, where[name])
             weights = self._weights(frame, spec.tasks, targets, where[name])
             splits[name] = Batch(inputs, targets, weights, self._groups(frame) if name != "train" else None)
         self.row_encoder.bad.report()
@@ -110,17 +84,12 @@ class TableDataModule(TableBase):
             logger.info("%s: %s", path, ", ".join(counts))
         return spec, splits
 
-    def _learnt(self, train: pl.DataFrame, where: str) -> TableEncoder:
-        """Return the encoder that follows from the training rows."""
-        return TableEncoder.learnt(
-            train,
-            where,
-            self._input_columns(named(train)),
-            self.given,
-            separator=self.separator,
-            null_values=self.null_values,
-            from_text=files_of(self.paths["train"])[0].suffix != ".parquet",
-        )
+    def _learn(self, train: pl.DataFrame, where: str) -> DataSpec:
+        from_text = files_of(self.paths["train"])[0].suffix != ".parquet"
+        spec = self.learn(lambda _: iter([(train, where)]), len(train), named(train), from_text)
+        assert self.row_encoder is not None
+        self.row_encoder.bad.found.clear()  # they are counted once more when the rows of all splits are encoded
+        return spec
 
     def _read(self, split: str) -> pl.DataFrame:
         """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
+from torch import Tensor
 
 from mtl.checks import InputError, require
-from mtl.types import RANKING, metric_family
+from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from . import options
 from .base import TensorDataModule
 from .options import refused, shown
 from .splits import SPLITS, check_shares
-from .tables.columns import as_text, cell, check_kind
+from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, listing
-from .tables.kinds import Given
+from .tables.kinds import Given, check_type
 from .tables.labels import Labels
+from .tables.learning import Blocks, learn
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
@@ -32,7 +34,13 @@ class TableBase(TensorDataModule):
     An empty cell is a missing label. All other columns are inputs, except those in ``ignore`` and free text. The kind
     of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it. Categories become ids;
     unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
-    standard deviation 1. Kinds, categories, means and classes come from the training rows only.
+    standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour
+    and age, see ``parts_of``. Of a list the first ``max_length`` elements, None: all, become ids as categories do;
+    ``lists`` maps columns to what separates the elements, such as "|". Kinds, categories, means and classes come from
+    the training rows only.
+
+    A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
+    empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
@@ -49,6 +57,10 @@ class TableBase(TensorDataModule):
         tasks: Mapping[str, Mapping[str, Any]] | None = None,
         categorical: Sequence[str] = (),
         numeric: Sequence[str] = (),
+        dates: Sequence[str] = (),
+        lists: Mapping[str, str | None] | None = None,
+        max_length: int | None = None,
+        on_bad: Literal["error", "missing"] = "error",
         ignore: Sequence[str] = (),
         split: Sequence[float] = (0.8, 0.1, 0.1),
         split_column: str | None = None,
@@ -81,7 +93,11 @@ class TableBase(TensorDataModule):
         self.given = Given(
             options.names("categorical", categorical, "[city,user]"),
             options.names("numeric", numeric, "[age]"),
-            min_count=options.whole("min_count", min_count, 1),
+            options.names("dates", dates, "[signup]"),
+            separators(lists),
+            options.whole("min_count", min_count, 1),
+            None if max_length is None else options.whole("max_length", max_length, 1),
+            "missing" if options.choice("on_bad", on_bad, ("error", "missing")) == "missing" else "error",
         )
         self.separator, self.null_values = separator, options.names("null_values", null_values, '["","NA"]')
         self.ignore = options.names("ignore", ignore, "[comment]")
@@ -124,6 +140,18 @@ class TableBase(TensorDataModule):
     def encoder_of(self, state: Mapping[str, Any]) -> TableEncoder:
         return TableEncoder.from_state(state)
 
+    def learn(self, blocks: Blocks, rows: int, columns: Sequence[str], from_text: bool) -> DataSpec:
+        """Set ``row_encoder`` to what the training rows teach, and return the inputs and tasks. Raises InputError."""
+        inputs, where = self._input_columns(columns), str(self.paths["train"])
+        reading = {"separator": self.separator, "null_values": self.null_values, "from_text": from_text}
+        self.row_encoder, tasks = learn(blocks, rows, inputs, self.labels, where, self.given, **reading)
+        return DataSpec(self.row_encoder.inputs, tasks)
+
+    def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
+        """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
+        pairs = zip(self.labels, tasks, strict=True)
+        return {task.name: task.targets(known, frame, where) for task, known in pairs}
+
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return those of ``columns`` that are inputs, unless they turn out to be constant or free text."""
         used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
@@ -147,6 +175,19 @@ class TableBase(TensorDataModule):
                 )
 
 
+def separators(lists: Any) -> dict[str, str]:
+    """Return the separator of each column of the option ``data.lists``, "" for null. Raises InputError."""
+    good = lists is None or isinstance(lists, Mapping)
+    good = good and all(
+        isinstance(name, str) and (text is None or isinstance(text, str)) for name, text in (lists or {}).items()
+    )
+    if not good:
+        raise refused(
+            "lists", lists, "a mapping from columns to separators, as in {genres: '|'}; null if cells are lists"
+        )
+    return {name: text or "" for name, text in (lists or {}).items()}
+
+
 def name_of_column(option: str, column: Any) -> str | None:
     """Return the name of a column, or None; raise InputError for anything else."""
     good = column is None or (isinstance(column, str) and bool(column))
@@ -156,7 +197,7 @@ def name_of_column(option: str, column: Any) -> str | None:
 
 def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
     """Return the split that the cells of ``column`` name; raise InputError for the first bad one."""
-    check_kind(rows, column, where, f" to {', '.join(SPLITS)}")
+    check_type(rows[column], where, f" to {', '.join(SPLITS)}")
     split = as_text(rows[column])
     bad = (split.is_null() | ~split.is_in(SPLITS)).arg_true()
     if len(bad):

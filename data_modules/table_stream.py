@@ -27,8 +27,6 @@ from .splits import SPLITS
 from .stream import Cut, StreamLoader, in_order, shuffled
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import as_text
-from .tables.encoder import ignoring
-from .tables.learning import learn
 from .tables.parquet import Block, ParquetRows, parquet_files
 
 logger = logging.getLogger(__name__)
@@ -113,8 +111,7 @@ class TableStreamDataModule(TableBase):
         used = [*self.row_encoder.columns, *(task.column for task in self.labels), *([self.group_column] * grouped)]
         frame = part.read(block, list(dict.fromkeys(used)), rows)
         where = str(part.blocks[block].path)
-        tasks = zip(self.labels, self.spec.tasks, strict=True)
-        targets = {task.name: task.targets(known, frame, where) for task, known in tasks}
+        targets = self.targets(frame, self.spec.tasks, where)
         groups = self._groups(frame) if grouped else None
         return Batch(self.row_encoder.encode(frame, where), targets, {}, groups)
 
@@ -181,24 +178,15 @@ class TableStreamDataModule(TableBase):
         return names.replace_strict(list(SPLITS), range(len(SPLITS)), return_dtype=pl.Int64).to_numpy()
 
     def _learn(self, train: Part) -> DataSpec:
-        where, schema = str(self.paths["train"]), train.rows.schema
-        columns = self._input_columns(list(schema))
-        for name in columns:
-            dtype = schema[name]
-            require(
-                dtype.is_numeric() or dtype in (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum),
-                f"{where}, column {name!r}: its type {dtype} cannot be streamed yet; text and numbers can: convert it"
-                f"{ignoring(name)}",
-            )
-        used = list(dict.fromkeys([*columns, *(task.column for task in self.labels)]))
-
-        def blocks() -> Iterator[tuple[pl.DataFrame, str]]:
+        def blocks(columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
             for number, block in enumerate(train.blocks):
-                yield train.read(number, used), str(block.path)
+                if train.counts[number]:
+                    yield train.read(number, list(dict.fromkeys(columns))), str(block.path)
 
-        reading = {"separator": self.separator, "null_values": self.null_values, "from_text": False}
-        self.row_encoder, tasks = learn(blocks, len(train), columns, self.labels, where, self.given, **reading)
-        return DataSpec(self.row_encoder.inputs, tasks)
+        spec = self.learn(blocks, len(train), list(train.rows.schema), from_text=False)
+        assert self.row_encoder is not None
+        self.row_encoder.bad.report()
+        return spec
 
 
 def drawn(seed: int, shares: Sequence[float], block: Block) -> np.ndarray[Any, Any]:

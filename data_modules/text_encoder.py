@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mtl.checks import InputError, require
 
-from .tables.blocks import read_blocks
 from .tables.encoder import check_columns
+from .tables.reading import read_blocks
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
 

@@ -1,31 +1,55 @@
-"""Turn the columns of a table into tensors; vocabularies and scales come from the training rows only."""
+"""Read the cells of a column, and turn columns into tensors."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError
 from mtl.types import ROW
 
 from ..files.reading import quote
-from .bad_cells import BadCells
+
+logger = logging.getLogger(__name__)
 
 FILE = "\0file"  # column of a table of several files that says which one a row is from, for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
 
 
-def check_kind(frame: pl.DataFrame, name: str, where: str, hint: str) -> None:
-    """Raise InputError if a column has another type than text, number or boolean, such as a date or a list."""
-    kind = frame[name].dtype
-    known = kind in (pl.String, pl.Boolean, pl.Null) or kind.is_numeric() or isinstance(kind, pl.Categorical | pl.Enum)
-    require(known, f"{where}, column {name!r}: its type {kind} is neither text nor number; convert it{hint}")
+@dataclass
+class BadCells:
+    """Count, by column, the cells that are taken for missing values; ``report`` gives one warning for each column."""
+
+    found: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @staticmethod
+    def handle(
+        bad: BadCells | None, frame: pl.DataFrame, name: str, where: str, parsed: pl.Series, accepted: str
+    ) -> None:
+        """Count the cells that are not empty but null in ``parsed``, or raise InputError if there is no ``bad``."""
+        wrong = (frame[name].is_not_null() & parsed.is_null()).arg_true()
+        if not len(wrong):
+            return
+        first = f"{cell(frame, name, wrong[0], where)} is not {accepted}"
+        if bad is None:
+            raise InputError(
+                f"{first}; {len(wrong)} of {len(frame)} cells of these rows are not. Correct or empty them"
+            )
+        count, example = bad.found.get(name, (0, first))
+        bad.found[name] = (count + len(wrong), example)
+
+    def report(self) -> None:
+        """Log one warning for each column with bad cells, and forget them."""
+        for count, example in self.found.values():
+            more = f" Like {count - 1:,} more cells of the column it" if count > 1 else " It"
+            logger.warning("%s.%s is taken for a missing value (data.on_bad=missing)", example, more)
+        self.found.clear()
 
 
 def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
@@ -34,10 +58,9 @@ def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = N
     A cell that cannot be read as a number becomes NaN and is counted in ``bad``. Without ``bad`` it raises InputError;
     the message names the cell.
     """
-    column, parsed = frame[name], parse(frame[name])
+    parsed = parse(frame[name])
     finite = parsed.set(parsed.is_infinite(), None)
-    wrong = (column.is_not_null() & finite.is_null()).arg_true()
-    BadCells.handle(bad, name, len(wrong), len(column), "a number", lambda: cell(frame, name, wrong[0], where))
+    BadCells.handle(bad, frame, name, where, finite, "a number")
     return finite.fill_null(float("nan"))
 
 
@@ -81,11 +104,6 @@ class Vocabulary:
 
     values: list[str]
 
-    @staticmethod
-    def of(column: pl.Series, min_count: int) -> Vocabulary:
-        counts = as_text(column).fill_null(MISSING).value_counts()
-        return Vocabulary(sorted(counts.filter(pl.col("count") >= min_count).to_series(0).to_list()))
-
     @property
     def size(self) -> int:
         return len(self.values) + 1
@@ -112,38 +130,12 @@ class Scaling:
     std: float
     gaps: bool  # whether the training rows have empty cells
 
-    @staticmethod
-    def of(values: pl.Series) -> Scaling | None:
-        """Return the scaling of the training rows, None if their mean or standard deviation is not finite."""
-        filled = values.drop_nans()
-        mean, std = filled.mean(), filled.std(ddof=0)
-        assert isinstance(mean, float)
-        assert isinstance(std, float)
-        if not (math.isfinite(mean) and math.isfinite(std)):
-            return None
-        return Scaling(mean, std if std > 0 else 1.0, len(filled) < len(values))
-
     def encode(self, values: pl.Series) -> list[Tensor]:
         """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""
         raw = torch.from_numpy(values.to_numpy(writable=True))
         empty = raw.isnan()
         scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()
         return [scaled, empty.float()] if self.gaps else [scaled]
-
-
-def scaling_of(train: pl.DataFrame, name: str, where: str, values: pl.Series) -> Scaling:
-    """Return the scaling of a column of the training rows, whose numbers are ``values``.
-
-    Raises InputError, which names a cell that is too large.
-    """
-    scaling = Scaling.of(values)
-    if scaling is None:
-        largest = values.fill_nan(0.0).abs().arg_max() or 0
-        raise InputError(
-            f"{cell(train, name, largest, where)} is so large that the mean or the standard deviation of the column "
-            f"overflows; {_advice(name)}"
-        )
-    return scaling
 
 
 def scaled(frame: pl.DataFrame, name: str, where: str, scaling: Scaling, values: pl.Series) -> list[Tensor]:
@@ -156,10 +148,10 @@ def scaled(frame: pl.DataFrame, name: str, where: str, scaling: Scaling, values:
         index = int(columns[0].isfinite().int().argmin())
         raise InputError(
             f"{cell(frame, name, index, where)} is too far from the training rows, whose mean is "
-            f"{scaling.mean:.4g} and standard deviation {scaling.std:.4g}: scaled by them it overflows; {_advice(name)}"
+            f"{scaling.mean:.4g} and standard deviation {scaling.std:.4g}: scaled by them it overflows; {advice(name)}"
         )
     return columns
 
 
-def _advice(name: str) -> str:
+def advice(name: str) -> str:
     return f"correct it, empty it, or leave the column out with data.ignore=[{name}]"

@@ -6,8 +6,7 @@ from datetime import datetime
 
 import polars as pl
 
-from .bad_cells import BadCells
-from .columns import cell
+from .columns import BadCells
 
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"
@@ -46,9 +45,8 @@ def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = Non
 
     A cell that is no date counts in ``bad`` and becomes null; without ``bad`` it raises InputError, which names it.
     """
-    column, parsed = frame[name], parse_dates(frame[name])
-    wrong = (column.is_not_null() & parsed.is_null()).arg_true()
-    BadCells.handle(bad, name, len(wrong), len(column), ACCEPTED, lambda: cell(frame, name, wrong[0], where))
+    parsed = parse_dates(frame[name])
+    BadCells.handle(bad, frame, name, where, parsed, ACCEPTED)
     return parsed
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -18,14 +17,11 @@ from mtl.checks import require
 from mtl.types import ROW, Categorical, InputSpec, Numeric
 
 from ..options import shown
-from .bad_cells import ERROR, MISSING, BadCells
-from .blocks import read_blocks
-from .columns import Scaling, Vocabulary, named, numbers, scaled, scaling_of
-from .dates import AGE, dates, part_names, parts_of
-from .kinds import Given, Kind, check_input, describe_text, kind_of
+from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled
+from .dates import dates, part_names, parts_of
+from .kinds import Kind, OnBad, check_type
 from .lists import Elements
-
-logger = logging.getLogger(__name__)
+from .reading import read_blocks
 
 NUMERIC = "numeric columns"  # name of the input that holds all of them
 LISTED = 20  # columns that a message lists
@@ -48,74 +44,11 @@ class TableEncoder:
     numeric: MutableMapping[str, Scaling]
     dates: MutableMapping[str, datetime] = field(default_factory=dict)
     elements: MutableMapping[str, Elements] = field(default_factory=dict)
-    on_bad: str = ERROR
+    on_bad: OnBad = "error"
     separator: str = ","
     null_values: Sequence[str] = ()
     from_text: bool = True
     bad: BadCells = field(default_factory=BadCells, compare=False, repr=False)
-
-    @staticmethod
-    def learnt(train: pl.DataFrame, where: str, columns: Sequence[str], given: Given, **reading: Any) -> TableEncoder:
-        """Return the encoder of ``columns`` of the rows ``train``, each of the kind that ``kind_of`` finds.
-
-        Columns that are constant there, and those of free text, are left out. ``reading``: separator, null_values and
-        from_text. Raises InputError.
-        """
-        found = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
-        summary = [found._learn(train, name, where, given) for name in columns]
-        require(bool(summary), f"{where}: no column is left as input")
-        good = bool(found.categorical or found.numeric or found.elements)
-        require(good, f"{where}: every input column is constant in the training rows, or free text")
-        logger.info("inputs: %s", "; ".join(summary))
-        return found
-
-    def _learn(self, train: pl.DataFrame, name: str, where: str, given: Given) -> str:
-        """Learn one column of the training rows; return what it is, for the console."""
-        check_input(train, name, where, ignoring(name))
-        if train[name].n_unique() < 2:
-            return f"{name} left out: constant in the training rows"
-        kind, bad = kind_of(train, name, where, given), BadCells() if given.on_bad == MISSING else None
-        check_input(train, name, where, ignoring(name), kind)
-        if kind == "numeric":
-            scaling = self._learn_number(train, name, where, bad)
-            return f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}"
-        if kind == "free text":
-            looks = describe_text(train[name])
-            logger.warning(
-                "%s: column %r looks like free text (%s) and is ignored; data.categorical=[%s] uses it as ids",
-                where, name, looks, name,
-            )  # fmt: skip
-            return f"{name} left out: free text"
-        require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
-        if kind == "categorical":
-            self.categorical[name] = Vocabulary.of(train[name], given.min_count)
-            return f"{name}: {self.categorical[name].size - 1} categories"
-        if kind == "list":
-            separator = given.lists.get(name, "")
-            found = Elements.of(train[name], separator, given.min_count, given.max_length, self._empty)
-            self.elements[name] = found
-            return f"{name}: lists of up to {found.length} of {found.vocabulary.size - 1} elements"
-        return self._learn_dates(train, name, where, given, bad)
-
-    def _learn_number(self, train: pl.DataFrame, name: str, where: str, bad: BadCells | None) -> Scaling:
-        self.numeric[name] = scaling_of(train, name, where, numbers(train, name, where, bad))
-        return self.numeric[name]
-
-    def _learn_dates(self, train: pl.DataFrame, name: str, where: str, given: Given, bad: BadCells | None) -> str:
-        """Learn the parts of a column of dates but for those that are constant, such as the hour of days."""
-        taken = [part for part in part_names(name) if part in train.columns]
-        require(not taken, f"{where}: rename the column {listing(taken)}: the date {name!r} becomes parts of this name")
-        column = dates(train, name, where, bad)
-        newest = column.max()
-        require(isinstance(newest, datetime), f"{where}, column {name!r}: no cell of the training rows is a date")
-        self.dates[name] = newest
-        frame = self._with_parts(train, where, bad)
-        *parts, age = part_names(name)
-        varying = [part for part in parts if frame[part].drop_nulls().n_unique() > 1]
-        self.categorical.update({part: Vocabulary.of(frame[part], given.min_count) for part in varying})
-        self._learn_number(frame, age, where, None)
-        kinds = [part.removeprefix(f"{name} ") for part in varying]
-        return f"{name}: date as {', '.join([*kinds, AGE])} (days before {newest})"
 
     def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with the parts of its dates as columns."""
@@ -133,7 +66,7 @@ class TableEncoder:
         return kinds | dict.fromkeys(self.dates, "date") | dict.fromkeys(self.elements, "list")
 
     @property
-    def _empty(self) -> Sequence[str]:
+    def empty(self) -> Sequence[str]:
         """The texts that count as empty in any rows."""
         return self.null_values if self.from_text else ()
 
@@ -169,14 +102,14 @@ class TableEncoder:
         """
         frame = numbered(frame)
         check_columns(frame, self.columns, where)
-        bad = self.bad if self.on_bad == MISSING else None
-        if self._empty:
-            frame = frame.with_columns(pl.selectors.string().replace(list(self._empty), None))
+        bad = self.bad if self.on_bad == "missing" else None
+        if self.empty:
+            frame = frame.with_columns(pl.selectors.string().replace(list(self.empty), None))
         for name, kind in self._kinds.items():
-            check_input(frame, name, where, ignoring(name), kind)
+            check_type(frame[name], where, ignoring(name), kind)
         frame = self._with_parts(frame, where, bad)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
-        inputs |= {name: elements.encode(frame[name], self._empty) for name, elements in self.elements.items()}
+        inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
             parts += scaled(frame, name, where, scaling, numbers(frame, name, where, bad))
@@ -219,7 +152,7 @@ class TableEncoder:
                 str(name): Elements(_vocabulary(one["values"]), int(one["length"]), str(one["separator"]))
                 for name, one in state["elements"].items()
             },
-            str(state["on_bad"]),
+            "missing" if state["on_bad"] == "missing" else "error",
             str(state["separator"]),
             [str(value) for value in state["null_values"]],
             bool(state["from_text"]),

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import polars as pl
 
 from mtl.checks import InputError, require
 
-from ..options import refused
-from .bad_cells import ERROR, MISSING
-from .columns import cell, parse
+from .columns import parse
 from .dates import ACCEPTED, is_date, parse_dates
 from .lists import is_list
 
 Kind = Literal["categorical", "numeric", "date", "list", "free text"]
+OnBad = Literal["error", "missing"]
 
 NEARLY = 0.9  # a text column with at least this share of numbers, or dates, is taken for those with mistakes
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
@@ -30,8 +29,8 @@ class Given:
 
     ``lists``: the separator of each column whose cells are lists, "" if they are no text. ``min_count``: how many
     training rows a category needs for an id of its own. ``max_length``: the most elements of a list that are read,
-    None: as many as the longest list of the training rows has. ``on_bad``: "error" or "missing",
-    what a cell becomes that cannot be read as a number or date.
+    None: as many as the longest list of the training rows has. ``on_bad``: what becomes of a cell that cannot be read
+    as a number or date, an error or a missing value.
     """
 
     categorical: Collection[str] = ()
@@ -40,7 +39,7 @@ class Given:
     lists: Mapping[str, str] = field(default_factory=dict)
     min_count: int = 1
     max_length: int | None = None
-    on_bad: str = ERROR
+    on_bad: OnBad = "error"
 
     NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists")  # those that name columns
 
@@ -49,106 +48,76 @@ class Given:
         """The columns whose kind is given."""
         return [name for option in self.NAMING for name in getattr(self, option)]
 
+    def kind(self, column: pl.Series) -> Kind | None:
+        """Return the kind that is given for ``column`` or follows from its type; None if its cells have to say."""
+        kinds: dict[Kind, Collection[str]] = {
+            "categorical": self.categorical,
+            "numeric": self.numeric,
+            "date": self.dates,
+            "list": self.lists,
+        }
+        for kind, names in kinds.items():
+            if column.name in names:
+                return kind
+        if is_date(column):
+            return "date"
+        if is_list(column):
+            return "list"
+        return None if column.dtype == pl.String or column.dtype.is_numeric() else "categorical"
 
-def separators(lists: Any) -> dict[str, str]:
-    """Return the separator of each column of the option ``data.lists``, "" for null. Raises InputError."""
-    good = lists is None or isinstance(lists, Mapping)
-    good = good and all(
-        isinstance(name, str) and (text is None or isinstance(text, str)) for name, text in (lists or {}).items()
-    )
-    if not good:
-        raise refused(
-            "lists", lists, "a mapping from columns to separators, as in {genres: '|'}; null if cells are lists"
-        )
-    return {name: text or "" for name, text in (lists or {}).items()}
 
-
-def check_input(frame: pl.DataFrame, name: str, where: str, hint: str, kind: Kind | None = None) -> None:
-    """Raise InputError if the type of a column does not fit an input of ``kind``, None: any; ``hint`` ends the message.
+def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "numeric") -> None:
+    """Raise InputError if the type of a column does not fit one of ``kind``, None: any; ``hint`` ends the message.
 
     Text, numbers and booleans fit all: their cells are looked at later.
     """
-    column, dtype = frame[name], frame[name].dtype
-    fits = dtype in (pl.String, pl.Boolean, pl.Null) or dtype.is_numeric()
-    fits = fits or isinstance(dtype, pl.Categorical | pl.Enum)
+    dtype = column.dtype
+    fits = dtype in (pl.String, pl.Boolean, pl.Null, pl.Categorical, pl.Enum) or dtype.is_numeric()
     fits = fits or (is_date(column) and kind in (None, "date", "categorical"))
     fits = fits or (is_list(column) and kind in (None, "list"))
     others = {None: ", date, or list of texts or whole numbers", "date": ", or date", "list": ", or list of such"}
     neither = f"is neither text nor number{others.get(kind, '')}"
-    require(
-        fits,
-        f"{where}, column {name!r}: its type {dtype} {neither}; convert it{hint}",
-    )
+    require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
 
 
-def kind_of(frame: pl.DataFrame, name: str, where: str, given: Given) -> Kind:
-    """Return the kind of a column of the training rows: the one ``given``, or else what its cells look like.
+def kind_of(name: str, table: pl.DataFrame, on_bad: OnBad, first: Callable[[Parse], str]) -> Kind:
+    """Return the kind of a column of texts or numbers from its distinct values, in the columns value and count.
 
-    Categories are text, booleans, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average.
-    Text is a date if all cells are, and free text if it is long and its cells are nearly all distinct. Raises
-    InputError for text that is mostly numbers or dates, unless ``given.on_bad`` makes the rest missing values, or
-    categories if the numbers are.
+    Categories are text, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average. Text is
+    a date if all cells are, and free text if it is long and its cells are nearly all distinct. Raises InputError for
+    text that is mostly numbers or dates, unless ``on_bad`` makes the rest missing values, or categories if the numbers
+    are. ``first`` describes the first cell that cannot be parsed, for the message.
     """
-    kinds: dict[Kind, Collection[str]] = {
-        "categorical": given.categorical,
-        "numeric": given.numeric,
-        "date": given.dates,
-        "list": given.lists,
-    }
-    column, dtype = frame[name], frame[name].dtype
-    for kind, names in kinds.items():
-        if name in names:
-            return kind
-    if is_date(column):
+    table = table.drop_nulls("value")
+    values, filled = table["value"], int(table["count"].sum())
+
+    def holds(parse_cells: Parse, accepted: str) -> pl.DataFrame | None:
+        """Return the values that are ``accepted``, parsed, if nearly all cells are."""
+        parsed = table.with_columns(parsed=parse_cells(values)).drop_nulls("parsed")
+        share = int(parsed["count"].sum()) / max(1, filled)
+        if share < NEARLY:
+            return None
+        if share < 1.0 and on_bad == "error":
+            raise InputError(
+                f"{first(parse_cells)} is not {accepted}, but most of the column is. Correct it, or set "
+                f"data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
+            )
+        return parsed
+
+    if values.dtype == pl.String and holds(parse_dates, ACCEPTED) is not None:
         return "date"
-    if is_list(column):
-        return "list"
-    if dtype == pl.Boolean or isinstance(dtype, pl.Categorical | pl.Enum):
-        return "categorical"
-    if dtype == pl.String and _holds(frame, name, where, given, parse_dates(column), ACCEPTED):
-        return "date"
-    parsed = parse(column)
-    if _holds(frame, name, where, given, parsed, "a number"):
-        values = parsed.drop_nulls()
-        repeats = bool((values == values.round()).all()) and values.n_unique() * ROWS_PER_VALUE <= len(values)
+    numbers = holds(parse, "a number")
+    if numbers is not None:
+        found = numbers["parsed"]
+        repeats = bool((found == found.round()).all()) and found.n_unique() * ROWS_PER_VALUE <= numbers["count"].sum()
         return "categorical" if repeats else "numeric"
-    return "free text" if is_free_text(column) else "categorical"
+    long = values.dtype == pl.String and words(table) > WORDS and len(table) > DISTINCT * filled
+    return "free text" if long else "categorical"
 
 
-def _holds(frame: pl.DataFrame, name: str, where: str, given: Given, parsed: pl.Series, accepted: str) -> bool:
-    """Return whether the cells of a column are what ``parsed`` says, which is null for those that are not.
-
-    Raises InputError if nearly all are, unless ``given.on_bad`` makes the rest missing values.
-    """
-    column = frame[name]
-    filled = len(column) - column.null_count()
-    share = (len(parsed) - parsed.null_count()) / max(1, filled)
-    if share < NEARLY:
-        return False
-    if share < 1.0 and given.on_bad != MISSING:
-        bad = (column.is_not_null() & parsed.is_null()).arg_true()
-        raise InputError(
-            f"{cell(frame, name, bad[0], where)} is not {accepted}, but most of the column is. Correct it, or set "
-            f"data.on_bad={MISSING}, data.categorical=[{name}] or data.ignore=[{name}]"
-        )
-    return True
+def words(table: pl.DataFrame) -> float:
+    """Return the average number of words in the cells of a table of distinct texts, in the columns value and count."""
+    return float((table["value"].str.count_matches(r"\S+") * table["count"]).sum() / max(1, table["count"].sum()))
 
 
-def is_free_text(column: pl.Series) -> bool:
-    """Return whether a column of texts is too long and too varied for categories: more than ``WORDS`` words in a cell.
-
-    Names, addresses of computers, codes and other ids have fewer words; categories of several words repeat.
-    """
-    texts = column.drop_nulls()
-    if texts.dtype != pl.String or len(texts) == 0:
-        return False
-    words = texts.str.count_matches(r"\S+").mean()
-    assert isinstance(words, float)
-    return words > WORDS and texts.n_unique() > DISTINCT * len(texts)
-
-
-def describe_text(column: pl.Series) -> str:
-    """Return how a column of free text looks."""
-    texts = column.drop_nulls()
-    words, share = texts.str.count_matches(r"\S+").mean(), texts.n_unique() / len(texts)
-    return f"{words:.1f} words on average, {share:.0%} of the cells distinct"
+Parse = Callable[[pl.Series], pl.Series]

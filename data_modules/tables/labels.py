@@ -16,7 +16,9 @@ from mtl.types import MISSING_CLASS, TaskKind, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from ..options import check_task_name, flag, names, number, refused, shown
-from .columns import as_text, cell, check_kind, numbers, parse
+from .columns import as_text, cell, numbers, parse
+from .kinds import check_type
+from .statistics import Counts, Moments
 
 logger = logging.getLogger(__name__)
 
@@ -87,44 +89,33 @@ class Labels:
             _class_weights(f"tasks.{name}.class_weights", options.get("class_weights")),
         )
 
-    def encode(
-        self, frames: Mapping[str, pl.DataFrame], where: Mapping[str, str]
-    ) -> tuple[TaskSpec, dict[str, Tensor]]:
-        """Return the TaskSpec and the labels ``[N]`` of each split; ``where`` names the file of each split in messages.
-
-        Raises InputError, which names the first bad cell.
-        """
-        for name, frame in frames.items():
-            self._check_kind(frame, where[name])
-        spec = self.learnt(frames["train"], where["train"])
-        return spec, {name: self.targets(spec, frame, where[name]) for name, frame in frames.items()}
-
     def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
         """Return the TaskSpec that follows from the training rows, with the names of the classes. Raises InputError."""
-        self._check_kind(train, where)
-        if self.kind == "regression":
-            labels = self.numbers(train, where).drop_nans()
-            self._require_labels(len(labels), where)
-            mean, std = labels.mean(), labels.std(ddof=0)
-            assert isinstance(mean, float)
-            assert isinstance(std, float)
-            return self.of_moments(mean, 0.0 if labels.min() == labels.max() else std)
-        counts = train[self.column].rename("value").value_counts()
-        return self.of_counts(counts["value"], counts["count"], where)
+        found = self.collector()
+        self.collect(found, train, where)
+        return self.conclude(found, where)
 
-    def of_moments(self, mean: float, std: float) -> TaskSpec:
-        """Return the TaskSpec of a regression whose labelled training rows have this mean and standard deviation."""
-        mean, std = self._scale(mean, std)
+    def collector(self) -> Counts | Moments:
+        """Return what ``collect`` fills: from training rows, all at once or in blocks."""
+        return Moments() if self.kind == "regression" else Counts()
+
+    def collect(self, found: Counts | Moments, frame: pl.DataFrame, where: str) -> None:
+        """Add the labels of some training rows. Raises InputError, which names the first bad cell."""
+        self._check_type(frame, where)
+        found.add(frame[self.column] if isinstance(found, Counts) else self.numbers(frame, where))
+
+    def conclude(self, found: Counts | Moments, where: str) -> TaskSpec:
+        """Return the TaskSpec that follows from all labels of the training rows. Raises InputError."""
+        if isinstance(found, Counts):
+            return self._of_classes(found, where)
+        self._require_labels(found.count, where)
+        mean, std = self._scale(found.mean, found.std)
         return TaskSpec(self.name, "regression", weight=self.weight, metrics=self.metrics, mean=mean, std=std)
 
-    def of_counts(self, values: pl.Series, counts: pl.Series, where: str) -> TaskSpec:
-        """Return the TaskSpec of a task with classes; each of ``values`` occurs in ``counts`` training rows.
-
-        Values may be empty, and several may be the same text. Raises InputError.
-        """
-        here = f"{where}, column {self.column!r}"
-        table = pl.DataFrame({"value": as_text(values), "count": counts}).drop_nulls()
-        numbers = dict(table.group_by("value").agg(pl.col("count").sum()).iter_rows())
+    def _of_classes(self, found: Counts, where: str) -> TaskSpec:
+        here, table = f"{where}, column {self.column!r}", found.table()
+        text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
+        numbers = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
         self._require_labels(len(numbers), where)
         classes = self._classes(numbers, here)
         listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
@@ -147,14 +138,14 @@ class Labels:
         They are float32 (binary), float64 (regression), with NaN for a missing one, or int64 (multiclass), with -100.
         Raises InputError, which names the first bad cell.
         """
-        self._check_kind(frame, where)
+        self._check_type(frame, where)
         if self.kind == "regression":
             return torch.from_numpy(self.numbers(frame, where).to_numpy(writable=True))
         ids = self._ids(frame, list(spec.classes), where)
         return ids if self.kind == "multiclass" else torch.where(ids == MISSING_CLASS, torch.nan, ids.float())
 
-    def _check_kind(self, frame: pl.DataFrame, where: str) -> None:
-        check_kind(frame, self.column, where, f", as it holds the labels of task {self.name!r}")
+    def _check_type(self, frame: pl.DataFrame, where: str) -> None:
+        check_type(frame[self.column], where, f", as it holds the labels of task {self.name!r}")
 
     def _weights_of(self, classes: list[str], counts: list[int], here: str) -> tuple[float, ...]:
         """Return the weight of each class, which has ``counts`` training rows; () if all are 1."""

@@ -1,11 +1,18 @@
-"""Learn vocabularies, scales and classes from training rows that pass by in blocks, once."""
+"""Learn vocabularies, scales and classes from training rows: all at once, or in blocks that pass by.
+
+Two passes read what they need and no other column: the first counts values, which says what a column holds; the second
+measures the numbers and the dates. Rows in memory are a single block. Memory grows with the number of distinct values
+of the columns that are, or may still turn out to be, categorical. polars' own streaming engine would add numbers up in
+an order that depends on its threads; here two processes, or a run and its repetition, learn the same digits.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -13,187 +20,157 @@ import polars as pl
 from mtl.checks import InputError, require
 from mtl.types import TaskSpec
 
-from .columns import (
-    MISSING,
-    Scaling,
-    Vocabulary,
-    as_text,
-    cell,
-    numbers,
-    parse,
-)
-from .dates import parse_dates
-from .encoder import NUMERIC, TableEncoder, ignoring
-from .kinds import DISTINCT, NEARLY, ROWS_PER_VALUE, WORDS, Given
+from .columns import MISSING, BadCells, Scaling, Vocabulary, advice, as_text, cell, numbers, parse
+from .dates import AGE, dates, parse_dates, part_names, parts_of
+from .encoder import NUMERIC, TableEncoder, ignoring, listing
+from .kinds import ROWS_PER_VALUE, Given, Kind, Parse, check_type, kind_of, words
 from .labels import Labels
+from .lists import Elements, listed
+from .statistics import Counts, Moments
 
 logger = logging.getLogger(__name__)
 
-Blocks = Callable[[], Iterator[tuple[pl.DataFrame, str]]]  # the training rows, and the file of each block
-FEW = 1 << 16  # distinct values that are not worth merging
-
-
-class Counts:
-    """How often each value of a column occurs, in memory that grows with the number of distinct values only."""
-
-    def __init__(self) -> None:
-        self.parts: list[pl.DataFrame] = []
-        self.merged, self.pending = 0, 0  # values in the first part, and in the others
-
-    def add(self, column: pl.Series) -> None:
-        if isinstance(column.dtype, pl.Categorical | pl.Enum):
-            column = column.cast(pl.String)
-        part = column.rename("value").value_counts()
-        self.parts.append(part)
-        self.pending += len(part)
-        if self.pending > max(self.merged, FEW):
-            self.table()
-
-    def table(self) -> pl.DataFrame:
-        """Return the distinct values, sorted, in the columns value and count."""
-        whole = pl.concat(self.parts).group_by("value").agg(pl.col("count").sum()).sort("value")
-        self.parts, self.merged, self.pending = [whole], len(whole), 0
-        return whole
-
-
-@dataclass
-class Moments:
-    """Number, mean, sum of squared deviations and range of the numbers of a column, and whether cells are empty."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    least: float = math.inf
-    largest: float = -math.inf
-    gaps: bool = False
-
-    def add(self, values: pl.Series, times: pl.Series | None = None) -> None:
-        """Add ``values`` (float64, NaN for empty cells), each as often as ``times`` says."""
-        filled = values.is_not_nan()
-        self.gaps |= not bool(filled.all())
-        values = values.filter(filled)
-        if not len(values):
-            return
-        weights = pl.repeat(1, len(values), eager=True) if times is None else times.filter(filled)
-        count = int(weights.sum())
-        mean = float((values * weights).sum()) / count
-        squares = float(((values - mean) ** 2 * weights).sum())
-        apart, both = mean - self.mean, self.count + count
-        # The moments of two parts from those of each (Chan, Golub and LeVeque, 1979)
-        self.squares += squares + apart * apart * self.count / both * count
-        self.mean += apart * count / both
-        self.count = both
-        self.least = min(self.least, float(values.min()))
-        self.largest = max(self.largest, float(values.max()))
-
-    @property
-    def std(self) -> float:
-        """The standard deviation, without Bessel's correction; exactly 0 for a constant."""
-        return math.sqrt(self.squares / self.count) if self.least < self.largest else 0.0
+# Named columns of the training rows in blocks, none of them empty, each with the name of its file
+Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
 
 
 @dataclass
 class Column:
-    """What is known of an input column so far; ``kind``: categorical or numeric, None: to be inferred.
+    """What is known of an input column so far; ``kind`` is None as long as its cells have to say it.
 
-    A column of numbers is taken for categories as long as ``kind_of`` might still say so of all rows.
+    ``rows``: how many the training has. ``empty``: texts that count as no element of a list.
     """
 
     name: str
-    kind: str | None
-    rows: int  # of the training
+    given: Given
+    rows: int
+    empty: Sequence[str]
+    bad: BadCells | None
+    kind: Kind | None = None
+    first: pl.Series | None = None  # the first cell
+    varies: bool = False
     counts: Counts = field(default_factory=Counts)
+    longest: int = 1  # list
+    newest: datetime | None = None
+    parts: dict[str, Counts] = field(default_factory=dict)  # of dates
     moments: Moments = field(default_factory=Moments)
 
-    def add(self, frame: pl.DataFrame, where: str) -> None:
-        """Add a block of training rows. Raises InputError, which names the first bad cell."""
+    def count(self, frame: pl.DataFrame, where: str) -> None:
+        """Count the values of a block of training rows."""
         column = frame[self.name]
-        if self.kind == "numeric":
-            self.moments.add(numbers(frame, self.name, where))
-            return
-        self.counts.add(column)
-        kind = column.dtype
-        if self.kind is None and kind.is_numeric():
-            whole = not kind.is_float() or bool((column == column.round()).all())
-            few = max(self.counts.merged, len(self.counts.parts[-1])) * ROWS_PER_VALUE <= self.rows + ROWS_PER_VALUE
-            if not (whole and few):
-                self._to_numbers()
+        if self.first is None:
+            check_type(column, where, ignoring(self.name), None)
+            self.first, self.kind = column[:1], self.given.kind(column)
+            check_type(column, where, ignoring(self.name), self.kind)
+        self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
+        if self.kind == "date":
+            self._note(dates(frame, self.name, where, self.bad and BadCells()))
+        elif self.kind == "list":
+            lists = listed(column, self.given.lists.get(self.name, ""), self.empty)
+            self.longest = max(self.longest, int(lists.list.len().max() or 0))
+            self.counts.add(lists.list.unique().explode().drop_nulls())
+        elif self.kind != "numeric":
+            self.counts.add(column)
+            if self.kind is None and column.dtype.is_numeric():
+                values = parse(column)
+                few = self.counts.fewest * ROWS_PER_VALUE <= self.rows + ROWS_PER_VALUE
+                if not (few and bool((values == values.round()).all())):  # ``kind_of`` could say nothing else
+                    self.kind, self.counts = "numeric", Counts()
 
-    def _to_numbers(self) -> None:
-        table = self.counts.table()
-        require(
-            not (table["value"].dtype.is_float() and bool(table["value"].is_infinite().any())),
-            f"column {self.name!r} has infinite numbers among the training rows: correct or empty them",
-        )
-        self.moments.add(parse(table["value"]).fill_null(float("nan")), table["count"])
-        self.kind, self.counts = "numeric", Counts()
+    def _note(self, parsed: pl.Series) -> None:
+        newest = parsed.max()
+        if isinstance(newest, datetime):
+            self.newest = max(newest, self.newest or newest)
 
     def settle(self, blocks: Blocks) -> None:
-        """Infer the kind, now that all rows are known; as ``kind_of``. Raises InputError for text that is a date."""
-        if self.kind is not None:
-            return
-        table = self.counts.table()
-        kind = table["value"].dtype
-        self.kind = "categorical"
-        if kind in (pl.Boolean, pl.Null) or self.constant:
-            return
-        table = table.with_columns(number=parse(table["value"])).drop_nulls("value")
-        filled = int(table["count"].sum())
-        if kind == pl.String:
-            days = int(table.filter(parse_dates(table["value"]).is_not_null())["count"].sum())
-            require(
-                days < NEARLY * filled,
-                f"column {self.name!r} holds dates, which cannot be streamed yet: use its parts as columns, or set "
-                f"data.categorical=[{self.name}]{ignoring(self.name)}",
-            )
-        parsed = table.drop_nulls("number")
-        readable = int(parsed["count"].sum())
-        if readable / max(1, filled) < NEARLY:
-            words = int((table["value"].str.count_matches(r"\S+") * table["count"]).sum())
-            if words > WORDS * filled and len(table) > DISTINCT * filled:
-                self.kind, self.counts = "free text", Counts()
-            return
-        if readable < filled:
-            self._refuse(blocks)
-        values = parsed["number"]
-        if not bool((values == values.round()).all()) or values.n_unique() * ROWS_PER_VALUE > readable:
-            self._to_numbers()
+        """Infer the kind, now that all values are counted. Raises InputError, which names the first bad cell."""
+        if self.kind is None and self.varies:
+            table = self.counts.table()
+            self.kind = kind_of(self.name, table, self.given.on_bad, lambda parse_cells: self._bad(blocks, parse_cells))
+            if self.kind == "date":
+                self._note(parse_dates(table["value"]))
 
-    def _refuse(self, blocks: Blocks) -> None:
-        """Raise InputError for the first cell that cannot be read as a number; the message names the cell."""
-        for frame, where in blocks():
-            bad = (frame[self.name].is_not_null() & parse(frame[self.name]).is_null()).arg_true()
-            if len(bad):
-                raise InputError(
-                    f"{cell(frame, self.name, bad[0], where)} is not a number, but most of the column is. Correct it, "
-                    f"or set data.categorical=[{self.name}] or data.ignore=[{self.name}]"
-                )
+    def _bad(self, blocks: Blocks, parse_cells: Parse) -> str:
+        """Describe the first cell that ``parse_cells`` cannot read."""
+        return self._find(blocks, lambda column: column.is_not_null() & parse_cells(column).is_null())
+
+    def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
+        """Describe the first cell that is ``wanted``."""
+        for frame, where in blocks([self.name]):
+            found = wanted(frame[self.name]).arg_true()
+            if len(found):
+                return cell(frame, self.name, found[0], where)
+        return f"column {self.name!r}"
 
     @property
-    def constant(self) -> bool:
-        """Whether all cells of the training rows are the same."""
-        if self.kind == "free text":
-            return False
-        if self.kind == "numeric":
-            return self.moments.count == 0 or (self.moments.least == self.moments.largest and not self.moments.gaps)
-        return len(self.counts.table()) < 2
+    def measured(self) -> bool:
+        """Whether the second pass needs the column."""
+        return self.varies and self.kind in ("numeric", "date")
 
-    def vocabulary(self, min_count: int) -> Vocabulary:
-        """Return the categories, as ``Vocabulary.of``."""
-        table = self.counts.table()
+    def measure(self, frame: pl.DataFrame, where: str) -> None:
+        """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
+        if self.kind == "numeric":
+            self.moments.add(numbers(frame, self.name, where, self.bad))
+            return
+        found = dates(frame, self.name, where, self.bad)
+        require(self.newest is not None, f"{where}, column {self.name!r}: no cell of the training rows is a date")
+        assert self.newest is not None
+        *parts, age = parts_of(found, self.newest)
+        for part in parts:
+            self.parts.setdefault(part.name, Counts()).add(part)
+        self.moments.add(age.fill_null(float("nan")))
+
+    def teach(self, encoder: TableEncoder, blocks: Blocks, where: str) -> str:
+        """Enter what is learnt into ``encoder``; return what the column is, for the console."""
+        name = self.name
+        if not self.varies:
+            return f"{name} left out: constant in the training rows"
+        if self.kind == "free text":
+            table = self.counts.table().drop_nulls("value")
+            logger.warning(
+                "%s: column %r looks like free text (%.1f words on average, %.0f%% of the cells distinct) and is "
+                "ignored; data.categorical=[%s] uses it as ids",
+                where, name, words(table), 100 * len(table) / table["count"].sum(), name,
+            )  # fmt: skip
+            return f"{name} left out: free text"
+        if self.kind == "numeric":
+            scaling = encoder.numeric[name] = self._scaling(blocks)
+            return f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}"
+        require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
+        if self.kind == "list":
+            length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
+            vocabulary, separator = self._vocabulary(self.counts), self.given.lists.get(name, "")
+            encoder.elements[name] = Elements(vocabulary, length, separator)
+            return f"{name}: lists of up to {length} of {vocabulary.size - 1} elements"
+        if self.kind == "date":
+            assert self.newest is not None
+            encoder.dates[name] = self.newest
+            varying = {part: found for part, found in self.parts.items() if len(found.table().drop_nulls("value")) > 1}
+            encoder.categorical.update({part: self._vocabulary(found) for part, found in varying.items()})
+            encoder.numeric[f"{name} {AGE}"] = self._scaling(blocks)
+            kinds = [part.removeprefix(f"{name} ") for part in varying]
+            return f"{name}: date as {', '.join([*kinds, AGE])} (days before {self.newest})"
+        vocabulary = encoder.categorical[name] = self._vocabulary(self.counts)
+        return f"{name}: {vocabulary.size - 1} categories"
+
+    def _vocabulary(self, counts: Counts) -> Vocabulary:
+        """Return the categories that enough training rows have, in sorted order."""
+        table = counts.table()
         text = table.select(value=as_text(table["value"]).fill_null(MISSING), count="count")
         sums = text.group_by("value").agg(pl.col("count").sum())
-        return Vocabulary(sorted(sums.filter(pl.col("count") >= min_count)["value"].to_list()))
+        return Vocabulary(sorted(sums.filter(pl.col("count") >= self.given.min_count)["value"].to_list()))
 
-    def scaling(self) -> Scaling:
-        """Return the scaling of a numeric column, as ``Scaling.of``. Raises InputError if it overflows."""
-        mean, std = self.moments.mean, self.moments.std
-        require(
-            math.isfinite(mean) and math.isfinite(std),
-            f"column {self.name!r} has numbers so large that its mean or standard deviation overflows; correct them"
-            f"{ignoring(self.name)}",
-        )
-        return Scaling(mean, std if std > 0 else 1.0, self.moments.gaps)
+    def _scaling(self, blocks: Blocks) -> Scaling:
+        """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""
+        found = self.moments
+        if not (math.isfinite(found.mean) and math.isfinite(found.std)):
+            largest = max(abs(found.least), abs(found.largest))
+            large = self._find(blocks, lambda column: parse(column).abs() == largest)
+            raise InputError(
+                f"{large} is so large that the mean or the standard deviation of the column overflows; "
+                f"{advice(self.name)}"
+            )
+        return Scaling(found.mean, found.std if found.std > 0 else 1.0, found.gaps)
 
 
 def learn(
@@ -205,56 +182,34 @@ def learn(
     given: Given,
     **reading: Any,
 ) -> tuple[TableEncoder, list[TaskSpec]]:
-    """Return what ``TableEncoder.learnt`` and ``Labels.learnt`` return of the same ``rows`` training rows.
+    """Return the encoder of ``columns`` and the tasks that follow from the ``rows`` training rows.
 
-    Means and standard deviations are equal up to rounding. Memory grows with the number of distinct values of the
-    columns that are, or may still turn out to be, categorical. ``where`` names the table in messages.
+    Columns that are constant there, and those of free text, are left out. ``where`` names the table in messages;
+    ``reading``: separator, null_values and from_text. Raises InputError.
     """
-    kinds = dict.fromkeys(given.categorical, "categorical") | dict.fromkeys(given.numeric, "numeric")
-    found = [Column(name, kinds.get(name), rows) for name in columns]
-    targets: Mapping[str, Counts | Moments] = {
-        task.name: Moments() if task.kind == "regression" else Counts() for task in labels
-    }
-    for frame, file in blocks():
+    encoder = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
+    bad = encoder.bad if given.on_bad == "missing" else None
+    found = [Column(name, given, rows, encoder.empty, bad) for name in columns]
+    targets = [task.collector() for task in labels]
+    for frame, file in blocks([*columns, *(task.column for task in labels)]):
+        for task, target in zip(labels, targets, strict=True):
+            task.collect(target, frame, file)
         for column in found:
-            column.add(frame, file)
-        for task in labels:
-            target = targets[task.name]
-            target.add(frame[task.column] if isinstance(target, Counts) else task.numbers(frame, file))
-    specs = [_spec(task, targets[task.name], where) for task in labels]
+            column.count(frame, file)
+    specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
     for column in found:
         column.settle(blocks)
-    return _encoder(found, where, given.min_count, **reading), specs
-
-
-def _spec(task: Labels, target: Counts | Moments, where: str) -> TaskSpec:
-    if isinstance(target, Counts):
-        table = target.table()
-        return task.of_counts(table["value"], table["count"], where)
-    require(target.count > 0, f"{where}, column {task.column!r}: no training row has a label for task {task.name!r}")
-    return task.of_moments(target.mean, target.std)
-
-
-def _encoder(found: Sequence[Column], where: str, min_count: int, **reading: Any) -> TableEncoder:
-    vocabularies, scalings, summary = dict[str, Vocabulary](), dict[str, Scaling](), list[str]()
-    for column in found:
-        name = column.name
-        if column.constant:
-            summary.append(f"{name} left out: constant in the training rows")
-        elif column.kind == "free text":
-            summary.append(f"{name} left out: free text")
-            ignored = "%s: column %r looks like free text and is ignored; data.categorical=[%s] uses it as ids"
-            logger.warning(ignored, where, name, name)
-        elif column.kind == "categorical":
-            require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
-            vocabularies[name] = column.vocabulary(min_count)
-            summary.append(f"{name}: {vocabularies[name].size - 1} categories")
-        else:
-            scaling = scalings[name] = column.scaling()
-            summary.append(f"{name}: numeric, mean {scaling.mean:.4g}, standard deviation {scaling.std:.4g}")
+        if column.measured and column.kind == "date":
+            taken = [part for part in part_names(column.name) if part in columns]
+            named = f"the date {column.name!r} becomes parts of this name"
+            require(not taken, f"{where}: rename the column {listing(taken)}: {named}")
+    measured = [column for column in found if column.measured]
+    for frame, file in blocks([column.name for column in measured]) if measured else ():
+        for column in measured:
+            column.measure(frame, file)
+    summary = [column.teach(encoder, blocks, where) for column in found]
     require(bool(summary), f"{where}: no column is left as input")
-    require(
-        bool(vocabularies or scalings), f"{where}: every input column is constant in the training rows, or free text"
-    )
+    good = bool(encoder.categorical or encoder.numeric or encoder.elements)
+    require(good, f"{where}: every input column is constant in the training rows, or free text")
     logger.info("inputs: %s", "; ".join(summary))
-    return TableEncoder(vocabularies, scalings, **reading)
+    return encoder, specs

@@ -29,20 +29,6 @@ class Elements:
     length: int
     separator: str
 
-    @staticmethod
-    def of(
-        column: pl.Series, separator: str, min_count: int, max_length: int | None, empty: Sequence[str] = ()
-    ) -> Elements:
-        """Return the elements that at least ``min_count`` rows have, and the length of the longest list.
-
-        ``max_length``: the most elements to read; ``empty``: texts that count as no element.
-        """
-        lists = listed(column, separator, empty)
-        elements = lists.list.unique().explode().drop_nulls()
-        longest = max(1, int(lists.list.len().max() or 0))
-        length = longest if max_length is None else min(longest, max_length)
-        return Elements(Vocabulary.of(elements, min_count), length, separator)
-
     @property
     def spec(self) -> Bag:
         return Bag(self.vocabulary.size + 1, self.length)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mtl.checks import InputError
 
-from .blocks import read_blocks
 from .columns import as_text, cell, parse
 from .encoder import check_columns, numbered
+from .reading import read_blocks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mtl.checks import InputError, require
 from mtl.types import ROW
 
 from ..files.several import files_of
-from .reading import as_read, check_names, unreadable_parquet
+from .reading import as_read, check_alike, check_names, unreadable_parquet
 
 SUFFIX = ".parquet"
 SAMPLES = 16  # places of a file that its digest covers, besides the footer
@@ -37,9 +37,10 @@ class Block:
 class ParquetRows:
     """The rows of several Parquet files with the same columns, one file after the other.
 
-    ``stamps``: what ``_stamp`` returned for each file at first.
+    ``stamps``: what ``_stamp`` returned for each file at first. ``here`` names them all in messages.
     """
 
+    here: str
     paths: Sequence[Path]
     stamps: Mapping[Path, tuple[int, int] | None]
 
@@ -50,7 +51,7 @@ class ParquetRows:
         ``option`` names the path in messages. Raises InputError if there are none, and if one is of another format.
         """
         paths = parquet_files(path, option)
-        return ParquetRows(paths, {file: _stamp(file) for file in paths})
+        return ParquetRows(f"{option}={path}", paths, {file: _stamp(file) for file in paths})
 
     @cached_property
     def counts(self) -> list[int]:
@@ -58,21 +59,13 @@ class ParquetRows:
         return [_read(path, lambda rows: rows.select(pl.len())).item() for path in self.paths]
 
     @cached_property
-    def schema(self) -> dict[str, pl.DataType]:
+    def schema(self) -> Mapping[str, pl.DataType]:
         """The columns and their types; raise InputError unless all files agree."""
-        first: dict[str, pl.DataType] = {}
-        for path in self.paths:
-            found = dict(_read(path, lambda rows: rows.head(0)).schema)
-            check_names(list(found), path)
-            first = first or found
-            for name in dict.fromkeys([*first, *found]):
-                kinds = [schema.get(name, "missing") for schema in (first, found)]
-                require(
-                    kinds[0] == kinds[1],
-                    f"column {name!r} is {kinds[1]} in {path}, but {kinds[0]} in {self.paths[0]}: the files of a table "
-                    "need the same columns",
-                )
-        return first
+        schemas = {path: _read(path, lambda rows: rows.head(0)).schema for path in self.paths}
+        for path, schema in schemas.items():
+            check_names(schema.names(), path)
+        check_alike(schemas, self.here, exact=True)
+        return schemas[self.paths[0]]
 
     def blocks(self, rows: int) -> list[Block]:
         """Return the rows of all files in blocks of at most ``rows``, in order. A block lies in one file."""

@@ -1,13 +1,15 @@
-"""Read a CSV or Parquet file as a table whose columns have distinct names and whose rows are complete."""
+"""Read CSV and Parquet files as tables whose columns have distinct names and whose rows are complete."""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import io
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 import polars as pl
@@ -15,14 +17,15 @@ import polars as pl
 from mtl.checks import InputError, require
 from mtl.types import ROW
 
-from ..files.reading import quote, read_bytes, read_gzip, regular_size
+from ..files.reading import quote, regular_size
 from ..files.several import SUFFIXES, files_of, is_several
 from ..options import CONTROL, machine_memory, shown
 from .columns import FILE
 
 LISTED = 10  # differences, and columns of each, that a message lists
-BLOCK = 1 << 24  # bytes examined at a time
-LINE_FEED, BOM = ord("\n"), codecs.BOM_UTF8
+BYTES = 1 << 23  # of text in a block
+ROWS = 1 << 16  # of a Parquet file in a block
+QUOTE, LINE_FEED, BOM = ord('"'), ord("\n"), codecs.BOM_UTF8
 
 
 def read_table(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
@@ -31,13 +34,24 @@ def read_table(path: Path, separator: str, null_values: Sequence[str], option: s
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
     unreadable or of another format, if two columns have one name, or if a line has more or fewer cells than the first.
     """
-    check_file(path, option)
     if path.suffix == ".parquet":
-        frame = _read_parquet(path)
-    else:
-        frame = _read_csv(path, "\t" if path.suffix == ".tsv" else separator, null_values)
-    require(len(frame) > 0, f"{path} has a header but no rows")
-    return frame.with_row_index(ROW, offset=1)
+        check_file(path, option)
+        try:
+            with open(path, "rb") as file:  # polars would take the path for a pattern
+                frame = pl.read_parquet(file)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
+            raise unreadable_parquet(path, error) from None
+        check_names(frame.columns, path)
+        require(len(frame) > 0, f"{path} has a header but no rows")
+        return as_read(frame).with_row_index(ROW, offset=1)
+    frames, size, memory = list[pl.DataFrame](), 0, machine_memory()
+    for frame, _ in read_blocks(path, separator, null_values, option):
+        frames.append(frame)
+        size += frame.estimated_size()
+        require(memory is None or size <= memory, f"the rows of {path} do not fit into memory: see data=table_stream")
+    return pl.concat(frames, rechunk=True)
 
 
 def read_tables(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
@@ -49,37 +63,50 @@ def read_tables(path: Path, separator: str, null_values: Sequence[str], option: 
     files = files_of(path, option)
     if not is_several(path):
         return read_table(path, separator, null_values, option)
-    frames = [read_table(file, separator, null_values, option) for file in files]
-    first = frames[0]
-    differences = [
-        f"{file.name} {difference}"
-        for file, frame in zip(files, frames, strict=True)
-        for difference in differs(frame, first)
-    ]
-    require(
-        not differences,
-        f"{option}={path}: its files differ: compared with {files[0].name}, {'; '.join(differences[:LISTED])}"
-        f"{', ...' if len(differences) > LISTED else ''}",
-    )
-    names = pl.Enum(list(map(str, files)))
-    named = [
-        frame.select(first.columns).with_columns(pl.lit(str(file), dtype=names).alias(FILE))
-        for file, frame in zip(files, frames, strict=True)
-    ]
+    frames = {file: read_table(file, separator, null_values, option) for file in files}
+    check_alike({file: frame.schema for file, frame in frames.items()}, f"{option}={path}")
+    names, first = pl.Enum(list(map(str, files))), frames[files[0]].columns
+    named = [frame.select(first).with_columns(pl.lit(str(f), dtype=names).alias(FILE)) for f, frame in frames.items()]
     return pl.concat(named, how="vertical_relaxed", rechunk=True)
 
 
-def differs(frame: pl.DataFrame, first: pl.DataFrame) -> Iterator[str]:
-    """Yield what is different about the columns of ``frame``; numbers of different types fit together."""
-    lacks, more = ([name for name in a.columns if name not in b.columns] for a, b in ((first, frame), (frame, first)))
-    if lacks:
-        yield f"lacks {', '.join(map(shown, lacks[:LISTED]))}"
-    if more:
-        yield f"also has {', '.join(map(shown, more[:LISTED]))}"
-    for name, kind in frame.select(name for name in first.columns if name not in lacks).schema.items():
-        before = first[name].dtype
-        if kind != before and pl.Null not in (kind, before) and not (kind.is_numeric() and before.is_numeric()):
+def check_alike(schemas: Mapping[Path, Mapping[str, pl.DataType]], here: str, exact: bool = False) -> None:
+    """Raise InputError unless all files have the columns of the first one; numbers may differ in type if not ``exact``.
+
+    ``here`` names the files in the message.
+    """
+    (first, expected), *others = schemas.items()
+    found = [f"{file.name} {one}" for file, schema in others for one in _differences(schema, expected, exact)]
+    more = ", ..." if len(found) > LISTED else ""
+    require(not found, f"{here}: its files differ: compared with {first.name}, {'; '.join(found[:LISTED])}{more}")
+
+
+def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.DataType], exact: bool) -> Iterator[str]:
+    for verb, one, other in (("lacks", expected, schema), ("also has", schema, expected)):
+        if names := [shown(name) for name in one if name not in other]:
+            yield f"{verb} {', '.join(names[:LISTED])}"
+    for name, kind in schema.items():
+        before = expected.get(name, kind)
+        fits = not exact and (pl.Null in (kind, before) or (kind.is_numeric() and before.is_numeric()))
+        if kind != before and not fits:
             yield f"has {kind} in column {shown(name)}, not {before}"
+
+
+def read_blocks(
+    path: Path, separator: str, null_values: Sequence[str], option: str = ""
+) -> Iterator[tuple[pl.DataFrame, float]]:
+    """Yield the rows of a file as ``read_table`` returns them, in blocks, and the share of the file that is read.
+
+    The column ``ROW`` numbers the rows of the whole file. Raises InputError as ``read_table`` does, at the block where
+    a mistake is.
+    """
+    check_file(path, option)
+    blocks = _parquet(path) if path.suffix == ".parquet" else _text(path, separator, null_values)
+    done = 0
+    for frame, share in blocks:
+        yield frame.with_row_index(ROW, offset=1 + done), share
+        done += len(frame)
+    require(done > 0, f"{path} has a header but no rows")
 
 
 def check_file(path: Path, option: str) -> None:
@@ -89,16 +116,17 @@ def check_file(path: Path, option: str) -> None:
     require(size > 0, f"{path} is empty")
 
 
-def _read_parquet(path: Path) -> pl.DataFrame:
+def _parquet(path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
     try:
-        with open(path, "rb") as file:  # polars would take the path for a pattern
-            frame = pl.read_parquet(file)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
+        lazy = pl.scan_parquet(path, glob=False)
+        total = int(lazy.select(pl.len()).collect().item())
+        check_names(lazy.collect_schema().names(), path)
+        for start in range(0, total, ROWS):
+            yield as_read(lazy.slice(start, ROWS).collect()), min(1.0, (start + ROWS) / total)
+    except InputError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
         raise unreadable_parquet(path, error) from None
-    check_names(frame.columns, path)
-    return as_read(frame)
 
 
 def unreadable_parquet(path: Path, error: BaseException) -> InputError:
@@ -113,27 +141,78 @@ def as_read(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
-def _read_csv(path: Path, separator: str, null_values: Sequence[str]) -> pl.DataFrame:
-    raw = read_gzip(path, machine_memory()) if path.suffix == ".gz" else read_bytes(path, machine_memory())
-    raw = raw.removeprefix(BOM).rstrip(b"\r\n")
-    require(len(raw) > 0, f"{path} is empty")
-    return parse_text(raw, path, separator, null_values)
+def _text(path: Path, separator: str, null_values: Sequence[str]) -> Iterator[tuple[pl.DataFrame, float]]:
+    separator = "\t" if path.suffix == ".tsv" else separator
+    header, lines = b"", 0  # the first line, and the number of lines behind it that are read
+    for raw, share in _rows(path):
+        if not header:
+            header, _, raw = raw.removeprefix(BOM).partition(b"\n")
+            if b"\r" in header.rstrip(b"\r") and not raw:
+                _decoded(header, path)
+                raise InputError(f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
+        if raw:
+            yield _parsed(header + b"\n" + raw, path, separator, null_values, lines), share
+            lines += raw.count(b"\n") + 1
+    require(bool(header.strip()), f"{path} is empty")
+    if not lines:
+        _check_cells(header, path, separator, 0)
 
 
-def parse_text(raw: bytes, path: Path, separator: str, null_values: Sequence[str], skipped: int = 0) -> pl.DataFrame:
+def _rows(path: Path) -> Iterator[tuple[bytes, float]]:
+    """Yield the bytes of whole rows, without the last line feed, and the share of the file that is read."""
+    size = regular_size(path)
+    try:
+        with open(path, "rb") as file:
+            stream: IO[bytes] = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            rest, wanted = b"", BYTES
+            while chunk := stream.read(wanted):
+                rest += chunk
+                end = _end_of_rows(rest)
+                if end == 0:  # a row longer than a block
+                    wanted = len(rest)
+                    continue
+                rows, wanted = rest[:end].rstrip(b"\r\n"), BYTES
+                if not rows:
+                    continue
+                # Empty lines at the end of a file are no rows: what follows decides whether these are at its end
+                feed = rest.index(b"\n", len(rows)) + 1
+                rest = rest[feed:]
+                yield rows, file.tell() / size
+            if rest := rest.rstrip(b"\r\n"):
+                yield rest, 1.0
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"{path} is damaged or not a gzip file ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _end_of_rows(buffer: bytes) -> int:
+    """Return the end of the last row that is whole: behind a line feed outside quotes; 0 if there is none."""
+    if b'"' not in buffer:
+        return buffer.rfind(b"\n") + 1
+    symbols = np.frombuffer(buffer, np.uint8)
+    inside = np.logical_xor.accumulate(symbols == QUOTE)
+    ends = np.flatnonzero((symbols == LINE_FEED) & ~inside)
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def _parsed(raw: bytes, path: Path, separator: str, null_values: Sequence[str], skipped: int) -> pl.DataFrame:
     """Return the rows of the text ``raw``, which begins with the names of the columns and ends without a line feed.
 
-    ``skipped``: the number of lines of the file at ``path`` between the first line and the others, for messages.
-    Raises InputError.
+    polars reads them, but fills a line that is too short. So the cells are counted: in text without quotes all at once,
+    since one line too long, which polars refuses, would have to make up for one too short; else line by line. The line
+    of a mistake is only looked for if there is one. ``skipped``: see ``_check_cells``.
     """
-    _check_text(raw, path, skipped)
-    carriage = b"\r" in raw and b"\n" not in raw
-    require(not carriage, f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
-    names = _check_cells(raw, separator, path, skipped)
-    require(b"\n" in raw, f"{path} has a header but no rows")
+    first, mark = raw.partition(b"\n")[0], separator.encode()
+    even = raw.count(mark) == first.count(mark) * (raw.count(b"\n") + 1)
+    names = first.decode(errors="replace").rstrip("\r").split(separator)
+    if not even or b'"' in raw or b"\0" in raw or "\ufffd" in first.decode(errors="replace"):
+        names = _check_cells(raw, path, separator, skipped)
+    check_names(names, path)
     try:
         frame = pl.read_csv(raw, separator=separator, infer_schema=False, null_values=list(null_values))
     except (Exception, pl.exceptions.PanicException) as error:
+        _check_cells(raw, path, separator, skipped)
         raise InputError(f"cannot read {path}: {first_line(error)}") from None
     require(
         len(frame.columns) == len(names),
@@ -143,51 +222,27 @@ def parse_text(raw: bytes, path: Path, separator: str, null_values: Sequence[str
     return frame
 
 
-def _in_file(line: int, skipped: int) -> int:
-    """Return the number in the file of a line of ``raw``."""
-    return line + skipped if line > 1 else line
+def _check_cells(raw: bytes, path: Path, separator: str, skipped: int) -> list[str]:
+    """Return the names of the columns. Raises InputError, which names the first line that is no row of them.
 
-
-def _check_text(raw: bytes, path: Path, skipped: int) -> None:
-    """Raise InputError, which names the line, unless ``raw`` is UTF-8 text without NUL bytes."""
-    bad = [index for index in (raw.find(b"\0"), _first_invalid(raw)) if index >= 0]
-    if bad:
-        index = min(bad)
-        line = _in_file(raw.count(b"\n", 0, index) + 1, skipped)
-        raise InputError(
-            f"{path}, line {line}: the byte {raw[index]:#04x} does not occur in UTF-8 text; save the table as CSV in "
-            "UTF-8"
-        )
-
-
-def _first_invalid(raw: bytes) -> int:
-    """Return the index of the first byte that is not UTF-8, or -1."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(raw), BLOCK):  # in blocks: the text of a large file would take memory
-        pending = len(decoder.getstate()[0])  # bytes of a character that the block before has begun
-        try:
-            decoder.decode(raw[start : start + BLOCK], final=start + BLOCK >= len(raw))
-        except UnicodeDecodeError as error:
-            return start - pending + error.start
-    return -1
-
-
-def _check_cells(raw: bytes, separator: str, path: Path, skipped: int) -> list[str]:
-    """Return the names of the columns; raise InputError, which names the first line with more or fewer cells."""
-    text = io.TextIOWrapper(io.BytesIO(raw), "utf-8", newline="\n")
+    ``skipped``: the number of lines of the file between the first line and the others of ``raw``, for messages.
+    """
+    text = _decoded(raw, path, skipped)
     limit = csv.field_size_limit(len(raw) + 1)  # a setting of the whole process, put back below
-    lines = csv.reader(text, delimiter=separator, strict=True)
+    lines = csv.reader(io.StringIO(text, newline="\n"), delimiter=separator, strict=True)
     try:
         names = next(lines)
         check_names(names, path)
-        counts = _quoted(lines) if b'"' in raw else _unquoted(raw, separator)
-        for line, cells in counts:
-            if cells != len(names):
+        begin = lines.line_num + 1
+        for cells in lines:
+            count = len(cells) or 1  # an empty line has one empty cell
+            if count != len(names):
                 raise InputError(
-                    f"{path}, line {_in_file(line, skipped)} has {cells} cells, but the first line names {len(names)} "
+                    f"{path}, line {_in_file(begin, skipped)} has {count} cells, but the first line names {len(names)} "
                     f"columns (separated by {separator!r}): correct the line, and put cells that contain {separator!r} "
                     "in double quotes"
                 )
+            begin = lines.line_num + 1
     except csv.Error as error:
         raise InputError(
             f"{path}, line {_in_file(lines.line_num, skipped)}: {error}; put cells that contain separators or double "
@@ -198,31 +253,25 @@ def _check_cells(raw: bytes, separator: str, path: Path, skipped: int) -> list[s
     return names
 
 
-def _quoted(lines: Any) -> Iterator[tuple[int, int]]:
-    """Yield the first line and the number of cells of each row that the ``csv.reader`` has left."""
-    begin = lines.line_num + 1
-    for cells in lines:
-        yield begin, len(cells) or 1  # an empty line has one empty cell
-        begin = lines.line_num + 1
+def _decoded(raw: bytes, path: Path, skipped: int = 0) -> str:
+    """Return UTF-8 text without NUL bytes; raise InputError, which names the line of the first other byte."""
+    try:
+        text, bad = raw.decode(), [raw.find(b"\0")]
+    except UnicodeDecodeError as error:
+        text, bad = "", [error.start, raw.find(b"\0")]
+    if wrong := [index for index in bad if index >= 0]:
+        index = min(wrong)
+        line = _in_file(raw.count(b"\n", 0, index) + 1, skipped)
+        raise InputError(
+            f"{path}, line {line}: the byte {raw[index]:#04x} does not occur in UTF-8 text; save the table as CSV in "
+            "UTF-8"
+        )
+    return text
 
 
-def _unquoted(raw: bytes, separator: str) -> Iterator[tuple[int, int]]:
-    """Yield the number and the cells of a line of text without quotes, whenever the cells are not as many as before.
-
-    A line has one cell more than it has separators. They are counted for many lines at once.
-    """
-    symbols, start, line, last = np.frombuffer(raw, np.uint8), 0, 1, -1
-    while start < len(raw):
-        end = raw.find(b"\n", start + BLOCK) + 1 or len(raw)
-        block = symbols[start:end]
-        ends = np.flatnonzero(block == LINE_FEED)
-        if end == len(raw):  # the last line has no line feed
-            ends = np.append(ends, len(block))
-        separators = np.flatnonzero(block == ord(separator))
-        cells = np.diff(np.searchsorted(separators, ends), prepend=0) + 1  # [lines of the block]
-        for index in np.flatnonzero(np.diff(cells, prepend=last)):
-            yield line + int(index), int(cells[index])
-        start, line, last = end, line + len(ends), int(cells[-1])
+def _in_file(line: int, skipped: int) -> int:
+    """Return the number in the file of a line of a block, which begins with the first line of the file."""
+    return line + skipped if line > 1 else line
 
 
 def check_names(names: Sequence[str], path: Path) -> None:

@@ -13,9 +13,8 @@ import torch
 from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
-from mtl.data_modules.tables import blocks
-from mtl.data_modules.tables.blocks import read_blocks
-from mtl.data_modules.tables.reading import read_table
+from mtl.data_modules.tables import reading as blocks
+from mtl.data_modules.tables.reading import read_blocks, read_table
 from mtl.data_modules.text import TextDataModule
 from mtl.data_modules.texts.example import TASKS
 from polars.testing import assert_frame_equal

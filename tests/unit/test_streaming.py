@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -259,11 +258,9 @@ def test_file_that_changes_while_it_is_streamed_is_one_message(
             r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)",
         ),
         ({"path": "{0}/damaged.parquet"}, "cannot read .*damaged.parquet"),
-        ({"path": "{0}/unlike"}, "column 'y' is String in .*1.parquet, but Int64 in .*0.parquet"),
-        ({"path": "{0}/dated.parquet"}, r"column 'day': its type Date cannot be streamed yet.*data.ignore=\[day\]"),
+        ({"path": "{0}/unlike"}, "compared with 0.parquet, 1.parquet has String in column y, not Int64"),
         ({"path": None}, "data.path is not given"),
         ({"window_rows": 0}, "data.window_rows=0: must be a whole number"),
-        ({"path": "{0}/days.parquet"}, "column 'day' holds dates, which cannot be streamed yet"),
         ({"tasks": {"z": {"kind": "binary"}}}, "data.tasks.z: .* has no column 'z'; it has x, y, part"),
         ({"tasks": {"y": {"kind": "multiclass"}}, "split_column": "x"}, "column 'x', row 1: .*accepted are train"),
         ({"split_column": "part"}, "column 'part': no row is marked val"),
@@ -281,9 +278,6 @@ def test_bad_input_is_one_message(tmp_path: Path, options: dict[str, Any], messa
     frame.write_parquet(tmp_path / "rows.parquet")
     frame.write_parquet(tmp_path / "unlike" / "0.parquet")
     frame.with_columns(pl.col("y").cast(pl.String)).write_parquet(tmp_path / "unlike" / "1.parquet")
-    frame.with_columns(day=pl.lit(date(2020, 1, 1))).write_parquet(tmp_path / "dated.parquet")
-    days = [f"2020-01-{1 + number % 28:02}" for number in range(100)]
-    frame.with_columns(day=pl.Series(days)).write_parquet(tmp_path / "days.parquet")
     text = pl.Series(["one", *(str(number) for number in range(99))])
     frame.with_columns(x=text).write_parquet(tmp_path / "almost.parquet")
     given = {"path": "{0}/rows.parquet", "tasks": {"y": {"kind": "binary"}}, "split": [0.98, 0.01, 0.01]} | options
