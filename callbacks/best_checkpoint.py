@@ -18,14 +18,14 @@ from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch, validates_within_epoch
-from .monitored import require_logged
+from .monitored import Watcher
 
 log = logging.getLogger(__name__)
 
 NAME = "best.ckpt"
 
 
-class BestCheckpoint(ModelCheckpoint):
+class BestCheckpoint(Watcher, ModelCheckpoint):
     """Keep the ``save_top_k`` best checkpoints (-1: all) by ``monitor`` in ``dirpath``; ``best.ckpt`` is the best.
 
     ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. With ``save_top_k=1`` there is
@@ -33,9 +33,11 @@ class BestCheckpoint(ModelCheckpoint):
     best of them. Each validation counts once; a NaN or infinite value never counts. ``every_n_epochs``: look only at
     the end of every n-th epoch, and at the validations within it.
 
-    The state holds the names of the files without their folder, so that a run folder may be moved or copied. A resumed
+    The state holds the scores by file name, without the folder, so that a run folder may be moved or copied. A resumed
     run goes on with the files that are in its folder.
     """
+
+    section = "callbacks.best"
 
     def __init__(
         self,
@@ -67,13 +69,8 @@ class BestCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
-        self._validated = False  # whether there was a validation since the value was last looked at
         self._lost = ""  # the best checkpoint that a resumed run lacks
         self._writes = True  # whether this is the process that writes files
-
-    @property
-    def state_key(self) -> str:
-        return "ModelCheckpoint" + super().state_key.removeprefix(type(self).__qualname__)  # as in earlier checkpoints
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -86,10 +83,8 @@ class BestCheckpoint(ModelCheckpoint):
         self._lost = ""
 
     def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if trainer.sanity_checking:
-            return
-        self._validated = True
-        if validates_within_epoch(trainer):
+        super().on_validation_end(trainer, pl_module)
+        if not trainer.sanity_checking and validates_within_epoch(trainer):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -97,15 +92,9 @@ class BestCheckpoint(ModelCheckpoint):
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        assert self.monitor is not None
-        validated, self._validated = self._validated, False
-        of_validation = self.monitor.startswith("val/") or self.monitor not in trainer.callback_metrics
-        if not (validated if of_validation else ends_epoch(trainer)):
-            return  # the value is an earlier one
-        if self.monitor in pl_module.undefined:  # the module has said so
+        if not self.is_fresh(trainer, pl_module):
             return
-        require_logged(f"callbacks.best.monitor={self.monitor}", self.monitor, list(trainer.callback_metrics))
-        value = float(trainer.callback_metrics[self.monitor])
+        value = float(trainer.callback_metrics[str(self.monitor)])
         if not math.isfinite(value):
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
             return
@@ -114,33 +103,21 @@ class BestCheckpoint(ModelCheckpoint):
             give_second_name(Path(self.best_model_path), Path(self.best_model_path).with_name(NAME))
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
         scores = {Path(path).name: score for path, score in self.best_k_models.items()}
-        return state | {key: Path(state[key]).name for key in paths} | {"best_k_models": scores, "dirpath": ""}
+        return {"scores": scores, "best_model_score": self.best_model_score}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the files of ``state_dict`` that exist in ``dirpath``, with their scores."""
-        folder, best = Path(str(self.dirpath)), Path(state_dict["best_model_path"]).name
-        scores = {Path(path).name: score for path, score in state_dict["best_k_models"].items()}
-        here: list[str] = gather([name for name in scores if (folder / name).is_file()])[0]  # rank 0 has the files
-        self._lost = best if best not in here else ""
-        ranked = sorted(here, key=lambda name: float(scores[name]), reverse=self.mode == "max")
-        kept = ranked if self.save_top_k == -1 else ranked[: self.save_top_k]
-        paths = {str(folder / self._name_for(folder, name)): scores[name] for name in kept}
-        full, first = len(kept) == self.save_top_k, next(iter(paths), "")
-        super().load_state_dict(
-            state_dict
-            | {
-                "dirpath": self.dirpath,
-                "best_k_models": paths,
-                "best_model_path": first,
-                "best_model_score": paths.get(first),
-                "kth_best_model_path": list(paths)[-1] if full else "",
-                "kth_value": list(paths.values())[-1] if full else self.kth_value,
-                "last_model_path": "",
-            }
-        )
+        folder, scores = Path(str(self.dirpath)), state_dict["scores"]
+        ranked = sorted(scores, key=lambda name: float(scores[name]), reverse=self.mode == "max")
+        here: list[str] = gather([name for name in ranked if (folder / name).is_file()])[0]  # rank 0 has the files
+        self._lost = "" if ranked[:1] == here[:1] else ranked[0]
+        kept = here if self.save_top_k == -1 else here[: self.save_top_k]
+        self.best_k_models = {str(folder / self._name_for(folder, name)): scores[name] for name in kept}
+        self.best_model_path = next(iter(self.best_k_models), "")
+        self.best_model_score = self.best_k_models.get(self.best_model_path)
+        if len(kept) == self.save_top_k:
+            self.kth_best_model_path, self.kth_value = list(self.best_k_models.items())[-1]
 
     def _name_for(self, folder: Path, name: str) -> str:
         """Return the name under which to go on with a checkpoint; ``save_top_k`` may differ from when it was saved."""

@@ -14,12 +14,12 @@ from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch
-from .monitored import require_logged
+from .monitored import Watcher
 
 log = logging.getLogger(__name__)
 
 
-class EarlyStop(EarlyStopping):
+class EarlyStop(Watcher, EarlyStopping):
     """Stop after ``patience`` epochs with a validation in which ``monitor`` did not improve by more than ``min_delta``.
 
     An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, and neither does one in which
@@ -27,6 +27,8 @@ class EarlyStop(EarlyStopping):
     value is otherwise NaN or infinite (``check_finite``), better than ``stopping_threshold`` or worse than
     ``divergence_threshold``. The log says why it stopped.
     """
+
+    section = "callbacks.early_stopping"
 
     def __init__(
         self,
@@ -59,24 +61,10 @@ class EarlyStop(EarlyStopping):
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=True,
         )
-        self._validated = False  # whether there was a validation since the value was last looked at
-
-    @property
-    def state_key(self) -> str:
-        return "EarlyStopping" + super().state_key.removeprefix(type(self).__qualname__)  # as in earlier checkpoints
-
-    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self._validated = self._validated or not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        validated, self._validated = self._validated, False
-        names = trainer.callback_metrics
-        of_validation = self.monitor.startswith("val/") or self.monitor not in names
-        if not ends_epoch(trainer) or (of_validation and not validated):
-            return  # the value is an earlier one
-        if self.monitor in pl_module.undefined:
+        if not ends_epoch(trainer) or not self.is_fresh(trainer, pl_module):
             return
-        require_logged(f"callbacks.early_stopping.monitor={self.monitor}", self.monitor, list(names))
         before = trainer.should_stop
         super().on_train_epoch_end(trainer, pl_module)
         if trainer.should_stop and not before and self.stopping_reason_message:

@@ -31,8 +31,7 @@ class HParamsRecord(Callback):
     groups, the numbers that every run has, and all options of the gate in one text.
     """
 
-    def __init__(self) -> None:
-        self._given = False
+    _given = False
 
     def setup(self, trainer: Trainer, pl_module: MultiTaskModule, stage: str) -> None:
         if self._given:

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
@@ -19,7 +18,7 @@ from mtl.checkpoints.files import keep_previous
 from mtl.checks import check_number, check_whole
 from mtl.cli.commands import command
 from mtl.cli.signals import Stopped, stop_signals
-from mtl.distributed import all_reduce_sum, world_size
+from mtl.distributed import gather
 
 from .length import ends_epoch, took_step, validates_within_epoch
 
@@ -50,7 +49,6 @@ class LastCheckpoint(Checkpoint):
         self._ends = False  # trainer.should_stop was set inside an accumulation window
         self._max_steps: int | None = None  # the trainer's, while a checkpoint is loaded
         self._saved_at = 0.0
-        self._alone = True  # whether this is the only process
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero and self.path.parent.is_dir():
@@ -68,7 +66,6 @@ class LastCheckpoint(Checkpoint):
         self._listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._alone = world_size() == 1
         self._saved_at = time.monotonic()
         self._stopped, self._ends = None, False
         if self._max_steps is not None:
@@ -91,17 +88,17 @@ class LastCheckpoint(Checkpoint):
             return
         trainer.should_stop = trainer.should_stop or self._ends
         if not ends_epoch(trainer) and not validates_within_epoch(trainer):  # validation comes first
-            self._save_if_asked(trainer, pl_module)
+            self._save_if_asked(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not validates_within_epoch(trainer):
             return
         if took_step(trainer, trainer.fit_loop.epoch_loop.batch_idx):
-            self._save_if_asked(trainer, pl_module)
+            self._save_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ends_epoch(trainer):  # otherwise the run ended within the epoch and was saved after its last step
-            self._save(trainer, self._agreed(stop_signals.number, pl_module.device))
+            self._save(trainer, _signal_of_any(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.close()
@@ -129,29 +126,18 @@ class LastCheckpoint(Checkpoint):
         if always or stop_signals.is_listening:
             self._signals.enter_context(stop_signals.listening())
 
-    def _agreed(self, value: int, device: torch.device) -> int:
-        """Return the maximum of ``value`` over all processes."""
-        if self._alone:
-            return value
-        everyone = torch.zeros(world_size(), dtype=torch.int64)
-        everyone[torch.distributed.get_rank()] = value
-        return int(all_reduce_sum(everyone.to(device)).max())
-
     def _is_due(self, trainer: Trainer) -> bool:
         if self.every_steps and trainer.global_step % self.every_steps == 0:
             return True
         if self.every_minutes is None:
             return False
-        late = time.monotonic() - self._saved_at >= 60 * self.every_minutes
-        if self._alone:
-            return late
-        if trainer.global_step % STEPS_BETWEEN_CLOCKS:
+        if trainer.world_size > 1 and trainer.global_step % STEPS_BETWEEN_CLOCKS:
             return False
-        return bool(self._agreed(int(late and trainer.is_global_zero), trainer.strategy.root_device))
+        late = time.monotonic() - self._saved_at >= 60 * self.every_minutes
+        return trainer.strategy.broadcast(late)
 
-    def _save_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        due = self._is_due(trainer)
-        number = self._agreed(stop_signals.number, pl_module.device)
+    def _save_if_asked(self, trainer: Trainer) -> None:
+        due, number = self._is_due(trainer), _signal_of_any(trainer)
         if due or number or trainer.should_stop or trainer.global_step == trainer.max_steps:
             self._save(trainer, number)
 
@@ -172,3 +158,10 @@ class LastCheckpoint(Checkpoint):
         stopped, self._stopped = self._stopped, None
         if stopped is not None:
             raise stopped
+
+
+def _signal_of_any(trainer: Trainer) -> int:
+    """Return the signal that asked any of the processes to stop, 0 if none did."""
+    if not trainer.strategy.reduce_boolean_decision(bool(stop_signals.number), all=False):
+        return 0
+    return max(gather(stop_signals.number))

@@ -1,4 +1,4 @@
-"""Refuse a run whose best checkpoint, early stopping or learning rate monitors a value that nobody logs."""
+"""Watch a logged value, and refuse a run in which a callback watches one that nobody logs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import logging
 from collections.abc import Sequence
 
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from mtl.checks import require
 from mtl.training.module import MultiTaskModule
 
-from .lr_schedule import PlateauRate
+from .length import ends_epoch
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +20,29 @@ KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages 
 MOST = 12  # names that a message lists
 
 
+class Watcher(Callback):
+    """Base of callbacks that look at the value ``monitor`` once for each validation; ``section``: of their options."""
+
+    monitor: str | None
+    section = "callbacks"
+    _validated = False  # whether there was a validation since the value was last looked at
+
+    def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._validated = self._validated or not trainer.sanity_checking
+
+    def is_fresh(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
+        """Return whether there is a value that was not looked at before; a metric may be undefined on the rows."""
+        validated, self._validated = self._validated, False
+        name, known = str(self.monitor), trainer.callback_metrics
+        of_validation = name.startswith("val/") or name not in known
+        if not (validated if of_validation else ends_epoch(trainer)) or name in pl_module.undefined:
+            return False
+        require_logged(f"{self.section}.monitor={name}", name, list(known))
+        return True
+
+
 class MonitorCheck(Callback):
-    """Raise InputError before the first step if a callback monitors a value that will never be logged.
+    """Raise InputError before the first step if a callback's ``monitor`` is a value that will never be logged.
 
     The module and the callbacks say in ``logged_names`` what they log; a name may be a pattern such as ``val/x*``. If a
     callback of another package has no such method, this is only a warning.
@@ -35,27 +55,15 @@ class MonitorCheck(Callback):
                 names += callback.logged_names()
             elif not type(callback).__module__.startswith(KNOWN):
                 sure = False
-        for name, callback in _watchers(trainer):
-            monitor = callback.monitor
+        for callback in trainer.callbacks:
+            monitor = getattr(callback, "monitor", None)
             if monitor is None or any(fnmatch.fnmatchcase(monitor, known) for known in names):
                 continue
-            option = "monitor" if monitor == pl_module.config.get("monitor") else f"{name}.monitor"
+            section = getattr(callback, "section", type(callback).__name__)
+            option = "monitor" if monitor == pl_module.config.get("monitor") else f"{section}.monitor"
             if sure:
                 require_logged(f"{option}={monitor}", monitor, names)
             log.warning("%s=%s: nothing that is known logs this name", option, monitor)
-
-
-def _watchers(trainer: Trainer) -> list[tuple[str, ModelCheckpoint | EarlyStopping | PlateauRate]]:
-    """Return the callbacks that monitor a value, each with its place in the configuration."""
-    found: list[tuple[str, ModelCheckpoint | EarlyStopping | PlateauRate]] = []
-    for callback in trainer.callbacks:
-        if isinstance(callback, ModelCheckpoint):
-            found.append(("callbacks.best", callback))
-        elif isinstance(callback, EarlyStopping):
-            found.append(("callbacks.early_stopping", callback))
-        elif isinstance(callback, PlateauRate):
-            found.append(("callbacks.lr_schedule", callback))
-    return found
 
 
 def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:

@@ -44,12 +44,11 @@ class RandomState(Callback):
 def get_state() -> dict[str, Any]:
     """Return the states of this process's generators as tensors and plain Python values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
-    version, internal, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
-        "python": [version, list(internal), gauss_next],
+        "python": random.getstate(),
     }
 
 
@@ -60,5 +59,4 @@ def set_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
+    random.setstate(state["python"])

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
+from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import AtomicCheckpointIO
 from mtl.checks import InputError, require
 from mtl.compat import config_path
@@ -124,12 +125,16 @@ def _check_weighting(cfg: DictConfig) -> None:
 
 def build_trainer(cfg: DictConfig) -> Trainer:
     """Return the Trainer with its callbacks and loggers."""
-    callbacks = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
+    chosen = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     loggers = [_instantiate(node) for node in (cfg.get("logger") or {}).values() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     files = AtomicCheckpointIO()
     trainer: Trainer = _instantiate(
-        cfg.trainer, callbacks=callbacks, logger=loggers or False, plugins=[files], enable_progress_bar=shown
+        cfg.trainer,
+        callbacks=[*standard_callbacks(), *chosen],
+        logger=loggers or False,
+        plugins=[files],
+        enable_progress_bar=shown,
     )
     return trainer
 

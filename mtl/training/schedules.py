@@ -47,26 +47,17 @@ SHAPES: dict[str, Callable[[float, float, float], float]] = {
 }
 
 
-def rate_factor(step: float, warmup: float, length: float, shape: str, end: float) -> float:
+def rate_factor(
+    step: float, warmup: float, length: float, shape: str, end: float, rise: str = "linear", start: float = 0.0
+) -> float:
     """Return the factor of the learning rate at optimiser step ``step``, counted from 0.
 
-    It rises linearly from 0 to 1 in ``warmup`` steps, then goes to ``end`` in the given ``shape`` by step ``length``.
+    It goes from ``start`` to 1 in the shape ``rise`` in ``warmup`` steps, then to ``end`` in the given ``shape`` by
+    step ``length``. Half a cosine wave each is one cycle (Smith & Topin 2018).
     """
     if step < warmup:
-        return step / warmup
+        return SHAPES[rise](step / warmup, start, 1.0)
     return SHAPES[shape](min(1.0, (step - warmup) / max(1.0, length - warmup)), 1.0, end)
-
-
-def one_cycle_factor(step: float, length: float, peak: float, start: float, end: float) -> float:
-    """Return the factor of the learning rate at optimiser step ``step``, counted from 0 (Smith & Topin 2018).
-
-    It rises from ``start`` to 1 in the fraction ``peak`` of the ``length`` steps, then falls to ``end`` by step
-    ``length``, along half a cosine wave each.
-    """
-    rise = peak * length
-    if step < rise:
-        return cosine(step / rise, start, 1.0)
-    return cosine(min(1.0, (step - rise) / max(1.0, length - rise)), 1.0, end)
 
 
 def check_schedule(shape: str, start: float, end: float) -> None:

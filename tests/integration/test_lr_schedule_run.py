@@ -12,7 +12,7 @@ from omegaconf import open_dict
 
 from mtl.checkpoints.files import read_checkpoint
 from mtl.cli.signals import Stopped
-from mtl.training.schedules import one_cycle_factor, rate_factor
+from mtl.training.schedules import rate_factor
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import go_on, losses, same, state
 from train import run
@@ -125,7 +125,7 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     assert scheduled(tmp_path) == list(range(10))  # no longer
     one_cycle = resume_small(last, tmp_path, "lr_schedule=one_cycle", "schedule=entropy_weight", "trainer.max_epochs=4")
     run(one_cycle)
-    assert course(tmp_path)[15] == pytest.approx(0.01 * one_cycle_factor(15, 20, 0.3, 0.04, 1e-4))
+    assert course(tmp_path)[15] == pytest.approx(0.01 * rate_factor(15, 6, 20, "cosine", 1e-4, "cosine", 0.04))
     assert scheduled(tmp_path) == [*range(10), *range(15, 20)]
 
 

@@ -57,7 +57,7 @@ def test_one_choice_for_the_best_checkpoint_early_stopping_and_the_learning_rate
     assert record["best_val_click_auprc"] == best
     assert 0 < best <= 1
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
-    state = next(state for name, state in saved["callbacks"].items() if name.startswith("ModelCheckpoint"))
+    state = next(state for name, state in saved["callbacks"].items() if name.startswith("BestCheckpoint"))
     assert float(state["best_model_score"]) == best
     test = record["test"]
     assert {

@@ -58,8 +58,8 @@ class StopAt(Callback):
 def state(folder: Path) -> dict[str, Any]:
     """Return what must be the same: weights, optimiser, best score, early stopping, test."""
     last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
-    callbacks = {k: v for k, v in last["callbacks"].items() if "EarlyStopping" in k or "RandomState" in k}
-    best = [v["best_model_score"] for k, v in last["callbacks"].items() if "ModelCheckpoint" in k]
+    callbacks = {k: v for k, v in last["callbacks"].items() if "EarlyStop" in k or "RandomState" in k}
+    best = [v["best_model_score"] for k, v in last["callbacks"].items() if "BestCheckpoint" in k]
     test = json.loads((folder / "results.json").read_text())["test"]
     return {
         "w": last["state_dict"],

@@ -10,8 +10,6 @@ import pytest
 from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.example_images import ExampleImages
-from mtl.callbacks.execution_switch import ExecutionSwitch
-from mtl.callbacks.finite_guard import FiniteGuard
 from mtl.callbacks.hardening import PermutationHardening
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.progress import Progress
@@ -42,8 +40,6 @@ CASES: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (lambda **options: BestCheckpoint("x", **options), "save_weights_only", ["perhaps", 1]),
     (lambda **options: LastCheckpoint("x", **options), "every_steps", NO_COUNT),
     (lambda **options: LastCheckpoint("x", **options), "every_minutes", [*NO_NUMBER, 0, -1]),
-    (ExecutionSwitch, "every_steps", [*NO_COUNT, None]),
-    (FiniteGuard, "every_steps", [*NO_COUNT, None]),
     (lambda **options: RoutingMonitor("x", **options), "pictures_every", NO_COUNT),
     (lambda **options: RoutingMonitor("x", **options), "pictures", ["perhaps", 1, None]),
     (lambda **options: RoutingMonitor("x", **options), "max_shares", [*NO_COUNT[1:], None]),

@@ -13,12 +13,12 @@ import pytest
 import torch
 from matplotlib.image import imread
 from mtl.callbacks.example_images import ExampleImages, captions
-from mtl.callbacks.execution_switch import ExecutionSwitch
 from mtl.callbacks.length import Length, steps_per_epoch, took_step
 from mtl.callbacks.progress import Progress
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 from mtl.callbacks.selection_report import SelectionReport
+from mtl.callbacks.standard import ExecutionSwitch
 
 from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
@@ -217,11 +217,12 @@ def test_lengths_count_optimiser_steps() -> None:
     assert steps_per_epoch(trainer(0)) == 10
 
 
-def test_execution_adapts_once_in_an_accumulated_step() -> None:
+def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MixtureOfExperts(3, 1, 4, TopKGate, partial(StackedDense, units=[2]))
     seen: list[int] = []
+    monkeypatch.setattr(ExecutionSwitch, "EVERY", 2)
     layer.dispatch.adapt = lambda *weights: seen.extend(map(len, weights))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=2)
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch()
     for batch in range(12):
         rows = torch.full((batch + 1, 1, 4), 0.25)
         outputs = {"routings": {"mixture": [Routing(rows, exact_zeros=True), Routing(rows[:1], exact_zeros=True)]}}
@@ -231,7 +232,7 @@ def test_execution_adapts_once_in_an_accumulated_step() -> None:
 
 def test_execution_follows_all_batches_of_a_step() -> None:
     layer = MixtureOfExperts(3, 2, 4, TopKGate, partial(StackedDense, units=[2]))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch(every_steps=1)
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch()
     full, narrow = torch.full((6, 1, 4), 0.25), torch.eye(4)[:2, None]
 
     def is_sparse_after(*batches: Routing) -> bool:

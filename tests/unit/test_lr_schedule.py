@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.lr_schedule import ConstantRate, DecayingRate, OneCycleRate, PlateauRate
+from mtl.callbacks.lr_schedule import LearningRate, PlateauRate
 from mtl.callbacks.monitored import MonitorCheck
 
 from mtl.checks import InputError
 from mtl.config import schema
-from mtl.training.schedules import one_cycle_factor, rate_factor
+from mtl.training.schedules import rate_factor
 from tests.integration.helpers import compose_small
 
 
@@ -35,7 +35,7 @@ def test_cosine_by_hand() -> None:
 def test_one_cycle_by_hand() -> None:
     """Three steps up from a fifth, and six down to a tenth."""
     up, down = [0.2, 0.4, 0.8], [1, 1 - 0.45 * (1 - math.sqrt(0.75)), 1 - 0.45 / 2, 0.55, 0.55 - 0.45 / 2]
-    rates = [one_cycle_factor(step, 9, 1 / 3, 0.2, 0.1) for step in range(11)]
+    rates = [rate_factor(step, 3, 9, "cosine", 0.1, "cosine", 0.2) for step in range(11)]
     assert rates == pytest.approx([*up, *down, 0.55 - 0.45 * math.sqrt(0.75), 0.1, 0.1])
 
 
@@ -46,7 +46,8 @@ def test_one_cycle_is_that_of_torch() -> None:
         optimizer, 1.0, 100, 0.3, "cos", cycle_momentum=False, div_factor=25, final_div_factor=400
     )
     for step in range(100):
-        assert one_cycle_factor(step, 99, 29 / 99, 1 / 25, 1e-4) == pytest.approx(theirs.get_last_lr()[0])
+        ours = rate_factor(step, 29, 99, "cosine", 1e-4, "cosine", 1 / 25)
+        assert ours == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step() if step < 99 else None
 
@@ -69,7 +70,7 @@ def trainer(step: int, *rates: float, batches: int = 10, accumulate: int = 1) ->
     )
 
 
-def rates_at(callback: ConstantRate, run: Any) -> list[float]:
+def rates_at(callback: LearningRate, run: Any) -> list[float]:
     module = SimpleNamespace(logged={}, log=lambda name, value, **how: module.logged.update({name: value}))
     callback.on_train_start(run, module)
     callback.on_train_batch_start(run, module, None, 0)
@@ -79,7 +80,7 @@ def rates_at(callback: ConstantRate, run: Any) -> list[float]:
 
 
 def test_each_group_keeps_its_base_rate() -> None:
-    callback = DecayingRate(warmup=0.2)
+    callback = LearningRate("linear", warmup=0.2)
     run = trainer(2, 0.1, 0.4)
     assert rates_at(callback, run) == pytest.approx([0.05, 0.2])
     for step, factor in ((4, 1), (12, 0.5), (20, 0)):  # of 20 steps; the base rates are not those of the step before
@@ -87,18 +88,21 @@ def test_each_group_keeps_its_base_rate() -> None:
         assert rates_at(callback, run) == pytest.approx([0.1 * factor, 0.4 * factor])
 
 
+ONE_CYCLE = partial(LearningRate, "cosine", 1e-4, 0.3, rise="cosine", start_factor=0.04)
+
+
 @pytest.mark.parametrize(
     ("make", "factor"),
     [
-        (partial(ConstantRate, warmup_steps=18), 15 / 18),
-        (DecayingRate, 0.25),
-        (partial(DecayingRate, "cosine"), 0.5 - math.sqrt(0.125)),
-        (OneCycleRate, one_cycle_factor(15, 20, 0.3, 0.04, 1e-4)),
+        (partial(LearningRate, warmup_steps=18), 15 / 18),
+        (partial(LearningRate, "linear"), 0.25),
+        (partial(LearningRate, "cosine"), 0.5 - math.sqrt(0.125)),
+        (ONE_CYCLE, 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * 9 / 14)) / 2),
         (partial(PlateauRate, warmup_steps=18), 15 / 18),
     ],
     ids=["constant", "linear", "cosine", "one_cycle", "plateau"],
 )
-def test_resumed_rates(make: Callable[[], ConstantRate], factor: float) -> None:
+def test_resumed_rates(make: Callable[[], LearningRate], factor: float) -> None:
     """The base rates of the groups survive in the optimiser's state."""
     run, again = trainer(10, 0.1, 0.4), trainer(15, 0.1, 0.4)
     rates_at(make(), run)
@@ -107,14 +111,14 @@ def test_resumed_rates(make: Callable[[], ConstantRate], factor: float) -> None:
 
 
 def test_lengths_count_optimiser_steps() -> None:
-    assert rates_at(DecayingRate("cosine"), trainer(3, batches=10, accumulate=4)) == pytest.approx([0.05])
-    assert rates_at(ConstantRate(warmup_steps=4), trainer(3)) == pytest.approx([0.075])
-    assert rates_at(ConstantRate(), trainer(0)) == [0.1]
+    assert rates_at(LearningRate("cosine"), trainer(3, batches=10, accumulate=4)) == pytest.approx([0.05])
+    assert rates_at(LearningRate(warmup_steps=4), trainer(3)) == pytest.approx([0.075])
+    assert rates_at(LearningRate(), trainer(0)) == [0.1]
     endless = trainer(0)
     endless.max_epochs = -1
-    assert rates_at(ConstantRate(warmup_steps=2), endless) == [0]
+    assert rates_at(LearningRate(warmup_steps=2), endless) == [0]
     with pytest.raises(InputError, match=r"lr_schedule=linear.* needs trainer.max_epochs or trainer.max_steps"):
-        rates_at(DecayingRate(), endless)
+        rates_at(LearningRate("linear"), endless)
 
 
 def validated(callback: PlateauRate, *values: float, sanity: bool = False) -> list[float]:
@@ -158,8 +162,8 @@ def test_unknown_monitor_stops_the_run_before_its_first_step() -> None:
         ("constant", "warmup=abc", r"callbacks.lr_schedule.warmup=abc: must be a number"),
         ("cosine", "warmup_steps=-1", r"callbacks.lr_schedule.warmup_steps=-1: must be a whole number"),
         ("linear", "end_factor=1.5", r"callbacks.lr_schedule.end_factor=1.5: must be a number"),
-        ("linear", "shape=bent", r"callbacks.lr_schedule.shape=bent: must be one of linear, cosine"),
-        ("one_cycle", "peak=1", r"callbacks.lr_schedule.peak=1: must be a number"),
+        ("linear", "shape=bent", r"callbacks.lr_schedule.shape=bent: must be one of constant, linear, cosine"),
+        ("one_cycle", "start_factor=2", r"callbacks.lr_schedule.start_factor=2: must be a number"),
         ("plateau", "factor=1", r"callbacks.lr_schedule.factor=1: must be a number"),
         ("plateau", "patience=0", r"callbacks.lr_schedule.patience=0: must be a whole number"),
     ],
@@ -171,6 +175,6 @@ def test_bad_options_give_one_message(schedule: str, option: str, message: str, 
 
 def test_options_that_contradict_each_other() -> None:
     with pytest.raises(InputError, match=r"warmup=0.1 and callbacks.lr_schedule.warmup_steps=5: one of them must be 0"):
-        ConstantRate(warmup=0.1, warmup_steps=5)
+        LearningRate(warmup=0.1, warmup_steps=5)
     with pytest.raises(InputError, match=r"monitor=train/loss: must be a value of the validation"):
         PlateauRate(monitor="train/loss")

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import torch
 from mtl.callbacks.best_checkpoint import BestCheckpoint
-from mtl.callbacks.compile_report import CompileReport
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.monitored import MonitorCheck
+from mtl.callbacks.reports import CompileReport
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from mtl.checkpoints.files import AtomicCheckpointIO
@@ -161,19 +160,6 @@ def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytes
     fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=2)
     assert caplog.text.count("the best checkpoint so far, best.ckpt, is not in") == 1
     assert float(best.best_model_score) == pytest.approx(0.9)
-
-
-def test_state_of_lightnings_own_callback_is_taken_over(tmp_path: Path) -> None:
-    plain = ModelCheckpoint(
-        tmp_path / "old", "best", "val/loss", enable_version_counter=False, save_on_train_epoch_end=True
-    )
-    fit([0.2, 0.4], [plain, LastCheckpoint(str(tmp_path / "old"))])
-    (tmp_path / "old").rename(tmp_path / "new")
-    best = BestCheckpoint(str(tmp_path / "new"))
-    assert best.state_key == plain.state_key
-    fit([0.9], [best, LastCheckpoint(str(tmp_path / "new"))], tmp_path / "new" / "last.ckpt", max_epochs=3)
-    assert Path(best.best_model_path) == tmp_path / "new" / "best.ckpt"
-    assert float(best.best_model_score) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 2)])

@@ -145,7 +145,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("callbacks.best.save_top_k", [-2, 1.5], "callbacks.best.save_top_k"),
         ("callbacks.early_stopping.patience", ["abc", -1], "callbacks.early_stopping.patience"),
         ("callbacks.early_stopping.strict", ["maybe"], "callbacks.early_stopping.strict"),
-        ("callbacks.execution.every_steps", [1.5, "abc", True, None], "callbacks.execution.every_steps=.*whole number"),
+        ("callbacks.routing.max_shares", [1.5, "abc", True, None], "callbacks.routing.max_shares=.*whole number"),
         ("callbacks.last._partial_", [True], "must be false"),
         ("callbacks.mine", [{"_target_": "mtl.callbacks.last_checkpoint.LastCheckpoint"}], "Checkpoint needs dirpath"),
         ("logger", [5, "abc", True], "logger=.*must be a section"),

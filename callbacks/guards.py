@@ -1,0 +1,104 @@
+"""Stop a run whose processes differ, or whose loss, gradients or weights are NaN or infinite."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from mtl.checks import InputError
+from mtl.distributed import gather, world_size
+from mtl.records import flatten
+
+PLACES = ("ckpt", "evaluate", "paths.")  # options that say where a process reads and writes
+EVERY = 50  # steps between looks at the gradients, and on GPUs at the loss
+
+
+class ProcessAgreement(Callback):
+    """Compare the configuration and initial state of all processes before the first step; InputError if they differ.
+
+    The check runs before DDP broadcasts the weights of rank 0, which would hide a difference.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or world_size() == 1:
+            return
+        config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
+        folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
+        config = {key: value.replace(folder, "<run>") for key, value in config.items() if not key.startswith(PLACES)}
+        digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
+        (first_config, first_state), *others = gather((config, digests))
+        advice = "Start all with the same command line and library versions; a sweep (-m) takes one device per job."
+        for rank, (theirs, state) in enumerate(others, start=1):
+            keys = [k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k)]
+            keys.sort(key=lambda key: (key.count("."), key))  # top-level keys first: others may be derived from them
+            if keys:
+                shown = "; ".join(f"{key} is {theirs.get(key)}, not {first_config.get(key)}" for key in keys[:3])
+                raise InputError(f"process {rank} has a different configuration from process 0: {shown}. {advice}")
+            names = sorted(k for k in state.keys() | first_state.keys() if state.get(k) != first_state.get(k))
+            if names:
+                raise InputError(
+                    f"process {rank} has different initial values from process 0 in {', '.join(names[:3])} "
+                    f"({len(names)} tensors differ). {advice}"
+                )
+
+
+def digest(value: Tensor) -> str:
+    """Return a hash of a tensor's bytes."""
+    return hashlib.sha256(value.detach().cpu().contiguous().view(-1).numpy().tobytes()).hexdigest()[:16]
+
+
+class FiniteGuard(Callback):
+    """Raise InputError when the loss, a gradient or a weight is NaN or infinite.
+
+    The message names the parameter and, if it is stacked, the expert or task. On a CPU the loss is checked before every
+    update, so that a bad loss never changes the weights. On other devices the loss is checked every ``EVERY`` steps, as
+    are the gradients on all devices. Weights are checked before a checkpoint is written, so that a bad checkpoint never
+    replaces the last good one.
+    """
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if loss.device.type != "cpu" and trainer.global_step % EVERY:
+            return  # reading the loss would make the CPU wait for the device
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            _stop(trainer, f"the loss is {value}", _culprits(pl_module, lambda p: p))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        found = [] if trainer.global_step % EVERY else _culprits(pl_module, lambda p: p.grad)
+        if found:
+            _stop(trainer, "a gradient is not finite", found)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        found = _culprits(pl_module, lambda p: p)
+        if found:
+            _stop(trainer, "a weight is not finite", found)
+
+
+def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | None]) -> list[str]:
+    """Return the parameters that contain NaN or infinity, with the affected indices of their first dimension."""
+    found = []
+    for name, parameter in module.named_parameters():
+        value = tensor_of(parameter)
+        # Quick test: a finite sum implies finite elements. The sum of finite elements can overflow, so look again below
+        if value is None or torch.isfinite(value.sum()):
+            continue
+        bad = ~torch.isfinite(value)
+        if bad.any():
+            indices = bad.flatten(1).any(1).nonzero().flatten().tolist() if value.dim() > 1 else []
+            kind = "experts" if ".experts." in name else "tasks" if ".gate." in name or ".heads." in name else "rows"
+            found.append(f"{name} ({kind} {', '.join(map(str, indices[:8]))})" if indices else name)
+    return found
+
+
+def _stop(trainer: Trainer, what: str, found: list[str]) -> None:
+    where = f" in {'; '.join(found[:4])}" if found else "; all weights are finite"
+    raise InputError(
+        f"step {trainer.global_step}: {what}{where}. The last checkpoint was saved before that. Try a lower "
+        "optimizer.lr or trainer.gradient_clip_val=1, and check the data for extreme values"
+    )

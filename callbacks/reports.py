@@ -1,0 +1,111 @@
+"""Report on a run while it trains: a line an epoch, the time that compiling takes, values for a study."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from typing import Any
+
+from pytorch_lightning import Callback, Trainer
+
+from mtl.training.module import MultiTaskModule
+from mtl.training.values import log_values
+from mtl.tune import channel
+
+from .length import ends_epoch
+from .monitored import Watcher
+
+log = logging.getLogger(__name__)
+
+
+class EpochReport(Callback):
+    """Log the losses and duration of each epoch in one line, and ``train/seconds_per_epoch``, the median so far.
+
+    The duration is wall time. It includes validation, but not the saving of checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+        self._before = 0.0  # seconds of the current epoch before the run was stopped and resumed
+
+    def logged_names(self) -> list[str]:
+        """Return the names of the values that are logged at the end of an epoch."""
+        return ["train/seconds_per_epoch"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._start = time.perf_counter() - self._before  # a run that resumes within an epoch does not start it again
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+        log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
+        values = trainer.callback_metrics
+        shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
+        monitor = pl_module.config.get("monitor", "val/loss")
+        names = dict.fromkeys(("val/loss", "val/average", monitor))
+        shown += [f"{name} {float(values[name]):.4f}" for name in names if name in values]
+        if "val/experts_per_sample" in values:
+            shown.append(f"experts per sample {float(values['val/experts_per_sample']):.2f}")
+        log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self._before = list(state_dict["seconds"]), state_dict["elapsed"]
+
+
+class CompileReport(Callback):
+    """Log one line before the first batch of a run with ``compile=true``, and one with the seconds it took."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._done = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: MultiTaskModule, batch: Any, batch_idx: int) -> None:
+        if self._start is None and pl_module.config.get("compile"):
+            log.info("compiling the network on its first batch; this can take minutes")
+            self._start = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._start is not None and not self._done:
+            self._done = True
+            log.info("the first batch took %.1f s, compilation included", time.perf_counter() - self._start)
+
+
+class TrialReport(Watcher):
+    """Report the monitored value to tune.py after each epoch with a validation; stop the run if the study prunes it.
+
+    In a run that tune.py did not start it does nothing. A value that is NaN or infinite is not reported.
+    """
+
+    monitor = None  # of the configuration, from the start of the training
+    _line: channel.RunEnd | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self.monitor = str(pl_module.config.get("monitor", "val/loss"))
+        if channel.started() and trainer.is_global_zero:
+            self._line = channel.RunEnd()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        if not channel.started() or not ends_epoch(trainer):
+            return
+        stop, value = False, math.nan
+        if self.is_fresh(trainer, pl_module):
+            value = float(trainer.callback_metrics[str(self.monitor)])
+            if self._line and math.isfinite(value):
+                stop = self._line.report(trainer.current_epoch, value)
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):  # the first process alone has asked
+            log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)
+            trainer.should_stop = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        if self._line:
+            self._line.fitted()

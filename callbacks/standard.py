@@ -1,0 +1,53 @@
+"""The callbacks of every run that have no options, and so no section in the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from mtl.networks.mixture import MixtureOfExperts
+
+from .guards import FiniteGuard, ProcessAgreement
+from .hparams import HParamsRecord
+from .length import took_step
+from .monitored import MonitorCheck
+from .random_state import RandomState
+from .reports import CompileReport, EpochReport, TrialReport
+from .selection_report import SelectionReport
+
+
+def standard_callbacks() -> list[Callback]:
+    """Return the callbacks that every run has, in the order in which they act, before those of the configuration."""
+    return [
+        MonitorCheck(),
+        ProcessAgreement(),
+        RandomState(),
+        FiniteGuard(),
+        ExecutionSwitch(),
+        EpochReport(),
+        CompileReport(),
+        TrialReport(),
+        SelectionReport(),
+        HParamsRecord(),
+    ]
+
+
+class ExecutionSwitch(Callback):
+    """Let the mixture layers with ``execution=auto`` adapt to the routing in every ``EVERY``-th step.
+
+    The choice depends on the routing alone, never on measured time, so a repeated run makes the same choices.
+    """
+
+    EVERY = 50
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not took_step(trainer, batch_idx) or (trainer.global_step - 1) % self.EVERY:
+            return
+        network: Any = pl_module.network
+        for name, routings in outputs["routings"].items():
+            layer = network.get_submodule(name)
+            if isinstance(layer, MixtureOfExperts) and all(routing.exact_zeros for routing in routings):
+                layer.dispatch.adapt(*(routing.weights.detach() for routing in routings))
