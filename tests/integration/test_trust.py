@@ -202,7 +202,7 @@ def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole:
     for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best.monitor_op"):
         config = changed(config, key, elsewhere)
     config = changed(
-        config, "callbacks.more", {"_target_": "mtl.callbacks.random_state.RandomState", "dirpath": elsewhere}
+        config, "callbacks.more", {"_target_": "mtl.callbacks.example_images.ExampleImages", "dirpath": elsewhere}
     )
     config = changed(config, "callbacks.early_stopping.patience", 7)
     path = saved_with(whole, tmp_path, config=config)
