@@ -1,27 +1,30 @@
-"""Helpers of the benchmarks: interleaved timing, medians, and tables as Markdown and JSON."""
+"""Helpers of the benchmarks: timing in turns, medians, LibMTL, and tables as Markdown and JSON."""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import platform
 import statistics
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mtl import memory
+from mtl import compat, memory
 
-# isort: split
-import torch
+compat.prepare_imports()  # before Lightning and torchvision
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
+Seconds = dict[str, list[float]]
 
 
 def options(description: str | None, rounds: int, **more: tuple[Callable[[str], Any], Any, str]) -> argparse.Namespace:
@@ -40,24 +43,18 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     torch.set_num_threads(given.threads)
     if given.device != "cpu":  # setting a default device slows every call down, even cpu
         torch.set_default_device(given.device)
-    memory.keep_freed_memory()  # as train.py does; the baselines benefit as well
+    memory.keep_freed_memory()  # as train.py does; the peers benefit as well
     torch.manual_seed(0)
     return given
 
 
-def wait() -> None:
-    """Wait for the device to finish all queued work."""
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.synchronize()
-
-
-def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> dict[str, list[float]]:
+def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> Seconds:
     """Return the seconds of each call, by contender.
 
     In each round, every contender in turn is called ``calls`` times, so that a slow phase of the machine affects all of
     them. The first call of each block and the first round are warm-up and not counted.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: Seconds = {name: [] for name in contenders}
     gc.collect()
     gc.freeze()  # keep garbage collection from scanning existing objects in every call
     for number in range(rounds + 1):
@@ -65,7 +62,8 @@ def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, call
             for repetition in range(calls):
                 start = time.perf_counter()
                 call()
-                wait()
+                if torch.get_default_device().type == "cuda":
+                    torch.cuda.synchronize()
                 if number and repetition:
                     seconds[name].append(time.perf_counter() - start)
     return seconds
@@ -81,17 +79,19 @@ def undisturbed(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: 1000 * statistics.quantiles(values, n=10)[0] for name, values in seconds.items()}
 
 
-def peak() -> float:
-    """Return the FLOP/s of a large matrix product, the best of ten."""
-    a, b = torch.randn(2, 2048, 2048)
-    best = float("inf")
-    for _ in range(10):
-        wait()
-        start = time.perf_counter()
-        a @ b
-        wait()
-        best = min(best, time.perf_counter() - start)
-    return 2 * 2048**3 / best
+def libmtl(module: str) -> Any:
+    """Return a module of LibMTL, None if that is not installed.
+
+    It stays outside of the project's environment: ``pip install --no-deps --target FOLDER LibMTL==1.1.5``, then start
+    the benchmark with ``PYTHONPATH=FOLDER``.
+    """
+    gone = types.ModuleType("utils")  # of torchvision, which LibMTL's residual networks import; nothing here uses them
+    gone.load_state_dict_from_url = torch.hub.load_state_dict_from_url  # type: ignore[attr-defined]
+    sys.modules.setdefault("torchvision.models.utils", gone)
+    try:
+        return importlib.import_module(f"LibMTL.{module}")
+    except ImportError:
+        return None
 
 
 def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
@@ -99,14 +99,12 @@ def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row],
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
-    where = f"{torch.get_num_threads()} threads"
-    if given.device != "cpu":
-        where = torch.cuda.get_device_name()
-    threads = f"torch {torch.__version__}, {where}, {given.rounds} rounds, medians"
-    text = "\n".join([f"## {title}", "", f"{threads}. {processor()}.", *notes, "", *lines, ""])
+    where = f"{torch.get_num_threads()} threads" if given.device == "cpu" else torch.cuda.get_device_name()
+    machine = {"torch": torch.__version__, "machine": processor(), "device": where}
+    head = f"torch {torch.__version__}, {where}, {given.rounds} rounds. {processor()}."
+    text = "\n".join([f"## {title}", "", head, *notes, "", *lines, ""])
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.md").write_text(text)
-    machine = {"torch": torch.__version__, "machine": processor(), "device": where}
     content = {"title": title, "notes": list(notes), "rounds": given.rounds, **machine, "rows": list(rows)}
     (given.out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     print(text)
@@ -114,15 +112,10 @@ def write(given: argparse.Namespace, name: str, title: str, rows: Sequence[Row],
 
 def processor() -> str:
     """Return the name of the processor and the vector instructions that torch uses on it."""
-    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    file = Path("/proc/cpuinfo")  # Linux
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:  # not Linux
-        return []
 
 
 def _cell(value: Any) -> str:

@@ -1,22 +1,25 @@
-"""Compare Trainer.fit, with all callbacks and metrics, to a bare loop over the same sparse MovieLens steps.
+"""Compare Trainer.fit, with all callbacks and metrics, to a bare loop over the same steps; time start-up and a run.
 
-python benchmarks/fit_overhead.py [--rounds N]. After every 20 steps of the fit, 20 steps of the bare loop run on a
-separate network, so that other load on the machine affects both. A step's time is from its start to the start of the
-next step. The first three of each 20 steps, and the first 100 steps, are not counted. Each round is a fit of 800 steps,
-including logging.
+python benchmarks/fit_overhead.py [--rounds N] [--steps N]. After every 20 steps of the fit, 20 steps of the bare loop
+run on a separate network, so that other load on the machine affects both. A step's time is from its start to the start
+of the next step; the first three of each 20 steps, and the first 100 steps, are not counted. Each round is a fit of 800
+sparse MovieLens steps, including logging. The second table has seconds of whole processes, first deciles.
 """
 
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, options, write
+from common import ROOT, Row, options, take_turns, undisturbed, write
 
 # isort: split
 import torch
@@ -24,24 +27,32 @@ from hydra import compose, initialize_config_dir
 from mtl.data_modules.base import TensorDataModule
 from omegaconf import open_dict
 from pytorch_lightning import Callback
-from step import SPEC, decided, ids, ours
+from step import ROWS, SPEC, decided, ours, random_batch
 
 from mtl.config import build
 from mtl.gates import TopKGate
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, DataSpec
 
-STEPS, BATCH, BLOCK = 800, 512, 20
+BLOCK, WARM_UP = 20, 100  # steps
+PROCESSES = {
+    "import torch": ["-c", "import torch"],
+    "import mtl": ["-c", "import mtl"],
+    "train.py --help": ["train.py", "--help"],
+    "default run of one epoch": ["train.py", "trainer.max_epochs=1", "callbacks.progress=null"],
+}  # words of Python
 
 
 class Rows(TensorDataModule):
-    """Random rows in the format of MovieLens."""
+    """Random rows in the format of MovieLens for ``steps`` steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(batch_size=ROWS)
+        self.steps = steps
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        def rows(count: int) -> Batch:
-            return Batch(ids(count), {"watch": torch.randint(2, (count,)).float(), "rating": torch.rand(count)})
-
-        return SPEC, {"train": rows(STEPS * BATCH), "val": rows(BATCH), "test": rows(BATCH)}
+        sizes = {"train": self.steps * ROWS, "val": ROWS, "test": ROWS}
+        return SPEC, {name: random_batch(SPEC, size) for name, size in sizes.items()}
 
 
 class Clock(Callback):
@@ -63,13 +74,9 @@ class Clock(Callback):
 
     def _keep(self, way: str, index: int) -> None:
         steps = [1000 * (after - before) for before, after in pairwise(self.starts)]
-        if index > 100:
+        if index > WARM_UP:
             self.times[way] += steps[3:]
         self.starts = []
-
-
-def network(name: str) -> torch.nn.Module:
-    return decided("sparse") if name == "comet decided, sparse" else ours(TopKGate, "sparse")
 
 
 def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None:
@@ -86,8 +93,7 @@ def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None
 def bare(module: MultiTaskModule, data: Rows) -> Iterator[None]:
     """Train in a plain loop, one step for each ``next``."""
     module.log = lambda *args, **kwargs: None
-    module.train()
-    optimizer = module.configure_optimizers()
+    optimizer = module.train().configure_optimizers()
     while True:
         for batch in data.train_dataloader():
             loss = module.training_step(batch, 0)["loss"]
@@ -98,36 +104,34 @@ def bare(module: MultiTaskModule, data: Rows) -> Iterator[None]:
 
 
 def main() -> None:
-    given = options(__doc__, rounds=3)
-    data = Rows(batch_size=BATCH)
+    given = options(__doc__, rounds=3, steps=(int, 800, "steps of a fit, more than 140"))
+    data, rows = Rows(given.steps), list[Row]()
     data.setup()
-    rows = []
-    for name in ("topk, sparse", "comet decided, sparse"):
-        times: dict[str, list[list[float]]] = {"bare": [], "fit": []}
+    networks = {"topk, sparse": partial(ours, TopKGate, "sparse"), "comet decided, sparse": partial(decided, "sparse")}
+    for name, network in networks.items():
+        times: dict[str, list[float]] = {"bare": [], "fit": []}  # the median of each round
         for _ in range(given.rounds):
-            modules = [
-                MultiTaskModule(network(name), SPEC.tasks, lambda p: torch.optim.Adam(p, 1e-4, fused=True))
-                for _ in range(2)
-            ]
+            adam = partial(torch.optim.Adam, lr=1e-4, fused=True)
+            modules = [MultiTaskModule(network(), SPEC.tasks, adam) for _ in range(2)]
             with tempfile.TemporaryDirectory() as folder:
                 clock = Clock(bare(modules[0], data))
                 fit(modules[1], data, Path(folder), clock)
             for way, values in clock.times.items():
-                times[way].append(values)
-        middle = {way: [statistics.median(values) for values in runs] for way, runs in times.items()}
-        mean = {way: [statistics.fmean(values) for values in runs] for way, runs in times.items()}
-        ratios = [fit_ms / bare_ms - 1 for bare_ms, fit_ms in zip(middle["bare"], middle["fit"], strict=True)]
-        means = [fit_ms / bare_ms - 1 for bare_ms, fit_ms in zip(mean["bare"], mean["fit"], strict=True)]
-        rows.append(
-            {
-                "step": name,
-                "bare, ms": statistics.median(middle["bare"]),
-                "fit, ms": statistics.median(middle["fit"]),
-                "overhead": f"{statistics.median(ratios):.1%}",
-                "of the mean": f"{statistics.median(means):.1%}",
-            }
-        )
+                times[way].append(statistics.median(values))
+        ratios = [with_fit / without for without, with_fit in zip(times["bare"], times["fit"], strict=True)]
+        row: Row = {f"{way}, ms": statistics.median(values) for way, values in times.items()}
+        rows.append({"step": name} | row | {"overhead": f"{statistics.median(ratios) - 1:.1%}"})
     write(given, "fit_overhead", "Trainer.fit against the bare loop", rows)
+
+    with tempfile.TemporaryDirectory() as folder:
+        calls = {}
+        for name, words in PROCESSES.items():
+            own = [f"hydra.run.dir={folder}/${{now:%H%M%S%f}}"] if "run" in name else []
+            command = [sys.executable, *words, *own]
+            calls[name] = partial(subprocess.run, command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        times = undisturbed(take_turns(calls, given.rounds, calls=3))
+    rows = [{"process": name, "seconds": value / 1000} for name, value in times.items()]
+    write(given, "start_up", "Start-up and the default run", rows)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from common import medians, options, take_turns, write
 
 # isort: split
 import torch
-from step import GATES, ours, training
+from step import GATES, ROWS, ours, training
 
 from mtl.gates import Gate, SoftmaxGate
 from mtl.types import Categorical
 
-ROWS, WIDTH, EXPERTS, LOGITS_OF_COMET = 512, 256, 16, 62
+WIDTH, EXPERTS, LOGITS_OF_COMET = 256, 16, 62
 WIDER = "softmax over 62 experts"
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         for row in rows:
             name = str(row["gate"])
             row |= {f"{tasks} tasks, ms": times[name], f"of softmax, {tasks}": times[name] / times["softmax"]}
-    steps = medians(take_turns({n: training(ours(gate), ROWS, fused=True) for n, gate in GATES.items()}, given.rounds))
+    steps = medians(take_turns({n: training(ours(gate)) for n, gate in GATES.items()}, given.rounds))
     for row in rows[: len(GATES)]:
         alone = row["2 tasks, ms"]
         assert isinstance(alone, float)

@@ -144,16 +144,8 @@ def main() -> None:
                 model.train(what == "training")
             ms = undisturbed(take_turns({name: partial(run, name) for name in models}, given.rounds, 4))
             for name, value in ms.items():
-                rows.append(
-                    {
-                        "batch": kind,
-                        "pass": what,
-                        "model": name,
-                        "ms": value,
-                        "of transformers": value / ms["transformers"],
-                    }
-                    | {"tokens/s": 1000 * real / value}
-                )
+                ratios = {"of transformers": value / ms["transformers"], "tokens/s": 1000 * real / value}
+                rows.append({"batch": kind, "pass": what, "model": name, "ms": value} | ratios)
     steps = {}
     for name, model in models.items():
         for parameter in model.parameters():
