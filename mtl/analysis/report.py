@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -39,49 +40,43 @@ class Report:
     def figures(self) -> dict[str, Figure]:
         """Return the figures by file name, without extension."""
         drawn: dict[str, Figure] = {}
-        for suffix, name in self._layers_with_shares():
-            shares, history = self.tallies[name].shares(), self.histories.get(name, History())
-            names = self._row_names(len(shares))
+        for suffix, name in self._layers():
+            shares = self.tallies[name].shares()
+            names = self._row_names(shares)
             drawn[f"expert_share{suffix}"] = figures.heat_map(shares, names)
-            if len(history.steps) > 1:
-                course = torch.stack(history.shares)
-                drawn[f"weights_over_training{suffix}"] = figures.courses(
-                    history.steps, course, names, history.binary_since
-                )
-        binary = self._binary()
-        if binary:
+            steps, course = self._history(name).course()
+            if len(steps) > 1:
+                since = self._history(name).binary_since
+                drawn[f"weights_over_training{suffix}"] = figures.courses(steps, course, names, since)
+        if binary := self._binary():
             drawn["selectors_over_training"] = figures.binary_selectors(binary)
-        for suffix, matrices in self._permutations():
+        for suffix, matrices in _numbered(self.permutations):
             drawn[f"permutation{suffix}"] = figures.permutation(*matrices, self.tasks)
         if self.connections:
             drawn["connections"] = figures.connections(list(self.connections.values()), self.tasks)
-        courses = self._courses()
-        if courses:
+        if courses := self._courses():
             drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, courses, self.tasks)
         return drawn
 
     def write_tables(self, folder: Path) -> None:
         """Write the CSV tables into ``folder``."""
-        for suffix, name in self._layers_with_shares():
-            shares = self.tallies[name].shares().tolist()
-            experts, names = [f"expert_{number:02d}" for number in range(len(shares[0]))], self._row_names(len(shares))
-            rows = [[task, *row] for task, row in zip(names, shares, strict=True)]
+        for suffix, name in self._layers():
+            shares = self.tallies[name].shares()
+            experts, names = _expert_names(shares), self._row_names(shares)
+            rows = [[task, *row] for task, row in zip(names, shares.tolist(), strict=True)]
             write_csv(folder / f"expert_share{suffix}.csv", ["task", *experts], rows)
-            history = self.histories.get(name, History())
             rows = [
                 [step, task, *values]
-                for step, share in zip(history.steps, history.shares, strict=True)
+                for step, share in zip(*self._history(name).course(), strict=True)
                 for task, values in zip(names, share.tolist(), strict=True)
                 if not math.isnan(values[0])  # the batch has the task
             ]
             write_csv(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
-        binary = [[name, *pair] for name, pairs in self._binary().items() for pair in zip(*pairs, strict=True)]
-        if binary:
+        if binary := [[name, *pair] for name, pairs in self._binary().items() for pair in pairs]:
             write_csv(folder / "selectors_over_training.csv", ["layer", "step", "share_of_binary_selectors"], binary)
-        for suffix, (hard, _, _) in self._permutations():
-            experts = [f"expert_{number:02d}" for number in range(hard.shape[-1])]
+        for suffix, (hard, _, _) in _numbered(self.permutations):
             rows = [[p, i, *row] for p, matrix in enumerate(hard.tolist()) for i, row in enumerate(matrix)]
-            write_csv(folder / f"permutation{suffix}.csv", ["matrix", "gate_output", *experts], rows)
+            write_csv(folder / f"permutation{suffix}.csv", ["matrix", "gate_output", *_expert_names(hard)], rows)
         if self.connections:
             rows = [
                 [layer, number, self.kinds[name][number], *matrix[:, number].int().tolist()]
@@ -89,8 +84,7 @@ class Report:
                 for number in range(matrix.shape[1])
             ]
             write_csv(folder / "connections.csv", ["layer", "component", "kind", *self.tasks], rows)
-        courses = self._courses()
-        if courses:
+        if courses := self._courses():
             sizes = [course.shape[2] for course in courses]
             numbers = [(layer, task, n) for layer, size in enumerate(sizes) for task in self.tasks for n in range(size)]
             names = [f"{task}/{layer}/{n}" for layer, task, n in numbers]
@@ -103,15 +97,15 @@ class Report:
         """Return what describes all tasks and experts together, of each layer."""
         if self.connections:
             return describe(list(self.connections.values()))
-        layers = [tally.values() for tally in self.tallies.values()]
-        if len(layers) == 1:
-            return layers[0]
-        return {f"{key}_layer_{index}": value for index, layer in enumerate(layers) for key, value in layer.items()}
+        return {
+            f"{key}{end}": value for end, name in self._layers() for key, value in self.tallies[name].values().items()
+        }
 
     def binary_after(self, steps: int) -> dict[str, float]:
         """Return the share of the ``steps`` of training after which all selectors of a layer are one-hot, or NaN."""
-        since = {suffix: self.histories[name].binary_since for suffix, name in self._layers_with_selectors()}
-        return {f"binary_after{key}": step / steps if step >= 0 else math.nan for key, step in since.items() if steps}
+        layers = {end: self._history(name) for end, name in self._layers() if self._history(name).selectors()}
+        since = {end: history.binary_since for end, history in layers.items() if steps}
+        return {f"binary_after{end}": step / steps if step >= 0 else math.nan for end, step in since.items()}
 
     def parts(self, limit: int) -> dict[str, float]:
         """Return what describes single tasks and experts of the only layer, if there are at most ``limit`` of them."""
@@ -119,36 +113,31 @@ class Report:
             return {}
         return next(iter(self.tallies.values())).parts(self.tasks, limit)
 
-    def _row_names(self, rows: int) -> list[str]:
+    def _row_names(self, shares: Tensor) -> list[str]:
         """Return the names of the tasks of a layer, which may have one gate for all tasks."""
-        return list(self.tasks) if rows == len(self.tasks) else ["all tasks"]
+        return list(self.tasks) if len(shares) == len(self.tasks) else ["all tasks"]
 
-    def _layers_with_shares(self) -> list[tuple[str, str]]:
-        """Return (file name suffix, layer name) for each layer whose shares are drawn; empty for a routed network."""
-        if self.connections:
-            return []
-        if len(self.tallies) == 1:
-            return [("", name) for name in self.tallies]
-        return [(f"_layer_{index}", name) for index, name in enumerate(self.tallies)]
+    def _history(self, name: str) -> History:
+        return self.histories.get(name, History())
 
-    def _layers_with_selectors(self) -> list[tuple[str, str]]:
-        """Return (suffix, layer name) for each layer whose gate had selectors in training."""
-        layers = self._layers_with_shares()
-        return [(suffix, name) for suffix, name in layers if self.histories.get(name, History()).binary]
+    def _layers(self) -> list[tuple[str, str]]:
+        """Return (file name suffix, layer name) for each layer with shares; empty for a routed network."""
+        return [] if self.connections else _numbered(list(self.tallies))
 
-    def _binary(self) -> dict[str, tuple[list[int], list[float]]]:
+    def _binary(self) -> dict[str, list[tuple[int, float]]]:
         """Return steps and shares of binary selectors of each layer that has selectors, by its number or ""."""
-        layers = {
-            suffix.replace("_", " ").strip(): self.histories[name] for suffix, name in self._layers_with_selectors()
-        }
-        return {name: (history.binary_steps, history.binary) for name, history in layers.items()}
-
-    def _permutations(self) -> list[tuple[str, tuple[Tensor, Tensor, bool]]]:
-        """Return (suffix of file names, matrices) of each permutation."""
-        if len(self.permutations) == 1:
-            return [("", self.permutations[0])]
-        return [(f"_layer_{index}", matrices) for index, matrices in enumerate(self.permutations)]
+        found = {suffix.replace("_", " ").strip(): self._history(name).selectors() for suffix, name in self._layers()}
+        return {name: pairs for name, pairs in found.items() if pairs}
 
     def _courses(self) -> list[Tensor]:
         """Return the connection probabilities over training, ``[N, T, C]`` for each layer; empty if N would be 1."""
         return [torch.stack(records) for records in self.probabilities.values.values() if len(records) > 1]
+
+
+def _numbered(items: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return each of ``items`` with the end of its names: none if it is the only one."""
+    return [("" if len(items) == 1 else f"_layer_{index}", item) for index, item in enumerate(items)]
+
+
+def _expert_names(values: Tensor) -> list[str]:
+    return [f"expert_{number:02d}" for number in range(values.shape[-1])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -112,29 +113,27 @@ class History:
 
     steps: list[int] = field(default_factory=list)
     shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
+    binary: list[float] = field(default_factory=list)  # the share of the selectors that are one-hot
     binary_since: int = -1  # the step since which all selectors are one-hot; -1: not yet, or no longer
-    binary_steps: list[int] = field(default_factory=list)
-    binary: list[float] = field(default_factory=list)  # at these steps, the share of the selectors that are one-hot
     batches: int = 0
     unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
     unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches
 
     def add(self, step: int, routings: Sequence[Routing], limit: int, num_tasks: int) -> None:
-        """Add the training batches of ``step``, averaged over them and over all processes."""
+        """Add the training batches of ``step``, averaged over them and over all processes.
+
+        Without selectors ``binary`` gets NaN; ``shares`` gets an empty tensor if there are more than ``limit`` weights.
+        """
         weights = [each.weights.detach() for each in routings]
         weights = [each if each.dim() == 3 else each[None] for each in weights]  # [B, T, E]
-        binary = [binary_share(each.selectors) for each in routings if each.selectors is not None]
-        if binary:
-            mean = torch.tensor(sum(binary) / len(binary), device=weights[0].device)
-            everywhere = float(all_reduce_sum(mean) / world_size())
-            self.binary_since = -1 if everywhere < 1 else step if self.binary_since < 0 else self.binary_since
-            self.binary_steps.append(step)
-            self.binary.append(everywhere)
-        idle = [each <= 0 for each in weights]
-        zeros = [(widest(each.all(1).sum(-1)).mean(), widest(each.sum((1, 2))).mean()) for each in idle]
-        means = torch.stack([torch.stack(each) for each in zeros]).mean(0)
-        unused, unmixed = (all_reduce_sum(means) / world_size()).tolist()
+        figures = []  # [3] each: binary selectors, unused experts, zero weights
+        for routing, idle in zip(routings, (each <= 0 for each in weights), strict=True):
+            binary = math.nan if routing.selectors is None else binary_share(routing.selectors)
+            unused, unmixed = widest(idle.all(1).sum(-1)).mean(), widest(idle.sum((1, 2))).mean()
+            figures.append(torch.stack([unused.new_tensor(binary), unused, unmixed]))
+        binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
+        self.binary_since = -1 if binary != 1 else step if self.binary_since < 0 else self.binary_since
         shares = []  # [T, E] each, NaN for tasks that the batch lacks
         for routing, each in zip(routings, weights, strict=True):
             share = each.mean(0).float()
@@ -142,14 +141,23 @@ class History:
                 index = torch.tensor(routing.tasks, device=share.device)
                 share = share.new_full((num_tasks, share.shape[1]), torch.nan).index_copy_(0, index, share)
             shares.append(share)
+        self.steps.append(step)
+        self.binary.append(binary)
+        mean = torch.empty(0)
         if shares[0].numel() <= limit:
-            mean = torch.stack(shares).nanmean(0)
-            self.steps.append(step)
-            self.shares.append((all_reduce_sum(mean) / world_size()).cpu())
+            mean = (all_reduce_sum(torch.stack(shares).nanmean(0)) / world_size()).cpu()
+        self.shares.append(mean)
         if len(self.steps) > MOST_SHARES:  # keep every second one
-            self.steps, self.shares = self.steps[::2], self.shares[::2]
-        if len(self.binary_steps) > MOST_SHARES:
-            self.binary_steps, self.binary = self.binary_steps[::2], self.binary[::2]
+            self.steps, self.shares, self.binary = self.steps[::2], self.shares[::2], self.binary[::2]
+
+    def course(self) -> tuple[list[int], Tensor]:
+        """Return the steps of the batches whose weights were kept, and these: ``[N, T, E]``, or empty."""
+        kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
+        return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)
+
+    def selectors(self) -> list[tuple[int, float]]:
+        """Return the steps at which there were selectors, each with the share of them that are one-hot."""
+        return [pair for pair in zip(self.steps, self.binary, strict=True) if not math.isnan(pair[1])]
 
 
 @dataclass

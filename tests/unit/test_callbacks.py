@@ -115,7 +115,7 @@ def test_history_records_when_selectors_became_binary() -> None:
         history.add(step, [Routing(hard.mean(-2), {}, hard)], 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
     history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)
-    assert history.steps[-1] < 1200  # too many shares to keep
+    assert history.course()[0][-1] < 1200  # too many shares to keep
 
 
 def test_flops_by_hand() -> None:
@@ -168,7 +168,7 @@ def test_share_of_the_steps_until_selectors_are_binary() -> None:
     tally.add(Routing(hard.mean(-2), {}, hard), 3)
     report = Report(["p"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
     assert report.binary_after(40) == {"binary_after": 0.75}
-    assert (history.binary_steps, history.binary) == ([10, 20, 30, 40], [0.5, 0.5, 1.0, 1.0])
+    assert history.selectors() == [(10, 0.5), (20, 0.5), (30, 1.0), (40, 1.0)]
     assert "selectors_over_training" in report.figures()
     history.add(50, [Routing(soft.mean(-2), {}, soft)], 16, 1)
     assert math.isnan(report.binary_after(50)["binary_after"])
@@ -367,8 +367,8 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     history.add(1, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1])], 6, 3)
     history.add(2, [Routing(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), tasks=[2])], 6, 3)
     history.add(3, [Routing(torch.ones(1, 2), tasks=[1])], 5, 3)  # too many shares to keep
-    assert history.steps == [1, 2]
-    course = torch.stack(history.shares)
+    steps, course = history.course()
+    assert steps == [1, 2]
     assert course.nan_to_num(-1).tolist() == [[[-1, -1], [0.25, 0.75], [-1, -1]], [[-1, -1], [-1, -1], [0.5, 0.5]]]
     history = History()
     history.add(4, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), Routing(torch.eye(2)[:, None], tasks=[2])], 6, 3)

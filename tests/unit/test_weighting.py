@@ -24,7 +24,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradientWeighting, JacobianWeighting, shared_parameters
-from mtl.training.weighting.drawn import drawn_at
+from mtl.training.weighting.base import drawn_at
 from mtl.types import Batch
 from tests.integration.helpers import composed
 from tests.weightings import (

@@ -1,11 +1,10 @@
 """Combine the losses of tasks, or their gradients: one method a class, chosen by ``conf/weighting``."""
 
-from mtl.training.weighting.base import FixedWeighting, Terms, Weighting
+from mtl.training.weighting.base import FixedWeighting, Terms, Weighting, shared_parameters
 from mtl.training.weighting.gradient import GradientWeighting
 from mtl.training.weighting.gradnorm import GradNorm
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.loss import LossWeighting
-from mtl.training.weighting.shared import shared_parameters
 
 __all__ = [
     "FixedWeighting",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
 from mtl.functional import KeepsDigits
+
+SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, step - 1) apart
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,27 @@ def by_task(parts: Sequence[Terms], num_tasks: int) -> tuple[Tensor, Tensor, Ten
     values = [torch.cat([getattr(part, name) for part in parts]) for name in names]
     losses, everywhere, labels = (value.new_zeros(num_tasks).index_add(0, index, value) for value in values)
     return losses, everywhere, labels
+
+
+@contextmanager
+def drawn_at(seed: int, step: int, like: Tensor) -> Iterator[None]:
+    """Seed the generators of the CPU and of ``like``'s device by ``seed`` and ``step``; restore them afterwards.
+
+    All processes then draw the same numbers, whatever else they have drawn, and so does a resumed run.
+    """
+    with torch.random.fork_rng([like.device] if like.is_cuda else []):
+        torch.manual_seed((seed * SPREAD + step) % 2**63)
+        yield
+
+
+def shared_parameters(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the trained parameters that tasks share, and those that belong to single tasks.
+
+    A module with a method ``task_parameters`` names the second kind: parameters of one task, and stacks ``[T, ...]``
+    with a row for each. All others are shared.
+    """
+    listed: list[Any] = [getattr(module, "task_parameters", list)() for module in network.modules()]
+    owned = {id(parameter) for parameters in listed for parameter in parameters}
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    shared = [parameter for parameter in trained if id(parameter) not in owned]
+    return shared, [parameter for parameter in trained if id(parameter) in owned]

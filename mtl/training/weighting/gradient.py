@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.training.weighting.drawn import drawn_at
+from mtl.training.weighting.base import drawn_at
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.state import attributes, set_attributes
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, world_size
-from mtl.training.weighting.base import Terms, Weighting, by_task
-from mtl.training.weighting.shared import shared_parameters
+from mtl.training.weighting.base import Terms, Weighting, by_task, shared_parameters
 
 
 class JacobianWeighting(Weighting):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
-from mtl.training.weighting.base import Terms, Weighting, by_task
-from mtl.training.weighting.drawn import drawn_at
+from mtl.training.weighting.base import Terms, Weighting, by_task, drawn_at
 from mtl.training.weighting.state import attributes, set_attributes
 
 

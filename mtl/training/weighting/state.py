@@ -21,7 +21,7 @@ def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, module in method.named_modules():
         values = {key: value for key, value in vars(module).items() if key not in INTERNAL} | dict(module._buffers)
-        found[name] = {key: _saved(value) for key, value in values.items() if _is_plain(value)}
+        found[name] = {key: _copied(value) for key, value in values.items() if _is_plain(value)}
     return found
 
 
@@ -34,7 +34,7 @@ def set_attributes(method: nn.Module, saved: Mapping[str, Mapping[str, Any]], de
             if isinstance(now, np.ndarray):
                 value = value.cpu().numpy().copy()
             elif not isinstance(now, Tensor) or now.device != torch.device("cpu"):
-                value = _moved(value, device)
+                value = _copied(value, device)
             setattr(modules[name], key, value)
 
 
@@ -44,15 +44,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, PLAIN)
 
 
-def _saved(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
+def _copied(value: Any, device: torch.device | None = None) -> Any:
+    """Return a copy with tensors on ``device`` (None: where they are), and arrays as tensors."""
     if isinstance(value, list | tuple):
-        return type(value)(map(_saved, value))
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value)
-    return value.to(device).clone() if isinstance(value, Tensor) else value
+        return type(value)(_copied(item, device) for item in value)
+    value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
