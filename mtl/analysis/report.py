@@ -50,8 +50,8 @@ class Report:
                 drawn[f"weights_over_training{suffix}"] = figures.courses(steps, course, names, since)
         if binary := self._binary():
             drawn["selectors_over_training"] = figures.binary_selectors(binary)
-        for suffix, matrices in _numbered(self.permutations):
-            drawn[f"permutation{suffix}"] = figures.permutation(*matrices, self.tasks)
+        for suffix, (hard, soft, is_hard) in _numbered(self.permutations):
+            drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, self.tasks)
         if self.connections:
             drawn["connections"] = figures.connections(list(self.connections.values()), self.tasks)
         if courses := self._courses():
