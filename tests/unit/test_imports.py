@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"checks", "types", "kinds", "compat", "memory", "records", "writing"},
+    {"checks", "options", "types", "kinds", "compat", "memory", "records", "writing"},
     {"functional", "dropout", "distributed", "predictions"},
     {"linear"},
     {"gates", "experts"},

@@ -1,0 +1,366 @@
+"""What a constructor accepts: its annotations, checked by pydantic.
+
+``k: Count`` is all that a constructor says about an option. ``validated`` above it answers a wrong value with one
+sentence, and ``mtl.config.check`` reads the same annotations before anything is built. A plain ``int``, ``bool``,
+``Literal`` or class works too; the kinds below add ranges.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import inspect
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
+
+from mtl.checks import InputError
+
+MANY = 1_000_000  # more experts, layers or units than any machine holds
+LONGEST = 60  # characters of a value that a message repeats
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# True is no number, 1.0 no whole number, nan and inf are no numbers; a class that pydantic does not know is checked
+# by isinstance
+CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Model(BaseModel):
+    """Base of the models of what comes from outside: files, checkpoints, the configuration."""
+
+    model_config = CONFIG
+
+
+def _path(value: Any) -> Any:
+    """Return a path with ``~`` expanded; ValueError if the system could not have such a path."""
+    if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
+        raise ValueError
+    try:
+        expanded = Path(value).expanduser()
+    except RuntimeError as error:  # ~name of an unknown user
+        raise ValueError from error
+    if len(os.fsencode(expanded)) > 4000 or any(len(os.fsencode(part)) > 255 for part in expanded.parts):
+        raise ValueError
+    return expanded
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    if any(value in values[:index] for index, value in enumerate(values)):
+        raise ValueError
+    return values
+
+
+Count = Annotated[int, Field(ge=1, le=MANY)]
+CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
+Long = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
+LongOrZero = Annotated[int, Field(ge=0, le=10**9)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what torch.Generator takes
+RunSeed = Annotated[int, Field(ge=0, lt=2**32)]  # what Lightning and numpy take
+Number = Annotated[float, Field()]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+InnerShare = Annotated[float, Field(gt=0, lt=1)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$", description="non-empty text")]
+Names = Annotated[
+    list[Name],
+    BeforeValidator(lambda given: list(given) if isinstance(given, tuple) else given),
+    AfterValidator(_distinct),
+    Field(description="a list of distinct texts; put numbers, true, false and null in quotes"),
+]
+FilePath = Annotated[Path, BeforeValidator(_path), Field(description="a path")]
+Address = Annotated[
+    str,
+    Field(pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4})?(/\S*)?$", description="an http:// or https:// address"),
+    AfterValidator(lambda address: address.rstrip("/")),
+]
+TaskName = Annotated[
+    str,
+    Field(
+        max_length=100,
+        pattern=r"^[^\s./\\\x00-\x1f\x7f]([^./\\\x00-\x1f\x7f]*[^\s./\\\x00-\x1f\x7f])?$",
+        description="text of at most 100 characters without dots, slashes and control characters",
+    ),
+]
+Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only
+
+PLAIN: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    None: "null",
+    type(None): "null",
+    dict: "a section {name: value}",
+    list: "a list",
+    tuple: "a list",
+}
+BOUNDS = {"Ge": "at least", "Gt": "greater than", "Le": "at most", "Lt": "less than"}
+LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Collection)
+MAPS = (dict, collections.abc.Mapping)
+
+
+class Described:
+    """Stands for an object that the configuration describes by ``_target_``: it is not built yet."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a constructor; ``adapter`` validates its values, None where anything may fit."""
+
+    annotation: Any
+    adapter: TypeAdapter[Any] | None
+    required: bool
+
+
+@cache
+def options_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return the named parameters of ``function`` but ``self``, in order."""
+    inner = inspect.unwrap(function)
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        annotation = _resolved(parameter.annotation, getattr(inner, "__globals__", {}))
+        if parameter.default is None and annotation is not Any:
+            annotation = annotation | None if isinstance(annotation, type) else typing.Optional[annotation]  # noqa: UP045
+        found[name] = Option(annotation, adapter(annotation), parameter.default is parameter.empty)
+    return found
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, names, include_extras=True)["it"]
+    except Exception:  # a name that is imported for type checkers alone
+        return Any
+
+
+@cache
+def adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return what validates values of ``annotation``, None if anything fits or pydantic cannot tell."""
+    if annotation is Any:
+        return None
+    try:
+        return TypeAdapter(annotation, config=CONFIG)
+    except Exception:  # a foreign annotation may be anything
+        return None
+
+
+def validated(function: F) -> F:
+    """Make a constructor, or any function, answer arguments that do not fit its annotations with InputError.
+
+    Above a dataclass, it checks the constructor of this class.
+    """
+    if isinstance(function, type):
+        function.__init__ = validated(function.__init__)  # type: ignore[misc]
+        return function
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python's own words
+        options, problems = options_of(function), []
+        for name, value in bound.arguments.items():
+            option = options.get(name)
+            if option is not None and option.adapter is not None:
+                try:
+                    bound.arguments[name] = option.adapter.validate_python(value)
+                except ValidationError as error:
+                    problems += sentences(error, option.annotation, name, value)
+        if problems:
+            raise InputError("; ".join(problems))
+        return function(*bound.args, **bound.kwargs)
+
+    return typing.cast(F, checked)
+
+
+def valid(annotation: Any, value: Any, where: str) -> Any:
+    """Return ``value`` as ``annotation`` has it; raise InputError, which names ``where``, if it does not fit."""
+    check = adapter(annotation)
+    try:
+        return value if check is None else check.validate_python(value)
+    except ValidationError as error:
+        raise InputError("; ".join(sentences(error, annotation, where, value))) from None
+
+
+def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:
+    """Return what is wrong with the ``value`` of option ``where``: for each wrong entry what is accepted there.
+
+    Of a union, the errors that lie deepest count. What the configuration only describes is not wrong.
+    """
+    found: dict[tuple[Any, ...], str] = {}
+    for problem in error.errors(include_url=False, include_context=False):
+        if holds_described(problem["input"]):
+            continue
+        place, here, wanted, name = [], value, annotation, where
+        for key in problem["loc"]:  # has the entries, and names of the members of unions
+            if isinstance(here, Mapping) and key in here:
+                name, wanted, here = (f"{name}.{key}" if name else str(key)), entry(wanted, key), here[key]
+            elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(key, int) and key < len(here):
+                name, wanted, here = f"{name}[{key}]", entry(wanted, key), here[key]
+            else:
+                continue
+            place.append(key)
+        last = problem["loc"][-1] if problem["loc"] else ""
+        if problem["type"] == "missing" and not isinstance(last, int):
+            found[(*place, last)] = f"{name}={shown(here)}: {last} is missing" if name else f"{last} is missing"
+        elif problem["type"] == "extra_forbidden":
+            known = fields(entry(annotation, *place[:-1]))
+            found[tuple(place)] = f"{name}: no such option{suggestion(last, known) or f'; there are {listed(known)}'}"
+        else:
+            found[tuple(place)] = f"{name}={shown(here)}: must be {accepted(wanted)}{_hint(here, wanted)}"
+    return [text for place, text in found.items() if not any(other[: len(place)] == place != other for other in found)]
+
+
+def holds_described(value: Any) -> bool:
+    """Return whether ``value`` is, or has in it, an object that is not built yet."""
+    if isinstance(value, Mapping):
+        return any(map(holds_described, value.values()))
+    return isinstance(value, Described) or (isinstance(value, list | tuple) and any(map(holds_described, value)))
+
+
+def members(annotation: Any) -> list[Any]:
+    """Return the members of a union, of anything else itself, without the kinds around."""
+    origin = typing.get_origin(annotation)
+    if origin in (Annotated, typing.Required, typing.NotRequired):
+        return members(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(annotation) for inner in members(member)]
+    return [annotation]
+
+
+def fields(annotation: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a model or TypedDict (of a union: of all of them)."""
+    found: dict[str, Any] = {}
+    for member in members(annotation):
+        if is_typeddict(member) or (isinstance(member, type) and issubclass(member, BaseModel)):
+            found |= typing.get_type_hints(member, include_extras=True)
+    return found
+
+
+def entry(annotation: Any, *keys: Any) -> Any:
+    """Return the annotation of the entry ``keys`` of a value of ``annotation``, Any if it is unknown."""
+    for key in keys:
+        inner: list[Any] = [fields(annotation)[key]] if isinstance(key, str) and key in fields(annotation) else []
+        for member in members(annotation):
+            origin, arguments = typing.get_origin(member), typing.get_args(member)
+            if origin in MAPS and len(arguments) == 2 and not inner:
+                inner.append(arguments[1])
+            elif origin is tuple and Ellipsis not in arguments and isinstance(key, int) and key < len(arguments):
+                inner.append(arguments[key])
+            elif origin in LISTS and arguments and isinstance(key, int):
+                inner.append(arguments[0])
+        annotation = typing.Union[tuple(inner)] if inner else Any  # noqa: UP007
+    return annotation
+
+
+def accepted(annotation: Any) -> str:
+    """Return the words for what ``annotation`` accepts, such as "a whole number of at least 1"."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        notes = [note for note in arguments[1:] if isinstance(note, FieldInfo)]
+        described = [note.description for note in notes if note.description]
+        bounds = [
+            f"{BOUNDS[type(limit).__name__]} {_limit(limit)}"
+            for note in notes
+            for limit in note.metadata
+            if type(limit).__name__ in BOUNDS
+        ]
+        words = described[-1] if described else accepted(arguments[0])
+        return f"{words} of {' and '.join(bounds)}".replace("of greater", "greater") if bounds else words
+    if origin in (typing.Required, typing.NotRequired):
+        return accepted(arguments[0])
+    if origin is Literal:
+        return f"one of {', '.join(map(shown, arguments))}" if len(arguments) > 1 else shown(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        ordered = sorted(arguments, key=lambda argument: argument in (None, type(None)))
+        return " or ".join(dict.fromkeys(map(accepted, ordered)))
+    if origin is tuple and Ellipsis not in arguments:
+        return f"a list of {len(arguments)}: {', '.join(map(accepted, arguments))}"
+    if origin in LISTS:
+        return "a list" + (f", each entry {accepted(arguments[0])}" if arguments[0] is not Any else "")
+    if origin in MAPS or fields(annotation):
+        names = f" with {listed(fields(annotation))}" if fields(annotation) else " {name: value}"
+        return f"a section{names}"
+    if annotation is Any:
+        return "something else"
+    if origin is collections.abc.Callable or annotation is Callable:
+        return "a function"
+    return PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
+
+
+def _limit(limit: Any) -> str:
+    value = getattr(limit, next(iter(limit.__dataclass_fields__)))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _hint(value: Any, annotation: Any) -> str:
+    """Return what else a message says: how to write the value, or which choice is like it."""
+    names = [
+        choice
+        for member in members(annotation)
+        if typing.get_origin(member) is Literal
+        for choice in typing.get_args(member)
+        if isinstance(choice, str)
+    ]
+    if isinstance(value, int | float) and not isinstance(value, bool) and str in members(annotation):
+        return f"; write \"'{shown(value)}'\""
+    return suggestion(value, names)
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as a command line would give it, cut to a readable length."""
+    try:
+        text = _written(value)
+    except (ValueError, RecursionError):  # Python refuses to write thousands of digits
+        text = f"a number of about {value.bit_length() * 3 // 10:,} digits" if isinstance(value, int) else "..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_written(child)}' for key, child in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    if not isinstance(value, str):
+        text = str(value) if isinstance(value, int | float | Path) else f"a {type(value).__name__}"
+        return text if text.isprintable() else ascii(text)
+    plain = value.isprintable() and value == value.strip() and value.lower() not in ("", "null", "true", "false")
+    return value if plain and not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?|[-+]?(inf|nan)", value, re.I) else ascii(value)
+
+
+def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float = 0.6) -> str:
+    """Return "; did you mean NAME?" with the most similar of ``names``, "" if none is more similar than ``cutoff``."""
+    if not isinstance(name, str):
+        return ""
+    lower = {other.lower(): other for other in names}
+    near = difflib.get_close_matches(name.lower(), lower, 1, cutoff)
+    return f"; did you mean {before}{lower[near[0]]}?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names with commas, at most twelve of them."""
+    names = list(names)
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
