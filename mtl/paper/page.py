@@ -12,7 +12,6 @@ from rich.table import Table
 
 from mtl.paper.definition import Paper, Part
 from mtl.paper.verdicts import RULES, Judgement, judge
-from mtl.report.compare import mean_of
 from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
@@ -100,17 +99,7 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
         own = {run_folder(folder, label, n): (gate.name, paper.seed + n) for n in range(paper.seeds)}
         named |= {path: name for path, name in own.items() if path.exists()}
-    return with_means(read_named_runs(named, "gate")) if named else None
-
-
-def with_means(runs: Runs) -> Runs:
-    """Return the runs with the columns ``mean METRIC``, over the tasks that have the metric, if these are several."""
-    metrics: dict[str, list[str]] = {}
-    for column in runs.table.columns:
-        if column.startswith("test ") and "/" in column:
-            metrics.setdefault(column.rpartition("/")[2], []).append(column)
-    means = [mean_of(own).alias(f"mean {name}") for name, own in metrics.items() if len(own) > 1]
-    return replace(runs, table=runs.table.with_columns(means))
+    return read_named_runs(named, "gate") if named else None
 
 
 def values(runs: Runs, gate: Part, column: str) -> list[float | None]:

@@ -19,27 +19,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     They are written into the folder, or that of the study; if there are several, into the current one.
     """
     parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
-    parser.add_argument(
-        "given",
-        nargs="+",
-        metavar="FOLDER",
-        help="folder of a sweep, or any folder that contains runs; or study=NAME [storage=URL] "
-        "[paths.output_dir=FOLDER], as of tune.py",
-    )
-    parser.add_argument(
-        "--also", nargs="+", default=[], metavar="NAME", help="more columns of summary.csv, as experts_per_sample"
-    )
-    parser.add_argument(
-        "--baseline", metavar="SETTING", help="show FLOPs relative to those of this setting, named as in the table"
-    )
+    of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as of tune.py"
+    parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
+    parser.add_argument("--baseline", metavar="SETTING", help="show FLOPs relative to those of this row of the table")
     given = parser.parse_args(arguments)
     try:
-        _report(given.given, {"also": given.also, "baseline": given.baseline})
+        compare_given(given.given, also=given.also, baseline=given.baseline)
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
-def _report(given: Sequence[str], options: dict[str, Any]) -> None:
+def compare_given(given: Sequence[str], **options: Any) -> None:
+    """Compare the folders, or the studies, that the words ``given`` name; ``options``: as in ``section_of``."""
     from mtl.report.runs import by_data, read_runs  # these take seconds, --help does not
     from mtl.report.section import section_of
     from mtl.report.summary import CSV, MARKDOWN, PAGE, show, write_report
@@ -48,8 +40,9 @@ def _report(given: Sequence[str], options: dict[str, Any]) -> None:
     pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]
     folders = [Path(word) for word in given if not word.startswith(WORDS)]
     studies, words = [value for name, value in pairs if name == "study"], dict(pairs)
+    require(bool(folders or studies), "give folders of runs, or study=NAME")
+    require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
     if studies:
-        require(not folders, f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
         try:
             from mtl.tune.trials import read_study
         except ModuleNotFoundError as error:
@@ -60,12 +53,10 @@ def _report(given: Sequence[str], options: dict[str, Any]) -> None:
         runs = [each.runs for each in found]
         sections = [section_of_trials(each, name, **options) for each, name in zip(found, studies, strict=True)]
     else:
-        require(bool(folders), "give folders of runs, or study=NAME")
         runs = [read_runs(folders)]
         parts = by_data([Path(run) for run in runs[0].table["run"]])
         sections = [section_of(read_runs(part), name or "Comparison", **options) for name, part in parts.items()]
     target = folders[0] if len(folders) == 1 else Path()
-    target.mkdir(parents=True, exist_ok=True)
     count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
     title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
     write_report(title, "", sections, runs, target)

@@ -15,7 +15,7 @@ from mtl.report.page import Listing
 from mtl.report.statistics import Value
 
 SIZES = (1, 2, *range(5, 251, 5))  # trials, COMET's
-_PANEL = (4.6, 3.4)  # inches
+_SIZE = (10.8, 4.3)  # inches, without the legend
 _WIDE = 10  # times the least value: the greatest one of a scale that is not logarithmic
 _LABELLED = (1, 2, 5, 10, 20, 50, 100, 200)  # of SIZES, on the axis
 
@@ -85,30 +85,23 @@ def ratios(budgets: Sequence[Budget], name: str, values: Callable[[Budget], list
 
 def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
     """Draw both expected values over the number of trials; a panel each, a line for each setting."""
-    names = [f"{each.setting} ({each.whole})" for each in budgets]
-    left, gap, bottom, top = 0.8, 0.9, 0.55, 0.35
-    right = 0.9 + 0.075 * max(map(len, names))
-    width, height = left + 2 * _PANEL[0] + gap + right, bottom + _PANEL[1] + top
-    figure = Figure(figsize=(width, height))
-    edges = {"left": left / width, "right": 1 - right / width, "bottom": bottom / height, "top": 1 - top / height}
-    panels = figure.subplots(1, 2, gridspec_kw=edges | {"wspace": gap / _PANEL[0]})
+    figure = Figure(figsize=_SIZE, layout="tight")
+    panels = figure.subplots(1, 2)
     most = max(each.whole for each in budgets)
     for axes, title, attribute in zip(panels, (validation, test), ("validation", "test"), strict=True):
+        every = [value for each in budgets for value in getattr(each, attribute)]
         for index, each in enumerate(budgets):
             sizes = [size for size in SIZES if size <= each.whole]
             look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-            values = getattr(each, attribute)
-            axes.plot(sizes, [values[size - 1] for size in sizes], marker=".", label=names[index], **look)
+            values = [getattr(each, attribute)[size - 1] for size in sizes]
+            axes.plot(sizes, values, marker=".", label=f"{each.setting} ({each.whole})", **look)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(xlabel="trials of the search", title=title)
-        every = [value for each in budgets for value in getattr(each, attribute)]
         if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
             axes.set_yscale("log")
         axes.grid(alpha=0.25)
-    handles, labels = panels[0].get_legend_handles_labels()
-    corner = (1 - (right - 0.1) / width, 1 - top / height)
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=corner, fontsize=8, title="gate (trials)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, fontsize=8, title="gate (trials)")
     return figure

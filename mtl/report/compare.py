@@ -15,7 +15,6 @@ from mtl.report.statistics import Difference, Interval, Summary, Value, differen
 MOST_TASKS = 16  # of which each is shown; of more tasks, the mean and the extremes
 EXTREMES = 3  # tasks at each end
 AVERAGES = ("test average", "test small_average")
-MEAN = "mean over tasks of "  # before the name of a metric
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), u
     ``also`` names further columns to show, without "test " or with it: InputError for one that no run has. Those of
     ``columns`` that no run has (yet) are left out. ``unit``: what the runs of a setting are, in the plural.
     """
-    table = with_means(runs)
+    table = runs.table
     shown, notes = _chosen(runs, columns) if columns else _main(runs, table)
     shown += [_also(runs, name) for name in also]
     shown = [quantity for quantity in shown if quantity.column in table.columns]
@@ -106,9 +105,10 @@ def _main(runs: Runs, table: pl.DataFrame) -> tuple[list[Quantity], list[str]]:
     """Return the loss and the main metrics, and what is left out of them."""
     shown = [Quantity("loss", "test loss", False)]
     shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
-    shown += [Quantity(name, name, runs.is_higher_better(name)) for name in table.columns if name.startswith(MEAN)]
     tasks, notes = _tasks(runs), []
     if len(tasks) > MOST_TASKS:
+        means = {f"mean {metric}": runs.is_higher_better(metric) for metric in runs.main.values()}
+        shown += [Quantity(f"mean over tasks of {name[5:]}", name, higher) for name, higher in means.items()]
         notes.append(f"Of {len(tasks)} tasks, those with the best and the worst means are shown; summary.csv has all.")
         tasks = extremes(table, tasks)
     return [*shown, *tasks], notes
@@ -161,26 +161,6 @@ def best_of(values: dict[str, Summary], higher: bool | None) -> set[str]:
     best = max(means.values()) if higher else min(means.values())
     found = {name for name, mean in means.items() if mean == best}
     return found if len(found) < len(values) else set()
-
-
-def with_means(runs: Runs) -> pl.DataFrame:
-    """Return the table of runs; if tasks are many, with the mean of their main metrics, for each kind of metric.
-
-    It is null or NaN for a run in which a task is: a mean over other tasks could not be compared.
-    """
-    table = runs.table
-    if len(runs.main) <= MOST_TASKS:
-        return table
-    for metric in dict.fromkeys(runs.main.values()):
-        names = [f"test {task}/{own}" for task, own in runs.main.items() if own == metric]
-        if len(names) > 1 and set(names) <= set(table.columns):
-            table = table.with_columns(mean_of(names).alias(f"{MEAN}{metric}"))
-    return table
-
-
-def mean_of(names: Sequence[str]) -> pl.Expr:
-    """Return the mean of the columns ``names``, null in a row where one of them is null, else NaN where one is NaN."""
-    return pl.when(pl.all_horizontal(pl.col(name).is_not_null() for name in names)).then(pl.mean_horizontal(names))
 
 
 def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:

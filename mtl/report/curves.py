@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 from scipy.stats import t as student
@@ -25,9 +26,7 @@ from mtl.writing import write_csv, writing
 Course = dict[int, float]  # training step -> value
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # of logger=csv
-_PANEL = (6.0, 4.0)  # inches, whatever stands in the legend
-_MARGINS = (0.8, 0.15, 0.55, 0.45)  # left, right, bottom and top of the panel, in inches
-_GAP = 0.3  # around the legend, in inches
+_SIZE = (7.2, 4.8)  # inches, of the panel and its labels, whatever stands in the legend
 _LINE, _LINES = 32, 6  # characters of a line, and lines, of a label in the legend
 _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands: those of many curves are fainter
 
@@ -71,17 +70,11 @@ def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
 def average(label: str, courses: Sequence[Course], band: float) -> Curve:
     """Return the mean over runs at their common steps, with its ``band`` confidence interval (Student's t)."""
     steps = sorted(set.intersection(*(set(course) for course in courses)))
-    mean, low, high = [], [], []
-    for step in steps:
-        values = [course[step] for course in courses]
-        centre, reach = statistics.fmean(values), 0.0
-        if len(values) > 1:
-            error = statistics.stdev(values) / math.sqrt(len(values))
-            reach = float(student.ppf((1 + band) / 2, len(values) - 1)) * error
-        mean.append(centre)
-        low.append(centre - reach)
-        high.append(centre + reach)
-    return Curve(label, len(courses), steps, mean, low, high)
+    values = np.array([[course[step] for step in steps] for course in courses])  # [runs, steps]
+    mean, reach = values.mean(0), np.zeros(len(steps))
+    if len(courses) > 1:
+        reach = student.ppf((1 + band) / 2, len(courses) - 1) * values.std(0, ddof=1) / math.sqrt(len(courses))
+    return Curve(label, len(courses), steps, mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist())
 
 
 def read_curves(folder: Path, metric: str, band: float) -> tuple[str, list[Curve]]:
@@ -116,8 +109,8 @@ def curves_of(
 
 
 def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Figure:
-    """Draw curves with their bands in one panel, and a legend beside it, for which the figure grows."""
-    figure = Figure()
+    """Draw curves with their bands in one panel, and a legend beside it, for which ``savefig`` has to make room."""
+    figure = Figure(figsize=_SIZE)
     axes = figure.add_subplot()
     counts = {curve.runs for curve in curves}
     for index, curve in enumerate(curves):
@@ -131,16 +124,8 @@ def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Fig
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}: mean and its {band:.0%} confidence interval")
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
-    legend = figure.legend(fontsize=8, title=title, title_fontsize=8, alignment="left", labelspacing=0.7)
-    figure.draw_without_rendering()  # gives the legend its size
-    box = legend.get_window_extent()
-    width, height = box.width / figure.dpi + _GAP, box.height / figure.dpi + _GAP  # inches
-    left, right, bottom, top = _MARGINS
-    full = (left + _PANEL[0] + right + width, bottom + max(_PANEL[1], height) + top)
-    figure.set_size_inches(*full)
-    figure.subplots_adjust(left / full[0], bottom / full[1], (left + _PANEL[0]) / full[0], 1 - top / full[1])
-    legend.set_loc("upper left")
-    legend.set_bbox_to_anchor(((left + _PANEL[0] + right) / full[0], 1 - top / full[1]))
+    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
+    axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **look)
     return figure
 
 
@@ -171,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         write_csv(stem.with_suffix(".csv"), ["setting", "runs", "step", "mean", "low", "high"], points)
         with writing(stem.with_suffix(".png")) as file:
-            draw(curves, heading, given.metric, given.band).savefig(file, format="png", dpi=120)
+            draw(curves, heading, given.metric, given.band).savefig(file, format="png", dpi=120, bbox_inches="tight")
     except InputError as error:
         sys.exit(f"error: {error}")
     for curve in curves:

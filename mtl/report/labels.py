@@ -35,7 +35,7 @@ def config_options(configs: Sequence[Mapping[str, Any]]) -> list[Options]:
     before it determine its value in all runs, as ``gate`` determines the options of a gate that nobody changed.
     """
     flat = [flatten(dict(config)) for config in configs]
-    places = [str(config.get("paths", {}).get("run_dir", "\0")) for config in configs]  # no value has a null character
+    places = [str(config.get("paths.run_dir", "\0")) for config in flat]  # no value has a null character
     names = {name for config in flat for name in config}
     chosen: list[Options] = [{} for _ in flat]
     apart: list[tuple[str, ...]] = [()] * len(flat)  # the values of the options so far, by run

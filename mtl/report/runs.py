@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
+from pydantic import BaseModel, ValidationError
 
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
@@ -27,16 +28,38 @@ _LINE = re.compile(
 _TAIL = 8192  # bytes at the end of a log, in which its last message starts
 
 
+class Results(BaseModel, extra="allow"):
+    """What a report reads of results.json; the other entries are ``best_METRIC``."""
+
+    __pydantic_extra__: dict[str, float | None]
+    test: dict[str, float | None] = {}
+    training: dict[str, float | None] = {}
+    main_metrics: dict[str, str] = {}
+    higher_is_better: dict[str, bool] = {}
+    seed: int | None = None
+    parameters: float | None = None
+    epochs: float | None = None
+    seconds_per_epoch: float | None = None
+
+
+class Command(BaseModel):
+    """What a report reads of command.json: overrides, choices from the config groups, and the seed."""
+
+    overrides: list[str] | None = None
+    choices: dict[str, Any] = {}
+    seed: Any = None
+
+
 @dataclass(frozen=True)
 class Runs:
     """Runs beside each other.
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
-    differs, and numbers: ``test NAME``, ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
-    ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN. ``heading`` says
-    what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics whether higher
-    values are better.
+    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``training NAME``, ``best NAME``, ``parameters``,
+    ``epochs``, ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN.
+    ``heading`` says what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics
+    whether higher values are better.
     """
 
     table: pl.DataFrame
@@ -67,11 +90,11 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
     """Return the run folders ``paths`` by the name of their data, since losses on other data say nothing to each other.
 
-    The name is "" where a run does not know it, as one of an earlier version.
+    The name is "" where a run does not know it.
     """
     found: dict[str, list[Path]] = {}
     for path in paths:
-        found.setdefault(str(command(path).get("choices", {}).get("data", "")), []).append(path)
+        found.setdefault(str(command(path).choices.get("data", "")), []).append(path)
     return found
 
 
@@ -99,41 +122,46 @@ def _table(
     options: Sequence[Options],
     heading: str,
 ) -> Runs:
-    records = [read_json(path / RESULTS) for path in paths]
     names = differing(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
-    for path, record, setting, given, chosen in zip(paths, records, settings, seeds, options, strict=True):
-        state, reason = (FINISHED, None) if record else last_message(path / LOG)
-        seed = (record or command(path) or config(path)).get("seed") if given is None else given
+    higher: dict[str, bool] = {}
+    for path, setting, given, chosen in zip(paths, settings, seeds, options, strict=True):
+        results, wrong = read_results(path)
+        state, reason = (FINISHED, None) if results else (FAILED, wrong) if wrong else last_message(path / LOG)
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
+        known = results.seed if results else command(path).seed or config(path).get("seed")
+        seed = known if given is None else given
         row["seed"] = seed if isinstance(seed, int) else None  # a run that fails may be told anything
-        rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(record))
-        main = dict(record.get("main_metrics", {})) | main  # the first run has the last word
-    return Runs(pl.DataFrame(rows, infer_schema_length=None), heading, main, directions(records))
+        rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(results))
+        if results:
+            main = results.main_metrics | main  # the first run has the last word
+            higher |= results.higher_is_better
+    return Runs(with_means(pl.DataFrame(rows, infer_schema_length=None)), heading, main, higher)
 
 
-def directions(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
-    """Return of each metric in results whether higher values are better, where that is known."""
-    known: dict[str, bool] = {}
-    for record in records:
-        if "higher_is_better" in record:
-            known |= record["higher_is_better"]
-        elif record:  # an earlier version wrote it
-            from mtl.training.metrics import higher_is_better  # takes seconds
+def with_means(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs with the columns ``mean METRIC``, over the tasks that have the metric, if these are several.
 
-            names = {name.rpartition("/")[2] for name in record.get("test", {})} - known.keys()
-            known |= {name: better for name in names if (better := higher_is_better(name)) is not None}
-    return known
+    It is null or NaN for a run in which that of a task is: a mean over other tasks could not be compared.
+    """
+    metrics: dict[str, list[str]] = {}
+    for column in table.columns:
+        if column.startswith("test ") and "/" in column:
+            metrics.setdefault(column.rpartition("/")[2], []).append(column)
+    several = {f"mean {metric}": names for metric, names in metrics.items() if len(names) > 1}
+    known = {mean: pl.all_horizontal(pl.col(name).is_not_null() for name in names) for mean, names in several.items()}
+    means = [pl.when(known[mean]).then(pl.mean_horizontal(names)).alias(mean) for mean, names in several.items()]
+    return table.with_columns(means)
 
 
 def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:
     """Return a heading, the label of each run, and the options by which the runs differ.
 
-    These are the overrides of their command lines. If a run does not know its own, as one that an earlier version
-    wrote, all are told apart by their configurations.
+    These are the overrides of their command lines. If those of a run do not say it, as of one that only tests a
+    checkpoint, all are told apart by their configurations.
     """
-    words = [command(path).get("overrides") for path in paths]
+    words = [command(path).overrides for path in paths]
     given = [None if each is None else given_options(each) for each in words]
     known = [each for each in given if each is not None]
     options = known if len(known) == len(paths) else config_options([config(path) for path in paths])
@@ -141,19 +169,35 @@ def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]
     return heading, names, options
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a results.json by the names of their columns; its nulls, undefined values, are NaN."""
-    test = {name: value for name, value in record.get("test", {}).items() if not name.startswith(_PER_EXPERT)}
-    best = {name.replace("_", " ", 1): value for name, value in record.items() if name.startswith("best_")}
-    row = {f"test {name}": value for name, value in test.items()} | best
-    row |= {f"training {name}": value for name, value in record.get("training", {}).items()}
-    row |= {name: record[name] for name in _PLAIN if name in record}
-    return {name: math.nan if value is None else float(value) for name, value in row.items()}
+def numbers(results: Results | None) -> dict[str, float]:
+    """Return the numbers of results by the names of their columns; its nulls, undefined values, are NaN."""
+    if results is None:
+        return {}
+    test = {name: value for name, value in results.test.items() if not name.startswith(_PER_EXPERT)}
+    row = {f"test {name}": value for name, value in test.items()}
+    row |= {name.replace("_", " ", 1): value for name, value in (results.model_extra or {}).items()}
+    row |= {f"training {name}": value for name, value in results.training.items()}
+    row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
+    return {name: math.nan if value is None else value for name, value in row.items()}
 
 
-def command(path: Path) -> dict[str, Any]:
-    """Return what the program wrote into a new run folder: overrides, choices and seed; {} in older ones."""
-    return read_json(path / COMMAND)
+def read_results(path: Path) -> tuple[Results | None, str | None]:
+    """Return what a run has recorded, None if it has not (yet), and what is wrong with its file."""
+    record = read_json(path / RESULTS)
+    own = {name: value for name, value in record.items() if name in Results.model_fields or name.startswith("best_")}
+    try:
+        return (Results.model_validate(own) if record else None), None
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        return None, f"{RESULTS}: {'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def command(path: Path) -> Command:
+    """Return what the program wrote into a new run folder; without entries if that is lost or damaged."""
+    try:
+        return Command.model_validate(read_json(path / COMMAND))
+    except ValidationError:
+        return Command()
 
 
 def config(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import ttest_ind_from_stats
+from scipy.stats import bootstrap, ttest_ind_from_stats
 
 Value = float | None
 Interval = tuple[float, float] | None
@@ -96,9 +96,9 @@ def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RES
 
     It never leaves the range of the values, so that it is too narrow for a few of them.
     """
-    numbers = np.array(defined(values))
+    numbers = defined(values)
     if len(numbers) < 2:
         return None
-    means = np.random.default_rng(seed).choice(numbers, (resamples, len(numbers))).mean(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    options = {"n_resamples": resamples, "confidence_level": level, "method": "percentile", "rng": seed}
+    low, high = bootstrap((numbers,), np.mean, **options).confidence_interval
     return float(low), float(high)

@@ -6,10 +6,13 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
 from mtl.checks import InputError
+from mtl.report.__main__ import main
 from mtl.report.labels import config_options, given_options, labels
 from mtl.report.runs import find_runs, read_named_runs, read_runs
 from mtl.report.section import section_of
@@ -74,10 +77,57 @@ def test_runs_without_results(tmp_path: Path, log: str, state: str, reason: str 
     assert row["test loss"] is None
 
 
-def test_damaged_results_are_no_results(tmp_path: Path) -> None:
+WHOLE = {
+    "test": {"loss": 1.0},
+    "main_metrics": {},
+    "higher_is_better": {"loss": False},
+    "seed": 0,
+    "best_val_loss": 0.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "state", "reason"),
+    [
+        ("results.json", '{"test": {"lo', "unfinished", None),
+        ("results.json", "[1, 2]", "unfinished", None),
+        ("results.json", {"test": 3}, "failed", "results.json: test: input should be a valid dictionary"),
+        (
+            "results.json",
+            {"test": {"loss": "low"}},
+            "failed",
+            "results.json: test.loss: input should be a valid number",
+        ),
+        ("results.json", {"test": {"loss": [1]}}, "failed", "results.json: test.loss: input should be a valid number"),
+        ("results.json", {"main_metrics": [1]}, "failed", "results.json: main_metrics: input should be a valid dict"),
+        ("results.json", {"higher_is_better": {"loss": 7}}, "failed", "results.json: higher_is_better.loss: input"),
+        (
+            "results.json",
+            {"best_val_loss": {}},
+            "failed",
+            "results.json: best_val_loss: input should be a valid number",
+        ),
+        ("results.json", {"epochs": "many"}, "failed", "results.json: epochs: input should be a valid number"),
+        ("results.json", {"seed": 1.5}, "failed", "results.json: seed: input should be a valid integer"),
+        ("results.json", {"training": None}, "failed", "results.json: training: input should be a valid dictionary"),
+        ("results.json", {"test": {"loss": math.nan}}, "finished", None),
+        ("results.json", {"label": [1], "more": {}}, "finished", None),
+        ("command.json", '{"overrides": 3}', "finished", None),
+        ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished", None),
+        ("config.yaml", "a: [", "finished", None),
+        ("config.yaml", "paths: 3\nseed: {}", "finished", None),
+    ],
+)
+def test_damaged_files_are_a_note_in_the_report(
+    name: str, content: Any, state: str, reason: str | None, tmp_path: Path
+) -> None:
     write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0}, seed=2)
-    (tmp_path / "0" / "results.json").write_text('{"test": {"lo')
-    assert read_runs([tmp_path]).table.row(0, named=True)["state"] == "unfinished"
+    write_run(tmp_path / "1", ["gate=comet"], {"loss": 1.0}, seed=2)
+    (tmp_path / "0" / name).write_text(content if isinstance(content, str) else json.dumps(WHOLE | content))
+    main([str(tmp_path)])
+    row = pl.read_csv(tmp_path / "summary.csv").row(0, named=True)
+    assert row["state"] == state
+    assert (row["reason"] or "").startswith(reason or "")
 
 
 def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path: Path) -> None:
@@ -94,14 +144,6 @@ def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path:
         False,
     )
     assert runs.is_higher_better("test idle_tasks") is None
-
-
-def test_directions_of_results_that_lack_them(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", [], {"loss": 1.0, "watch/auroc": 0.9})
-    record = json.loads((tmp_path / "0" / "results.json").read_text())
-    del record["higher_is_better"]
-    (tmp_path / "0" / "results.json").write_text(json.dumps(record))
-    assert read_runs([tmp_path]).higher == {"auroc": True, "loss": False}
 
 
 def test_overrides_that_say_what_was_trained() -> None:
@@ -147,15 +189,6 @@ def test_configurations_tell_runs_apart_by_choices_first() -> None:
         {"gate": "topk", "recipe.rho": "0.5"},
         {"gate": "comet", "recipe.rho": "0.5"},  # of which gate.k and gate._target_ say no more
     ]
-
-
-def test_runs_of_earlier_versions(tmp_path: Path) -> None:
-    for number, rho in enumerate([0.0, 1.0]):
-        config = {"data": {"rho": rho}, "label": "x"}
-        write_run(tmp_path / str(number), None, {"loss": 1.0}, seed=number, config=config)
-    runs = read_runs([tmp_path])
-    assert (runs.heading, runs.table["setting"].to_list()) == ("data.rho", ["0.0", "1.0"])
-    assert runs.table["option data.rho"].to_list() == ["0.0", "1.0"]
 
 
 def test_many_runs_are_read_and_compared_quickly(tmp_path: Path) -> None:

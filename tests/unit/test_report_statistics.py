@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, sem, t, ttest_ind
+from scipy.stats import sem, t, ttest_ind
 
 from mtl.report.statistics import Difference, Summary, difference, interval, summarise, welch
 
@@ -80,14 +80,7 @@ def test_bootstrap_interval_against_all_resamples() -> None:
     assert found == pytest.approx((low, high), abs=0.26)  # means are quarters: at most one step
 
 
-def test_bootstrap_interval_against_scipy() -> None:
-    values = np.random.default_rng(3).normal(5.0, 2.0, 40)
-    theirs = bootstrap((values,), np.mean, n_resamples=20000, method="percentile", rng=0).confidence_interval
-    assert interval(list(values), resamples=20000) == pytest.approx((theirs.low, theirs.high), abs=0.02)
-    assert interval(list(values)) == interval(list(values))  # seeded
-    assert interval(list(values), seed=1) != interval(list(values), seed=0)
-
-
 def test_bootstrap_interval_of_few_values() -> None:
     assert interval([1.0]) is interval([math.nan, None, 2.0]) is interval([]) is None
     assert interval([3.0, 3.0, math.nan]) == (3.0, 3.0)
+    assert interval([1.0, 2.0, 5.0]) == interval([1.0, 2.0, 5.0])  # seeded

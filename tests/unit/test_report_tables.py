@@ -14,7 +14,7 @@ from mtl.checks import InputError
 from mtl.report.__main__ import main
 from mtl.report.compare import Comparison, Contest, compare, contest
 from mtl.report.grid import Published, grid, value_text
-from mtl.report.runs import Runs, read_runs
+from mtl.report.runs import Runs, read_runs, with_means
 from mtl.report.tables import console_tables, explanation, markdown
 from tests.run_folders import write_run
 
@@ -53,7 +53,7 @@ def many(num_tasks: int, num_settings: int, num_seeds: int = 2) -> Runs:
             }
             values = {f"test {task}/mse": n + 0.5 * seed - setting for n, task in enumerate(main)}
             rows.append(row | {"test loss": 10.0 * seed} | values)
-    return Runs(pl.DataFrame(rows), "gate", main, {"mse": False, "loss": False})
+    return Runs(with_means(pl.DataFrame(rows)), "gate", main, {"mse": False, "loss": False})
 
 
 def shown(comparison: Comparison, width: int, mark: str = "*") -> str:
@@ -145,7 +145,7 @@ def test_many_tasks_are_a_mean_and_extremes() -> None:
 def test_a_mean_over_tasks_needs_all_of_them() -> None:
     runs = many(17, 1)
     for lacking in (None, math.nan):
-        table = runs.table.with_columns(pl.lit(lacking, pl.Float64).alias("test task_003/mse"))
+        table = with_means(runs.table.with_columns(pl.lit(lacking, pl.Float64).alias("test task_003/mse")))
         comparison = compare(Runs(table, "gate", runs.main, runs.higher))
         value = comparison.cells["gate0", "mean over tasks of mse"].value
         assert (value.mean, value.undefined) == (None, 0 if lacking is None else 2)
