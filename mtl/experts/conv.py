@@ -81,7 +81,7 @@ class StackedConv(Experts):
 
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
-        x, kernels = x.contiguous(memory_format=torch.channels_last), self.kernels()
+        kernels = self.kernels()
         # An expert without samples convolves 0 rows: with DDP every parameter must take part in every step
         parts = [self.convolve(x.index_select(0, rows), kernels[e]) for e, rows in enumerate(pairs.samples())]
         return self.dense.gathered_mixture(torch.cat(parts), weights, pairs, masks)
@@ -91,15 +91,30 @@ class StackedConv(Experts):
         chosen, kernels = range(self.num_experts) if subset is None else subset, self.kernels()
         if not len(chosen):
             return x.new_zeros(len(x), 0, self.dense.input_dim)
-        x = x.contiguous(memory_format=torch.channels_last)  # convolutions take two thirds of the time in this layout
-        return torch.stack([self.convolve(x, kernels[expert]) for expert in chosen], 1)
+        # The first layer of all experts is one matrix product, [B, H', W', I k k] times [I k k, E O]: they share the
+        # patches of the images, and convolutions of few channels take longer
+        weight, bias = (torch.stack([kernels[e][0][part] for e in chosen]) for part in (0, 1))
+        size, padding = weight.shape[-1], self.paddings[0]
+        patches = (
+            F.pad(matching(x, weight), [padding] * 4).unfold(2, size, 1).unfold(3, size, 1)
+        )  # [B, I, H', W', k, k]
+        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)
+        x = F.linear(patches, weight.flatten(2).flatten(0, 1), bias.flatten()).movedim(-1, 1)
+        parts = self.pooled(x, self.pools[0]).chunk(len(chosen), 1)
+        return torch.stack([self.convolve(part, kernels[e], 1) for part, e in zip(parts, chosen, strict=True)], 1)
 
-    def convolve(self, x: Tensor, kernels: Sequence[Kernel]) -> Tensor:
-        """Map ``x [N, C, H, W]`` through one expert's convolutions to ``[N, F]``."""
-        for (weight, bias), pool, padding in zip(kernels, self.pools, self.paddings, strict=True):
-            x = F.conv2d(matching(x, weight), weight, bias, padding=padding)
-            x = (F.max_pool2d(x, pool) if pool > 1 else x).relu()
+    def convolve(self, x: Tensor, kernels: Sequence[Kernel], first: int = 0) -> Tensor:
+        """Map ``x [N, C, H, W]`` through one expert's convolutions, from layer ``first`` on, to ``[N, F]``."""
+        x = x.contiguous(memory_format=torch.channels_last)  # in which convolutions and pooling are faster
+        for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[first:]:
+            weight = weight.contiguous(memory_format=torch.channels_last)
+            x = self.pooled(F.conv2d(matching(x, weight), weight, bias, padding=padding), pool)
         return x.flatten(1)
+
+    @staticmethod
+    def pooled(x: Tensor, pool: int) -> Tensor:
+        """Return the maxima over ``pool`` x ``pool`` pixels, and relu of them."""
+        return (F.max_pool2d(x, pool) if pool > 1 else x).relu()
 
     def kernels(self) -> list[list[Kernel]]:
         """Return weight and bias of each layer, for each expert.
