@@ -1,151 +1,23 @@
-"""Feed in-memory tensors to Lightning: a batch is one indexing operation, rows are never collated one by one."""
+"""The base class of all data sets that fit into memory: their splits, their description, and what a checkpoint says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset
 
 from mtl.checks import require
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
+from .feeding import Batches, Cut, RowsDataset, RowsLoader, RowsSampler
 from .options import SEEDS, flag, whole
 from .splits import SPLITS
 from .state import changes, fingerprints, reading_state, spec_of, spec_state
-
-MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
-
-
-class RowsDataset(Dataset[Batch]):
-    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows.
-
-    Many targets of one type are kept side by side in one matrix, of which a batch is one copy of rows.
-    """
-
-    def __init__(self, rows: Batch) -> None:
-        targets = list(rows.targets.values())
-        alike = {(target.dtype, target.dim()) for target in targets}
-        self.names, self.rows, self.table = list(rows.targets), rows, None
-        if len(targets) >= MANY and alike == {(targets[0].dtype, 1)}:
-            self.table = torch.stack(targets, 1)  # [rows, T]
-            self.rows = Batch(rows.inputs, {}, rows.weights, rows.groups)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Tensor) -> Batch:
-        batch = self.rows.select(index)
-        if self.table is None:
-            return batch
-        batch.targets = dict(zip(self.names, self.table.index_select(0, index).unbind(1), strict=True))
-        return batch
-
-
-class TrainingSampler(Sampler[Tensor]):
-    """Yield this process's row indices ``[<= batch_size]`` of each batch of an epoch.
-
-    The order depends on ``seed`` and the epoch only, so a resumed run draws it again. ``position()`` returns the epoch
-    and how many of its batches are done; it is called when the first batch is requested. A global batch is the next
-    ``batch_size * world_size`` rows, divided among the processes. The last rows of an epoch are dropped if there are
-    fewer of them than processes. Raises InputError if there are fewer rows than processes.
-    """
-
-    def __init__(
-        self,
-        num_rows: int,
-        batch_size: int,
-        seed: int,
-        position: Callable[[], tuple[int, int]],
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        require(num_rows >= world_size, f"{num_rows} training rows are fewer than the {world_size} processes")
-        self.num_rows, self.size, self.seed, self.position = num_rows, batch_size * world_size, seed, position
-        self.rank, self.world_size, self.epoch = rank, world_size, 0
-
-    def __len__(self) -> int:
-        whole, rest = divmod(self.num_rows, self.size)
-        return whole + (rest >= self.world_size)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.epoch, done = self.position()
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        batches = torch.randperm(self.num_rows, generator=generator).split(self.size)
-        for batch in batches[done : len(self)]:
-            yield batch if self.world_size == 1 else batch.tensor_split(self.world_size)[self.rank]
-
-
-class EvaluationSampler(Sampler[Tensor]):
-    """Yield every ``world_size``-th batch of row indices ``[<= batch_size]``, starting with batch ``rank``.
-
-    Every row is seen exactly once. A process with fewer batches than the others gets an empty one. The batches, and so
-    the metrics, are the same for any number of processes.
-    """
-
-    def __init__(self, num_rows: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self.num_rows, self.batch_size, self.rank, self.world_size = num_rows, batch_size, rank, world_size
-
-    def __len__(self) -> int:
-        return -(-self.num_rows // (self.batch_size * self.world_size))
-
-    def __iter__(self) -> Iterator[Tensor]:
-        batches = torch.arange(self.num_rows).split(self.batch_size)[self.rank :: self.world_size]
-        yield from batches
-        yield from [torch.arange(0)] * (len(self) - len(batches))
-
-
-class OwnOrder(SequentialSampler):
-    """Yield what ``sampler`` yields.
-
-    For ``trainer.overfit_batches``, Lightning replaces every sampler that is not a SequentialSampler by one that yields
-    numbers. This one stays: our samplers yield batches, and repeat them by themselves (see ``_position``).
-    """
-
-    def __init__(self, sampler: Sampler[Any]) -> None:
-        self.sampler = sampler
-
-    def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]  # ours have a length
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.sampler)
-
-
-class RowsLoader(DataLoader[Any]):
-    """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
-
-    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
-        # A loader draws a seed each epoch; without its own generator it would advance the one that dropout uses
-        own, sampler = torch.Generator(), OwnOrder(sampler)
-        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Do nothing: the trainer counts the batches that are done."""
-
-
-class Batches:
-    """Yield the batches of ``loader``, for prediction.
-
-    There Lightning builds each DataLoader anew, with a sampler that notes the rows of a batch; ours know their rows.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
 
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
@@ -276,11 +148,11 @@ class TensorDataModule(LightningDataModule):
             return changes(before, now, sources)
 
     def train_dataloader(self) -> Any:
-        rows, (rank, world_size) = self.splits["train"], self._processes()
-        sampler = TrainingSampler(len(rows), self.batch_size, self.shuffle_seed, self._position, rank, world_size)
+        cut = Cut(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
+        sampler = RowsSampler(cut, self.shuffle_seed, self._position)
         return RowsLoader(self.training_rows(sampler), sampler, self.pin_memory)
 
-    def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:
+    def training_rows(self, sampler: RowsSampler) -> Dataset[Batch]:
         """Return the training rows as a dataset indexed by tensors ``[N]``; ``sampler.epoch`` is the current epoch."""
         return RowsDataset(self.splits["train"])
 
@@ -302,7 +174,7 @@ class TensorDataModule(LightningDataModule):
 
     def _evaluation(self, split: str) -> Any:
         rows = self.splits[split]
-        sampler = EvaluationSampler(len(rows), self.eval_batch_size, *self._processes())
+        sampler = RowsSampler(Cut(len(rows), self.eval_batch_size, *self._processes()))
         return RowsLoader(RowsDataset(rows), sampler, self.pin_memory)
 
     def _processes(self) -> tuple[int, int]:

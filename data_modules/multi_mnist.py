@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
-from .base import TensorDataModule, TrainingSampler
+from .base import TensorDataModule
+from .feeding import RowsSampler
 from .files.mnist import CLASSES, SOURCES, prepare, read
 from .images import pixel_statistics
 from .options import address, choice, fits_memory, flag, path, shown
@@ -79,7 +80,7 @@ class MultiMNISTDataModule(TensorDataModule):
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)
         return spec, splits
 
-    def training_rows(self, sampler: TrainingSampler) -> Dataset[Batch]:
+    def training_rows(self, sampler: RowsSampler) -> Dataset[Batch]:
         if not self.fresh:
             return super().training_rows(sampler)
         return FreshPairs(*self._sources["train"], self.rows[0], self._generator(4).initial_seed(), sampler)
@@ -91,7 +92,7 @@ class MultiMNISTDataModule(TensorDataModule):
 class FreshPairs(Dataset[Batch]):
     """Serve pairs that are drawn anew in every epoch; they depend on ``seed`` and ``sampler.epoch`` only."""
 
-    def __init__(self, images: Tensor, labels: Tensor, size: int, seed: int, sampler: TrainingSampler) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, size: int, seed: int, sampler: RowsSampler) -> None:
         self.images, self.labels, self.size, self.seed, self.sampler = images, labels, size, seed, sampler
         self._epoch, self._pairs = -1, torch.empty(2, 0, dtype=torch.int64)
 

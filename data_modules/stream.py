@@ -19,54 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtl.checks import require
 from mtl.types import Batch
 
-Position = Callable[[], tuple[int, int]]
+from .feeding import Cut, Position
+
 Read = Callable[[int, Tensor], Batch]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Cut an order of ``num_rows`` rows into batches, and say which of their rows process ``rank`` gets.
-
-    A global batch is the next ``batch_size * world_size`` rows. ``training``: as in ``TrainingSampler``, the processes
-    divide the last batch evenly, and its rows are dropped if there are fewer of them than processes. Else as in
-    ``EvaluationSampler``: each process takes the next ``batch_size`` rows, the last ones fewer or none.
-    """
-
-    num_rows: int
-    batch_size: int
-    rank: int
-    world_size: int
-    training: bool
-
-    @property
-    def size(self) -> int:
-        """The rows of a global batch."""
-        return self.batch_size * self.world_size
-
-    def __len__(self) -> int:
-        whole, rest = divmod(self.num_rows, self.size)
-        return whole + (rest >= (self.world_size if self.training else 1))
-
-    def bounds(self, batch: int) -> tuple[int, int]:
-        """Return where the rows of this process begin and end in the order."""
-        start = batch * self.size
-        count = min(self.size, self.num_rows - start)
-        if self.training:
-            share, more = divmod(count, self.world_size)
-            low = self.rank * share + min(self.rank, more)
-            return start + low, start + low + share + (self.rank < more)
-        low, high = (min(count, number * self.batch_size) for number in (self.rank, self.rank + 1))
-        return start + low, start + high
-
-    def within(self, first: int, start: int, stop: int) -> Tensor:
-        """Return the positions in ``[start, stop)`` of the rows of this process, without batches before ``first``."""
-        batches = range(max(first, start // self.size), min(len(self), -(-stop // self.size)))
-        bounds = ((max(low, start), min(high, stop)) for low, high in map(self.bounds, batches))
-        parts = [torch.arange(low, high) for low, high in bounds if low < high]
-        return torch.cat(parts) if parts else torch.arange(0)
 
 
 @dataclass(frozen=True)
@@ -131,8 +88,6 @@ class StreamLoader:
         position: Position = lambda: (0, 0),
         pin_memory: bool = False,
     ) -> None:
-        rows, processes = cut.num_rows, cut.world_size
-        require(not cut.training or rows >= processes, f"{rows} training rows are fewer than the {processes} processes")
         self.counts, self.read, self.cut, self.windows, self.position = counts, read, cut, windows, position
         self.pin_memory = pin_memory and torch.cuda.is_available()
 

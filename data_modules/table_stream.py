@@ -23,8 +23,9 @@ from mtl.checks import require
 from mtl.types import Batch, DataSpec
 
 from . import options
+from .feeding import Cut
 from .splits import SPLITS
-from .stream import Cut, StreamLoader, in_order, shuffled
+from .stream import StreamLoader, in_order, shuffled
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import as_text
 from .tables.parquet import Block, ParquetRows, parquet_files

@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, Sampler
 from mtl.checks import require
 from mtl.types import Batch, DataSpec
 
-from .base import RowsLoader, TensorDataModule, check_labels
+from .base import TensorDataModule, check_labels
+from .feeding import RowsLoader
 from .options import choice, number, whole
 from .texts.rows import RaggedRows
 

@@ -1,0 +1,162 @@
+"""Feed rows to Lightning: which rows a batch has, in each process. Rows are never collated one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+
+from mtl.checks import require
+from mtl.types import Batch
+
+Position = Callable[[], tuple[int, int]]  # the epoch, and how many of its batches are done
+MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
+
+
+class RowsDataset(Dataset[Batch]):
+    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows.
+
+    Many targets of one type are kept side by side in one matrix, of which a batch is one copy of rows.
+    """
+
+    def __init__(self, rows: Batch) -> None:
+        targets = list(rows.targets.values())
+        alike = {(target.dtype, target.dim()) for target in targets}
+        self.names, self.rows, self.table = list(rows.targets), rows, None
+        if len(targets) >= MANY and alike == {(targets[0].dtype, 1)}:
+            self.table = torch.stack(targets, 1)  # [rows, T]
+            self.rows = Batch(rows.inputs, {}, rows.weights, rows.groups)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        batch = self.rows.select(index)
+        if self.table is None:
+            return batch
+        batch.targets = dict(zip(self.names, self.table.index_select(0, index).unbind(1), strict=True))
+        return batch
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut an order of ``num_rows`` rows into batches, and say which of their rows process ``rank`` gets.
+
+    A global batch is the next ``batch_size * world_size`` rows. ``training``: the processes divide the last batch
+    evenly, and its rows are dropped if there are fewer of them than processes. Else each process takes the next
+    ``batch_size`` rows, the last ones fewer or none: the batches, and so the metrics, are the same for any number of
+    processes. Raises InputError if there are fewer training rows than processes.
+    """
+
+    num_rows: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    training: bool = False
+
+    def __post_init__(self) -> None:
+        few = f"{self.num_rows} training rows are fewer than the {self.world_size} processes"
+        require(not self.training or self.num_rows >= self.world_size, few)
+
+    @property
+    def size(self) -> int:
+        """The rows of a global batch."""
+        return self.batch_size * self.world_size
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.num_rows, self.size)
+        return whole + (rest >= (self.world_size if self.training else 1))
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Return where the rows of this process begin and end in the order."""
+        start = batch * self.size
+        count = min(self.size, self.num_rows - start)
+        if self.training:
+            share, more = divmod(count, self.world_size)
+            low = self.rank * share + min(self.rank, more)
+            return start + low, start + low + share + (self.rank < more)
+        low, high = (min(count, number * self.batch_size) for number in (self.rank, self.rank + 1))
+        return start + low, start + high
+
+    def within(self, first: int, start: int, stop: int) -> Tensor:
+        """Return the positions in ``[start, stop)`` of the rows of this process, without batches before ``first``."""
+        batches = range(max(first, start // self.size), min(len(self), -(-stop // self.size)))
+        bounds = ((max(low, start), min(high, stop)) for low, high in map(self.bounds, batches))
+        parts = [torch.arange(low, high) for low, high in bounds if low < high]
+        return torch.cat(parts) if parts else torch.arange(0)
+
+
+class RowsSampler(Sampler[Tensor]):
+    """Yield this process's row indices of each batch of an epoch: in order, or shuffled with ``seed``.
+
+    The order depends on ``seed`` and the epoch only, so a resumed run draws it again. ``position()`` returns the epoch
+    and how many of its batches are done; it is called when the first batch is requested.
+    """
+
+    def __init__(self, cut: Cut, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
+        self.cut, self.seed, self.position, self.epoch = cut, seed, position, 0
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.epoch, done = self.position()
+        rows = torch.arange(self.cut.num_rows)
+        if self.seed is not None:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            rows = torch.randperm(self.cut.num_rows, generator=generator)
+        for low, high in map(self.cut.bounds, range(done, len(self))):
+            yield rows[low:high]
+
+
+class OwnOrder(SequentialSampler):
+    """Yield what ``sampler`` yields.
+
+    For ``trainer.overfit_batches``, Lightning replaces every sampler that is not a SequentialSampler by one that yields
+    numbers. This one stays: our samplers yield batches, and repeat them by themselves (see ``_position``).
+    """
+
+    def __init__(self, sampler: Sampler[Any]) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]  # ours have a length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sampler)
+
+
+class RowsLoader(DataLoader[Any]):
+    """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
+
+    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
+        # A loader draws a seed each epoch; without its own generator it would advance the one that dropout uses
+        own, sampler = torch.Generator(), OwnOrder(sampler)
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Do nothing: the trainer counts the batches that are done."""
+
+
+class Batches:
+    """Yield the batches of ``loader``, for prediction.
+
+    There Lightning builds each DataLoader anew, with a sampler that notes the rows of a batch; ours know their rows.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)

@@ -1,0 +1,475 @@
+"""A user's table with a mistake: one sentence that says where it is; and unusual tables that are read all the same."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import os
+import random
+import re
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables import reading
+from mtl.data_modules.tables.encoder import NUMERIC
+from mtl.data_modules.tables.reading import read_table
+
+from mtl.checks import InputError
+
+TASKS = {"y": {"kind": "binary"}}
+GOOD = "a,b,y\n" + "".join(f"{i}.5,{'ST'[i % 2]},{i // 2 % 2}\n" for i in range(40))
+KINDS = ("binary", "multiclass", "regression")
+ENDS: dict[str, Callable[[], bytes]] = {  # the same table in each format
+    ".csv": GOOD.encode,
+    ".csv.gz": lambda: gzip.compress(GOOD.encode()),
+    ".tsv": lambda: GOOD.replace(",", "\t").encode(),
+    ".parquet": lambda: parquet(pl.read_csv(GOOD.encode())),
+}
+
+
+def module(path: Path | str | None, tasks: Any = TASKS, streamed: bool = False, **options: Any) -> Any:
+    kind = TableStreamDataModule if streamed else TableDataModule
+    data = kind(None if path is None else str(path), tasks, **{"batch_size": 8} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def rows(data: TableDataModule) -> int:
+    return sum(map(len, data.splits.values()))
+
+
+def save(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def parquet(frame: pl.DataFrame) -> bytes:
+    target = io.BytesIO()
+    frame.write_parquet(target)
+    return target.getvalue()
+
+
+def refusal(path: Path | str | None, tasks: Any = TASKS, **options: Any) -> str:
+    """Return the message that refuses a table."""
+    with pytest.raises(InputError) as caught:
+        module(path, tasks, **options)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 1000
+    return message
+
+
+def with_lines(line: int, text: str) -> str:
+    """Return the table with another line."""
+    lines = GOOD.splitlines()
+    lines[line - 1] = text
+    return "\n".join(lines)
+
+
+TEXTS = {  # content of t.csv: the message
+    "empty": ("", "t.csv is empty"),
+    "line feeds alone": ("\n\n", "t.csv is empty"),
+    "header alone": ("a,y\n", "t.csv has a header but no rows"),
+    "same names": ("a,y,y\n1,2,3\n", "columns 2 and 3 are both called 'y': give each a name of its own"),
+    "same names, spaced": ("a,y, y\n1,2,3\n", "columns 2 and 3 are both called 'y'"),
+    "same names, quoted": ('a,"y",y\n1,2,3\n', "columns 2 and 3 are both called 'y'"),
+    "no first name": (",b,y\n1,2,3\n", "column 1 of 3 has no name"),
+    "no last name": ("a,b, \n1,2,3\n", "column 3 of 3 has no name"),
+    "name of two lines": (
+        'a,"b\nc",y\n1,2,3\n',
+        r"name of column 2, 'b\nc', contains line breaks or control characters",
+    ),
+    "control character": ("a,b\x1b[31m,y\n1,2,3\n", r"the name of column 2, 'b\x1b[31m', contains"),
+    "numeric columns": (GOOD.replace("b", "numeric columns", 1), "rename the column 'numeric columns'"),
+    "carriage returns": (GOOD.replace("\n", "\r"), "its lines end with carriage returns"),
+    "utf-16": (GOOD.encode("utf-16"), "t.csv, line 1: the byte 0xff does not occur in UTF-8 text; save the table as"),
+    "latin-1": (GOOD.replace("S", "\xe9", 1).encode("latin-1"), "t.csv, line 2: the byte 0xe9"),
+    "latin-1 name": (GOOD.replace("a", "\xe9", 1).encode("latin-1"), "t.csv, line 1: the byte 0xe9"),
+    "NUL": (GOOD.replace("S", "\0", 1), "t.csv, line 2: the byte 0x00"),
+    "gzip": (gzip.compress(GOOD.encode()), "t.csv, line 1: the byte 0x8b"),
+    "parquet": (parquet(pl.DataFrame({"y": [0, 1] * 20})), "line 1: the byte 0x"),
+    "cut character": (GOOD.encode() + b"\xc3", "t.csv, line 42: the byte 0xc3"),
+    "too few": (with_lines(5, "1.5,S"), "line 5 has 2 cells, but the first line names 3 columns (separated by ',')"),
+    "one": (with_lines(5, "1.5"), "line 5 has 1 cells"),
+    "nothing": (with_lines(5, ""), "line 5 has 1 cells"),
+    "too many": (with_lines(5, "1.5,S,0,1"), "line 5 has 4 cells"),
+    "too many at the end": (with_lines(41, "1.5,S,0,"), "line 41 has 4 cells"),
+    "too few at the end": (with_lines(41, "1.5,S"), "line 41 has 2 cells"),
+    "separator in quotes": (with_lines(5, '1.5,"S,0"'), "line 5 has 2 cells"),
+    "line feed in quotes": (with_lines(5, '1.5,"S\nT",0\n1.5'), "line 7 has 1 cells"),
+    "open quote": (with_lines(5, '1.5,"S,0'), "line 41: unexpected end of data"),
+    "text behind a quote": (with_lines(5, '1.5,"S"T,0'), "line 5: ',' expected after '\"'"),
+    "text among numbers": (with_lines(8, "z,S,0"), "t.csv, column 'a', row 7: 'z' is not a number, but most"),
+    "infinite number": (with_lines(8, "1e999,S,0"), "column 'a', row 7: '1e999' is not a number"),
+    "huge number": (with_lines(8, "-1e308,S,0"), "column 'a', row 7: '-1e308' is so large that"),
+    "large square": (with_lines(8, "1e200,S,0"), "column 'a', row 7: '1e200' is so large that"),
+    "one label": ("a,y\n" + "1,yes\n" * 20, "column 'y': all 20 labels of the training rows are 'yes'"),
+    "no label": ("a,y\n" + "1,\n" * 20, "no training row has a label for task 'y'"),
+    "three labels": ("a,y\n" + "1,a\n1,b\n1,c\n" * 20, "3 different labels, a, b, c; use kind=multiclass"),
+    "constant input": (
+        "a,y\n" + "1,0\n1,1\n" * 20,
+        "every input column is constant in the training rows, or free text",
+    ),
+    "no input": ("y\n" + "0\n1\n" * 20, "no column is left as input"),
+    "no column": ("rate,z\n1,0\n2,1\n" * 9, "data.tasks.y: {0}/t.csv has no column 'y'; it has rate, z"),
+    "column nearly so": ("x,yy\n1,0\n", "no column 'y' (did you mean 'yy'?); it has x, yy"),
+    "many columns": (",".join(f"c{i}" for i in range(500)) + "\n" + ",".join("1" * 500), "it has c0, c1, "),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("size", [None, 50])
+def test_bad_texts(name: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read in one block, and in blocks of a line or two."""
+    if size is not None:
+        monkeypatch.setattr(reading, "BYTES", size)
+    content, message = TEXTS[name]
+    path = save(tmp_path / "t.csv", content)
+    found = refusal(path, split=[1, 0, 0], val_path=str(path), test_path=str(path))
+    assert message.replace("{0}", str(tmp_path)) in found
+
+
+LABELS: dict[str, tuple[str, str, Any]] = {  # the cell of row 7, the message, what else the task says
+    "text": ("four", "'four' is not a number", {}),
+    "infinite": ("inf", "'inf' is not a number", {}),
+    "too large": ("1e308", "'1e308' is too large for a label of task 'y'", {}),
+    "large square": ("-1e19", "'-1e19' is too large for a label of task 'y'", {}),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", LABELS)
+def test_bad_labels_are_errors_whatever_on_bad_says(name: str, streamed: bool, tmp_path: Path) -> None:
+    value, message, more = LABELS[name]
+    frame = pl.read_csv(with_lines(8, f"1.5,S,{value}").encode(), infer_schema=False)
+    path = save(tmp_path / "t.parquet", parquet(frame))
+    options = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path), "on_bad": "missing"}
+    found = refusal(path, {"y": {"kind": "regression"} | more}, streamed=streamed, **options)
+    assert f"t.parquet, column 'y', row 7: {message}" in found
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"path": None}, "data.path is not given"),
+    ({"path": "nowhere.parquet"}, "nowhere.parquet: no such file"),
+    ({"path": "{0}/nope*.parquet"}, r"data.path=.*nope\*.parquet: no file matches this pattern"),
+    ({"path": "{0}/empty"}, r"data.path=.*/empty is a folder without tables \("),
+    ({"path": "{0}/damaged.parquet"}, "cannot read .*damaged.parquet"),
+    (
+        {"path": "{0}/unlike"},
+        r"unlike: its files differ: compared with 0.parquet, 1.parquet has String in column b,",
+    ),
+    ({"path": "{0}/fewer"}, "its files differ: compared with 0.parquet, 1.parquet lacks b; 1.parquet also has z$"),
+    ({"tasks": {}}, "data.tasks is empty"),
+    ({"tasks": {"z": {"kind": "binary"}}}, "data.tasks.z: .* has no column 'z'; it has a, b, y, city"),
+    ({"tasks": {"y": {"kind": "binary", "positive": "maybe"}}}, "positive=maybe; the labels of .* are 0, 1"),
+    (
+        {"tasks": {"y": {"kind": "multiclass", "class_weights": {"9": 2}}}},
+        "class_weights: 9: the labels of .* are 0",
+    ),
+    ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
+    (
+        {"tasks": {"a": {"kind": "binary"}}},
+        "task 'a' is binary but its training rows have .* different labels, 0.5, ",
+    ),
+    ({"split": [0.5, 0.5]}, r"data.split=\[0.5,0.5\]"),
+    ({"split": [0.9, 0.1, 0]}, "data.split="),
+    ({"split": [0.9, 0.1, 0], "val_path": "{0}/t.parquet"}, "data.split="),
+    ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
+    ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),
+    ({"split_column": "city"}, "column 'city', row 1: 'Bern'; accepted are train, val, test"),
+    ({"split_column": "b"}, "column 'b': no row is marked (val|test)"),
+    ({"split": [0.9999998, 1e-7, 1e-7]}, "of its 40 rows, data.split leaves none for"),
+    ({"numeric": ["y"]}, "its column 'y' is also named as an input"),
+    ({"numeric": ["city"]}, r"column 'city', row \d+: 'Bern' is not a number"),
+    ({"categorical": ["a"], "ignore": ["a"]}, "a is named more than once"),
+    ({"categorical": ["cty"]}, r"data.categorical: .* has no column 'cty' \(did you mean 'city'"),
+    ({"lists": {"bb": "|"}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
+    ({"lists": {"a": "|"}, "categorical": ["a"]}, "a is named more than once"),
+    ({"lists": ["a"]}, "data.lists="),
+    ({"lists": {"a": 5}}, "data.lists"),
+    ({"max_length": 0}, "data.max_length=0"),
+    ({"min_count": 0}, "data.min_count=0"),
+    ({"on_bad": "skip"}, "data.on_bad=skip: must be one of error, missing"),
+    ({"group_column": 3}, "data.group_column=3: must be"),
+    ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
+    ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
+]
+ALONE = [  # of tables in memory
+    ({"test_path": "{0}/less.csv"}, "less.csv lacks columns of .*t.parquet: a, city"),
+    ({"weight_column": "ww"}, "data.weight_column: .* has no column 'ww'"),
+    ({"weight_column": "city"}, "column 'city', row 1: 'Bern' is not a number"),
+    ({"weight_column": "a", "numeric": ["a"]}, "data.weight_column=a: this column is also named as an input"),
+    ({"weight_column": "w"}, "column 'w', row 1: -1.0 is not a weight; data.weight_column takes numbers from 0 to 1e"),
+    ({"weight_column": "zero"}, "column 'zero': all labels of task 'y' have weight 0"),
+    ({"path": "{0}/mixed"}, r"mixed: .csv and .parquet files: give a pattern that matches one format"),
+    ({"path": "{0}/d.xlsx"}, "accepted formats are .csv, .csv.gz, .tsv, .parquet"),
+    ({"separator": ""}, "data.separator="),
+]
+STREAMED = [
+    ({"path": "{0}/a.csv"}, r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)"),
+    ({"window_rows": 0}, "data.window_rows=0"),
+    ({"path": "{0}/none.parquet"}, "none.parquet, of its 0 rows, data.split leaves none for train"),
+]
+
+
+@pytest.mark.parametrize(
+    ("streamed", "options", "message"),
+    [(way, *case) for way, cases in ((False, OPTIONS + ALONE), (True, OPTIONS + STREAMED)) for case in cases],
+)
+def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    number = pl.int_range(40)
+    good = pl.read_csv(GOOD.encode()).with_columns(
+        b=pl.lit("train"), city=pl.Series(["Bern", "Ulm"] * 20), w=-1.0 + number, zero=0.0
+    )
+    save(tmp_path / "t.parquet", parquet(good if "weight_column" in options else good.drop("w", "zero")))
+    for name, other in {"unlike": good.with_columns(b=pl.lit("1"), y=number), "fewer": good.drop("b")}.items():
+        save(tmp_path / name / "0.parquet", parquet(good.with_columns(b=1) if name == "unlike" else good))
+        save(tmp_path / name / "1.parquet", parquet(other if name == "unlike" else other.with_columns(z=1)))
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "damaged.parquet", b"PAR1 and no more")
+    dated = good.with_columns(pl.date(2026, 1, 1 + number % 28).alias("at"), number.alias("at month"))
+    save(tmp_path / "named.parquet", parquet(dated))
+    save(tmp_path / "none.parquet", parquet(good.head(0)))
+    save(tmp_path / "less.csv", "b,y\n" + "S,0\n" * 9)
+    for name in ("a.csv", "d.xlsx", "mixed/a.csv"):
+        save(tmp_path / name, GOOD)
+    save(tmp_path / "mixed" / "b.parquet", parquet(good))
+    given: dict[str, Any] = {"path": "{0}/t.parquet", "tasks": TASKS, "streamed": streamed} | options
+    given = {name: value.format(tmp_path) if isinstance(value, str) else value for name, value in given.items()}
+    assert re.search(message, refusal(**given))
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1, True, "much", None, [1], 1e30])
+def test_unsuitable_weights_are_refused(weight: Any) -> None:
+    assert "data.tasks.y.weight=" in refusal("t.csv", {"y": {"kind": "binary", "weight": weight}})
+
+
+BINARY = {"column": "y", "kind": "binary"}
+BAD_TASKS: list[Any] = [
+    5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binary"}, {"y": {}}, {"y": {"kind": None}},
+    {"y": {"kind": ["binary"]}}, {"y": {"kind": True}}, {"y": {"kind": "ranking"}}, {"a/b": BINARY}, {"a.b": BINARY},
+    {"": BINARY}, {1: BINARY}, {True: BINARY}, {"y": BINARY | {"column": ""}}, {"y": BINARY | {"column": ["y"]}},
+    {"y": BINARY | {"column": 5}}, {"y": BINARY | {"column": True}}, {"y": BINARY | {5: 1}},
+    {"y": BINARY | {"positive": ["1"]}}, {"y": BINARY | {"positive": 7}}, {"y": BINARY | {"positive": True}},
+    {"y": BINARY | {"positive": math.nan}}, {"y": BINARY | {"positive": 10**400}}, {"y": BINARY | {"colum": "x"}},
+    {"y": {"kind": "regression", "positive": 1}}, {"y": {"kind": "multiclass", "pos_weight": 2}},
+    {"y": BINARY | {"class_weights": {"1": 2}}}, {"y": BINARY | {"standardise": False}},
+    {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"metrics": "auroc"}}, {"y": BINARY | {"pos_weight": 0}},
+    {"y": BINARY | {"pos_weight": "even"}}, {"y": {"kind": "multiclass", "class_weights": {"1": -1}}},
+    {"y": {"kind": "multiclass", "class_weights": [1, 2]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tasks", BAD_TASKS)
+def test_unsuitable_tasks_are_refused(tasks: Any, tmp_path: Path) -> None:
+    assert re.match("data.tasks[^:]*", refusal(save(tmp_path / "t.csv", GOOD), tasks))
+
+
+@pytest.mark.parametrize("separator", ["", "ab", 5, None, True, "\n", '"', "\xe9", "\0", [","]])
+def test_unsuitable_separators_are_refused(separator: Any) -> None:
+    assert "data.separator=" in refusal("t.csv", separator=separator)
+
+
+@pytest.mark.parametrize("separator", [";", "|", " ", "a", "\t", "."])
+def test_file_with_another_separator_gives_one_message(separator: str, tmp_path: Path) -> None:
+    refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
+
+
+@pytest.mark.parametrize("value", ["1e300", "-1e300", "1e60"])
+def test_inputs_of_other_splits_that_overflow_are_refused_with_their_row(value: str, tmp_path: Path) -> None:
+    good, other = save(tmp_path / "t.csv", GOOD), save(tmp_path / "u.csv", with_lines(8, f"{value},S,0"))
+    message = refusal(good, test_path=str(other))
+    assert f"u.csv, column 'a', row 7: '{value}' is too far from the training rows" in message
+
+
+def test_messages_of_several_files_name_the_file_and_its_row(tmp_path: Path) -> None:
+    lines = GOOD.splitlines()
+    for part in range(4):
+        save(tmp_path / "rows" / f"{part}.csv", "\n".join([lines[0], *lines[1 + 10 * part : 11 + 10 * part]]))
+    bad = tmp_path / "rows" / "2.csv"
+    save(bad, bad.read_text().replace("26.5", "many"))
+    assert f"{bad}, column 'a', row 7: 'many' is not a number" in refusal(tmp_path / "rows")
+    assert f"{bad}, column 'a', row 7: 'many'" in refusal(f"{tmp_path}/rows/*.csv", numeric=["a"])
+    save(bad, bad.read_text().replace("many,S,1", "26.5,S,?"))
+    good = save(tmp_path / "t.csv", GOOD)
+    assert f"{bad}, column 'y', row 7: '?' is a label of task 'y' that does" in refusal(good, test_path=str(bad.parent))
+
+
+def test_first_uneven_line_is_named_whatever_the_others_have(tmp_path: Path) -> None:
+    chance, path = random.Random(0), tmp_path / "t.csv"
+    for _ in range(100):
+        lines = ["x,x,x"] * 6
+        for _ in range(chance.randrange(4)):  # lines too long may make up for lines too short
+            lines[chance.randrange(6)] = ",".join("x" * chance.randrange(2, 5))
+        save(path, "\n".join(["a,b,c", *lines]))
+        uneven = [number for number, line in enumerate(lines, 2) if line.count(",") != 2]
+        if uneven:
+            with pytest.raises(InputError, match=f"line {uneven[0]} has "):
+                read_table(path, ",", [])
+        else:
+            assert len(read_table(path, ",", [])) == 6
+
+
+@pytest.mark.parametrize("suffix", ENDS)
+@pytest.mark.parametrize("folder", ["x [y]", "*", "a?b", "{a,b}", "**"])
+def test_paths_with_glob_characters_are_files(folder: str, suffix: str, tmp_path: Path) -> None:
+    path = save(tmp_path / folder / f"[t]*{suffix}", ENDS[suffix]())
+    save(tmp_path / "y" / f"t{suffix}", "a,b,y\n")  # what the pattern would match
+    assert rows(module(path)) == 40
+
+
+@pytest.mark.parametrize("suffix", ENDS)
+def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"folder{suffix}").mkdir()
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"link{suffix}").symlink_to("nowhere")
+    assert f"data.path={tmp_path}/folder{suffix} is a folder without" in refusal(tmp_path / f"folder{suffix}")
+    assert "is a pipe or a device" in refusal(tmp_path / f"pipe{suffix}")
+    assert "is a pipe or a device" in refusal(tmp_path / f"zero{suffix}")
+    assert "no such file" in refusal(tmp_path / f"link{suffix}")
+    good = save(tmp_path / f"t{suffix}", ENDS[suffix]())
+    assert f"data.test_path={tmp_path}/folder{suffix} is a folder without" in refusal(
+        good, test_path=str(tmp_path / f"folder{suffix}")
+    )
+    assert "no such file" in refusal(good / "below.csv")
+    if os.geteuid() != 0:  # root may read every file
+        good.chmod(0)
+        assert "Permission denied" in refusal(good)
+    for error in (PermissionError(13, "Permission denied"), OSError(5, "Input/output error")):
+
+        def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.open", refuse)
+            with pytest.raises(InputError, match=rf"cannot read .*: {error.strerror}$"):
+                read_table(good, ",", [])
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -5])
+def test_damaged_gzip_files_are_refused(keep: int, tmp_path: Path) -> None:
+    path = save(tmp_path / "t.csv.gz", gzip.compress(GOOD.encode())[:keep])
+    assert re.search(r"t\.csv\.gz is (empty|damaged or not a gzip file)", refusal(path))
+    assert "is damaged or not a gzip file" in refusal(save(path, GOOD))
+
+
+def test_every_damage_of_a_parquet_file_gives_one_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content, path, chance = ENDS[".parquet"](), tmp_path / "t.parquet", random.Random(0)
+    damaged = [content[:size] for size in (1, 4, 100, len(content) // 2, len(content) - 1)]
+    for _ in range(40):
+        index = chance.randrange(len(content))
+        damaged.append(content[:index] + bytes([content[index] ^ 0xFF]) + content[index + 1 :])
+    refused = 0
+    for raw in damaged:
+        try:
+            module(save(path, raw))
+        except InputError:
+            refused += 1
+    assert refused > 10
+    capfd.readouterr()  # polars may write about a panic
+
+
+def test_unsuitable_column_names_of_parquet_files_are_refused(tmp_path: Path) -> None:
+    content = parquet(pl.DataFrame({"ab1": [1, 2] * 20, "ab2": [0, 1] * 20}))
+    path = save(tmp_path / "t.parquet", content.replace(b"ab2", b"ab1"))
+    assert "has columns of one name" in refusal(path, {"ab1": {"kind": "binary"}})
+    for name, message in (("y ", "columns 1 and 2 are both called 'y'"), ("", "column 2 of 2 has no name")):
+        save(path, parquet(pl.DataFrame({"y": [0, 1] * 20, name: [0, 1] * 20})))
+        for streamed in (False, True):
+            assert message in refusal(path, streamed=streamed)
+
+
+TYPES: dict[str, tuple[pl.Series, bool, bool]] = {  # of a Parquet file: a column, whether inputs and labels may have it
+    "list": (pl.Series([[1], [2]] * 20), True, False),
+    "array": (pl.Series([[1], [2]] * 20, dtype=pl.Array(pl.Int64, 1)), True, False),
+    "date": (pl.Series([date(2020, 1, 1), date(2020, 1, 2)] * 20), True, False),
+    "struct": (pl.Series([{"a": 1}, {"a": 2}] * 20), False, False),
+    "vector": (pl.Series([[1.5], [2.5]] * 20), False, False),
+    "nested": (pl.Series([[[1]], [[2]]] * 20), False, False),
+    "time": (pl.Series([1, 2] * 20).cast(pl.Time), False, False),
+    "duration": (pl.Series([1, 2] * 20).cast(pl.Duration), False, False),
+    "binary": (pl.Series([b"a", b"b"] * 20), False, False),
+    "categorical": (pl.Series(["1", "2"] * 20, dtype=pl.Categorical), True, True),
+    "enum": (pl.Series(["1", "2"] * 20, dtype=pl.Enum(["1", "2"])), True, True),
+    "decimal": (pl.Series([Decimal("1.0"), Decimal("2.5")] * 20), True, True),
+    "boolean": (pl.Series([True, False] * 20), True, True),
+    "int128": (pl.Series([1, 2] * 20, dtype=pl.Int128), True, True),
+    "uint64": (pl.Series([1, 2**64 - 1] * 20, dtype=pl.UInt64), True, True),
+    "float32": (pl.Series([1.5, 2.5] * 20, dtype=pl.Float32), True, True),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_inputs_and_labels(name: str, streamed: bool, tmp_path: Path) -> None:
+    column, inputs, labels = TYPES[name]
+    frame = pl.DataFrame({"a": pl.Series(range(40)) + 0.5, "y": column, "z": [0, 1, 1, 0] * 10})
+    path = save(tmp_path / "t.parquet", parquet(frame))
+    for kind in KINDS:
+        z, y = {"z": {"kind": kind}}, {"y": {"kind": kind}}
+        if inputs:
+            assert set(module(path, z, streamed).spec.inputs) & {"y", "y day", NUMERIC}
+        else:
+            assert re.search(r"column 'y': its type .*data\.ignore=\[y\]$", refusal(path, z, streamed=streamed))
+            assert set(module(path, z, streamed, ignore=["y"]).spec.inputs) == {NUMERIC}
+        if labels and kind != "regression":
+            assert len(module(path, y, streamed).spec.tasks[0].classes) == 2
+        if not labels:
+            message = refusal(path, y, streamed=streamed)
+            assert re.search(r"t\.parquet, column 'y': its type .* is neither text nor number;", message)
+            assert "column 'y': its type" in refusal(path, z, streamed=streamed, split_column="y")
+
+
+@pytest.mark.parametrize(
+    "change", ["shorter", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"]
+)
+def test_file_that_changes_while_it_is_streamed_is_one_message(
+    change: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table, file = pl.read_csv((GOOD + "".join(GOOD.splitlines(True)[1:]) * 9).encode()), tmp_path / "rows" / "1.parquet"
+    for number in range(3):
+        save(tmp_path / "rows" / f"{number}.parquet", parquet(table[100 * number : 100 * (number + 1)]))
+    data = module(tmp_path / "rows", streamed=True, window_rows=100)
+    content, footer = file.read_bytes(), int.from_bytes(file.read_bytes()[-8:-4], "little") + 8
+    file.unlink()
+    if change in ("short", "cut inside", "empty"):
+        file.write_bytes({"short": content[:200], "empty": b""}.get(change, content[:100] + content[-footer:]))
+    elif change != "gone":
+        {"fewer rows": table.head(1), "other types": table.cast(pl.String)}.get(change, table).write_parquet(file)
+    message = r"^.*/1.parquet was changed, replaced or deleted while it was being streamed; .* until the run ends$"
+    with pytest.raises(InputError, match=message):
+        list(data.train_dataloader())
+    assert capfd.readouterr().err == ""
+
+
+def test_unusual_texts_are_read(tmp_path: Path) -> None:
+    quoted, limit = GOOD.replace("S", '"S,""x""\nz"'), csv.field_size_limit()
+    texts = ("\ufeff" + GOOD, GOOD.replace("\n", "\r\n"), GOOD + "\n\n", GOOD[:-1], quoted, GOOD.replace("S", "\u2603"))
+    for content in (*texts, GOOD.replace("S", '"' + "s" * (limit + 1) + '"', 1)):
+        data = module(save(tmp_path / "t.csv", content), {"z": {"column": "y", "kind": "binary"}}, ignore=["a"])
+        assert list(data.spec.inputs) == ["b"]
+        assert rows(data) == 40
+    assert csv.field_size_limit() == limit  # a setting of the whole process
+    text = GOOD.replace("a,b,y", "2024,b. [c]/{d} \N{SNOWMAN},1", 1)
+    data = module(save(tmp_path / "t.csv", text), {"y": {"kind": "binary", "column": 1, "positive": 0}})
+    assert list(data.spec.inputs) == ["b. [c]/{d} \N{SNOWMAN}", NUMERIC]
+    assert "data.ignore=[2024]: must be a list of texts" in refusal(tmp_path / "t.csv", ignore=[2024])
+
+
+def test_split_with_its_own_file_may_have_a_share_of_0(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.csv", GOOD)
+    for split in ([0.9, 0.1, 0], [0.9, 0.1, 0.0]):
+        sizes = [len(rows) for rows in module(path, split=split, test_path=str(path)).splits.values()]
+        assert sorted(sizes) == [4, 36, 40]

@@ -1,0 +1,592 @@
+"""A user's table, in memory and streamed: what is learnt from the training rows, and the tensors that follow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from mtl.data_modules.feeding import RowsSampler
+from mtl.data_modules.state import changes, fingerprints
+from mtl.data_modules.stream import tensors
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule, drawn
+from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
+from mtl.data_modules.tables.parquet import Block
+
+from mtl.checks import InputError
+from mtl.training.losses import summed_losses
+from mtl.types import Bag, Batch, Categorical, Numeric
+
+WAYS = ("csv", "parquet", "streamed")
+Y = {"y": {"kind": "binary"}}
+SAME: dict[str, Any] = {"split": [1, 0, 0], "val_path": "same", "test_path": "same"}  # all rows in each split
+
+
+def made(path: Path | str, way: str = "csv", tasks: Any = None, **options: Any) -> Any:
+    options = {name: str(path) if value == "same" else value for name, value in options.items()}
+    kind = TableStreamDataModule if way == "streamed" else TableDataModule
+    window = {"window_rows": 480} if way == "streamed" else {}
+    data = kind(str(path), tasks or Y, **{"batch_size": 8, "eval_batch_size": 64} | window | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def write(frame: pl.DataFrame, path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    frame.write_parquet(path, row_group_size=60) if path.suffix == ".parquet" else frame.write_csv(path)
+    return path
+
+
+def parts(frame: pl.DataFrame, folder: Path, suffix: str = ".parquet", count: int = 4) -> Path:
+    """Write the rows to several files of a folder."""
+    size = -(-len(frame) // count)
+    for number in range(count):
+        write(frame[number * size : (number + 1) * size], folder / f"part-{number}{suffix}")
+    return folder
+
+
+def served(frame: pl.DataFrame, folder: Path, way: str, tasks: Any = None, **options: Any) -> Any:
+    """Serve ``frame``, with labels ``y`` if it has none; a streamed one comes from several files."""
+    if "y" not in frame.columns:
+        frame = frame.with_columns(y=pl.int_range(pl.len()) // 2 % 2)
+    path = parts(frame, folder / "rows") if way == "streamed" else write(frame, folder / f"t.{way}")
+    return made(path, way, tasks, **(SAME | options))
+
+
+def rows_of(data: Any, split: str = "val") -> Batch:
+    """Return the rows of a split in the order of the files."""
+    loader = data.train_dataloader() if split == "train" else getattr(data, f"{split}_dataloader")()
+    batches = list(loader)
+    first = batches[0]
+    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in first.inputs}
+    targets = {name: torch.cat([batch.targets[name] for batch in batches]) for name in first.targets}
+    return Batch(inputs, targets)
+
+
+def again(data: Any) -> TableEncoder:
+    """Return the encoder from its state, as a checkpoint holds it."""
+    return TableEncoder.from_state(json.loads(json.dumps(data.row_encoder.state())))
+
+
+def same(one: Batch, other: Batch, exact: bool = True) -> None:
+    for there, here in ((one.inputs, other.inputs), (one.targets, other.targets)):
+        assert list(there) == list(here)
+        for name in there:
+            torch.testing.assert_close(
+                there[name], here[name], rtol=0, atol=0 if exact else 1e-6, equal_nan=True, msg=name
+            )
+
+
+DAYS = [datetime(2026, 1, 1, 6) + timedelta(hours=43 * i) for i in range(40)]  # of three months
+AT = {
+    "at month": Categorical(4),
+    "at day": Categorical(len({day.day for day in DAYS}) + 1),
+    "at weekday": Categorical(8),
+    "at hour": Categorical(len({day.hour for day in DAYS}) + 1),
+    NUMERIC: Numeric(1),
+}
+DATES = {
+    "datetime": pl.Series(DAYS),
+    "zone": pl.Series(DAYS).dt.replace_time_zone("Asia/Tokyo"),
+    "iso": pl.Series([day.isoformat() for day in DAYS]),
+    "space": pl.Series([day.isoformat(" ", "minutes") for day in DAYS]),
+    "offset": pl.Series([f"{day.isoformat()}.250+05:30" for day in DAYS]),
+    "utc": pl.Series([f"{day.isoformat()}Z" for day in DAYS]),
+}
+GENRES = [["Action", "Drama"], [], ["Drama"], ["War", "Action", "Comedy"]] * 10
+LISTS = {
+    "text": pl.Series(["|".join(genres) for genres in GENRES]),
+    "lists": pl.Series(GENRES),
+    "categories": pl.Series(GENRES, dtype=pl.List(pl.Categorical)),
+    "array": pl.Series([[*genres, None, None, None][:3] for genres in GENRES], dtype=pl.Array(pl.String, 3)),
+}
+TAGS = pl.Series([[i % 3, 7, i] for i in range(40)])
+COMMENTS = [f"I came {i} times and liked it {'a lot' if i % 2 else 'less'}" for i in range(40)]
+HALVES = [i + 0.5 for i in range(40)]
+NUMBER, CODES = {NUMERIC: Numeric(1)}, {"c": Categorical(4)}
+
+# Column c (at for dates), options, and the inputs that follow; None: there is nothing but x, which is numeric
+COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
+    "whole numbers that repeat": ([i % 3 for i in range(40)], {}, CODES),
+    "whole numbers that do not": ([1_000_000 + 13 * i for i in range(40)], {}, NUMBER),
+    "whole floats that repeat": ([float(i % 3) for i in range(40)], {}, CODES),
+    "one half among them": ([i % 3 + 0.5 * (i == 39) for i in range(40)], {}, NUMBER),
+    "fractions": (HALVES, {}, NUMBER),
+    "texts of numbers": ([f"{i}.5" for i in range(40)], {}, NUMBER),
+    "texts of codes": ([str(i % 3) for i in range(40)], {}, CODES),
+    "days as numbers": ([f"2026{1 + i % 9:02}01" for i in range(40)], {}, NUMBER),
+    "texts": ([" Bern", "Ulm ", "Rom", "Ulm"] * 10, {}, CODES),
+    "flags": ([True, False] * 20, {}, {"c": Categorical(3)}),
+    "constant": ([7] * 40, {}, None),
+    "constant text": (["a"] * 40, {}, None),
+    "empty": ([None] * 40, {}, None),
+    "empty texts": (["", "NA"] * 20, {"null_values": ["", "NA"]}, {"c": Categorical(3)}),
+    "gaps in numbers": ([1.5, None, 3.5, 4.25] * 10, {}, {NUMERIC: Numeric(2)}),
+    "gaps in texts": (["Bern", None] * 20, {}, {"c": Categorical(3)}),
+    "rare texts": (["Bern"] * 20 + ["Ulm"] * 19 + ["Rom"], {"min_count": 2}, {"c": Categorical(3)}),
+    "given as categories": (HALVES, {"categorical": ["c"]}, {"c": Categorical(41)}),
+    "given as numbers": ([i % 3 for i in range(40)], {"numeric": ["c"]}, NUMBER),
+    "dates given as categories": (DATES["iso"], {"categorical": ["at"]}, {"at": Categorical(41)}),
+    "few dates": (["2026-01-01", "a", "b", "c"] * 10, {}, {"c": Categorical(5)}),
+    "days": ([day.date() for day in DAYS], {}, {name: kind for name, kind in AT.items() if name != "at hour"}),
+    "free text": (COMMENTS, {}, None),
+    "free text as categories": (COMMENTS, {"categorical": ["c"]}, {"c": Categorical(41)}),
+    "names": ([f"Ann Mary Smith {i}" if i % 9 == 0 else f"Bo Lee{i}" for i in range(40)], {}, {"c": Categorical(41)}),
+    "hashes": ([f"{i:064x}x" for i in range(40)], {}, {"c": Categorical(41)}),
+    "titles": ([f"The Lord of the Rings, part {i % 8}" for i in range(40)], {}, {"c": Categorical(9)}),
+    "zip codes": ([f"D-{10000 + i}" for i in range(40)], {}, {"c": Categorical(41)}),
+    "lists of numbers": (TAGS, {}, {"c": Bag(42, 3)}),
+    "short lists": (TAGS, {"max_length": 2, "min_count": 10}, {"c": Bag(6, 2)}),  # 0, 1, 2 and 7
+    "lists by name": (TAGS, {"lists": {"c": None}}, {"c": Bag(42, 3)}),
+    **{f"dates as {name}": (series, {}, AT) for name, series in DATES.items()},
+    **{f"genres as {n}": (s, {"lists": {"c": "|"}} if n == "text" else {}, {"c": Bag(6, 3)}) for n, s in LISTS.items()},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_kinds(name: str, way: str, tmp_path: Path) -> None:
+    column, options, expected = COLUMNS[name]
+    series = pl.Series("at" if name == "days" or name.startswith("dates") else "c", column)
+    if way == "csv" and isinstance(series.dtype, pl.List | pl.Array):
+        pytest.skip("a CSV file has no lists")
+    if name == "empty texts" and way == "csv":
+        expected = None
+    frame = pl.DataFrame([series]) if expected else pl.DataFrame({series.name: series, "x": HALVES})
+    data = served(frame, tmp_path, way, **options)
+    frame = pl.read_csv(tmp_path / "t.csv", infer_schema=False) if way == "csv" else frame
+    assert data.spec.inputs == (expected or NUMBER)
+    assert data.row_encoder.columns == (["x"] if expected is None else [series.name])
+    found = rows_of(data)
+    expected_rows = again(data).encode(frame, "rows")
+    assert all(torch.equal(found.inputs[input], expected_rows[input]) for input in data.spec.inputs)
+    single = [data.row_encoder.encode(frame[i : i + 1], "rows") for i in range(40)]  # rows do not depend on each other
+    assert all(torch.equal(torch.cat([row[one] for row in single]), found.inputs[one]) for one in found.inputs)
+
+
+@pytest.mark.parametrize("way", ["parquet", "streamed"])
+@pytest.mark.parametrize("form", DATES)
+def test_parts_and_ages_of_dates(form: str, way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    data = served(pl.DataFrame({"at": DATES[form]}), tmp_path, way)
+    assert f"at: date as month, day, weekday, hour, age (days before {DAYS[-1]})" in caplog.text
+    inputs, names = rows_of(data).inputs, data.row_encoder.categorical
+    readers: dict[str, Callable[[datetime], int]] = {
+        "month": lambda day: day.month,
+        "day": lambda day: day.day,
+        "weekday": lambda day: day.isoweekday(),
+        "hour": lambda day: day.hour,
+    }
+    for part, read in readers.items():
+        known = names[f"at {part}"].values
+        assert [known[id - 1] for id in inputs[f"at {part}"].tolist()] == [str(read(day)) for day in DAYS]
+    ages = torch.tensor([(DAYS[-1] - day).total_seconds() / 86400 for day in DAYS], dtype=torch.float64)
+    torch.testing.assert_close(inputs[NUMERIC][:, 0], ((ages - ages.mean()) / ages.std(correction=0)).float())
+
+
+def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
+    data = served(pl.DataFrame({"at": [None, *(day.date() for day in DAYS[1:])]}), tmp_path, "csv")
+    assert data.spec.inputs[NUMERIC] == Numeric(2)
+    assert rows_of(data).inputs[NUMERIC][0].tolist() == [0, 1]  # the mean, marked
+    assert data.row_encoder.categorical["at month"].values[0] == "\0missing"
+    encoder = again(data)
+    expected = encoder.encode(pl.DataFrame({"at": [datetime(2026, 1, 5), None]}), "rows")
+    for rows in ({"at": ["2026-01-05", None]}, {"at": [date(2026, 1, 5), None]}, {"at": ["2026-01-05T00:00", "NA"]}):
+        same(Batch(encoder.encode(pl.DataFrame(rows), "rows"), {}), Batch(expected, {}))
+    july = encoder.encode(pl.DataFrame({"at": ["2026-07-01"]}), "rows")
+    assert july["at month"].tolist() == [0]  # unknown to the network, like a category
+    assert july[NUMERIC][0, 0] < rows_of(data).inputs[NUMERIC].min()  # newer than all
+
+
+@pytest.mark.parametrize("way", ["memory", "streamed"])
+@pytest.mark.parametrize("form", LISTS)
+def test_elements_of_lists(form: str, way: str, tmp_path: Path) -> None:
+    way = {"memory": "csv" if form == "text" else "parquet"}.get(way, way)
+    lists = {"genres": "|"} if form == "text" else None
+    data = served(pl.DataFrame({"genres": LISTS[form]}), tmp_path, way, lists=lists)
+    assert rows_of(data).inputs["genres"][:4].tolist() == [[2, 4, 0], [0, 0, 0], [4, 0, 0], [5, 2, 3]]
+    encoder = again(data)
+    rows = pl.DataFrame({"genres": [["Drama", "Opera", None, ""], ["War"] * 5, None]})
+    assert encoder.encode(rows, "rows")["genres"].tolist() == [[4, 1, 0], [5, 5, 5], [0, 0, 0]]
+    assert encoder.lists == {"genres": "|" if form == "text" else ""}
+    if form == "text":
+        rows = pl.DataFrame({"genres": [" Drama |Opera||", "War|War|War|War", "NA" if way == "csv" else None]})
+        assert encoder.encode(rows, "rows")["genres"].tolist() == [[4, 1, 0], [5, 5, 5], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_learning_is_from_the_training_rows_only(way: str, tmp_path: Path) -> None:
+    train = pl.DataFrame({"city": ["Bern", "Ulm"] * 20, "size": [1.5, 3.5] * 20, "y": [0, 1] * 20})
+    test = pl.DataFrame({"city": ["Rom", "Bern", None], "size": [1e6, None, 2.5], "y": [1, 0, None]})
+    suffix = "csv" if way == "csv" else "parquet"
+    other = str(write(test, tmp_path / f"test.{suffix}"))
+    data = made(write(train, tmp_path / f"a.{suffix}"), way, val_path=other, test_path=other, split=[1, 0, 0])
+    assert data.spec.inputs == {"city": Categorical(3), NUMERIC: Numeric(1)}
+    found = rows_of(data, "test")
+    assert found.inputs["city"].tolist() == [0, 1, 0]  # unknown, Bern, empty: unknown too
+    assert found.inputs[NUMERIC].flatten().tolist() == pytest.approx([1e6 - 2.5, 0.0, 0.0])
+    assert found.targets["y"].isnan().tolist() == [False, False, True]
+    new = str(write(test.with_columns(y=3), tmp_path / f"new.{suffix}"))
+    with pytest.raises(InputError, match=r"row 1: '?3'? is a label of task 'y' that does not occur"):  # noqa: PT012
+        data = made(tmp_path / f"a.{suffix}", way, val_path=new, test_path=other, split=[1, 0, 0])
+        rows_of(data)  # a streamed table is read by then
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_cells(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cells, days = [f"{i}.5" for i in range(40)], [day.date().isoformat() for day in DAYS]
+    cells[3], cells[8], cells[20], days[6], days[9] = "many", "inf", "", "2026-02-30", "soon"
+    frame = pl.DataFrame({"age": cells, "more": HALVES, "at": days})
+    for column, options, message in (
+        ("age", {}, "row 4: 'many' is not a number, but most of the column is"),
+        ("age", {"numeric": ["age"]}, r"row 4: 'many' is not a number; \d of \d+ cells"),
+        ("at", {}, "row 7: '2026-02-30' is not a date as in 2026-03-01 or 2026-03-01 14:30, but most"),
+        ("at", {"dates": ["at"]}, r"row 7: '2026-02-30' is not a date as in .*; 2 of \d+ cells"),
+    ):
+        with pytest.raises(InputError, match=rf"(part-0.parquet|t.csv|t.parquet), column '{column}', {message}"):
+            served(frame.select(column, "more"), tmp_path, way, **options)
+    options = {"on_bad": "missing", "null_values": ["", "NA"]}
+    data = served(frame, tmp_path, way, **options)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2  # one for each column
+    bad = 2 if way == "csv" else 3  # in a typed file, "" is a text
+    count = bad * (1 if way == "streamed" else 3) - 1  # those of the training rows, or of all three splits
+    assert re.search(
+        rf"column 'age', row (4|9): .* Like {count} more cells of the column it is taken", "".join(warnings)
+    )
+    emptied = frame.with_columns(
+        pl.col("age").replace(["many", "inf", ""], None), pl.col("at").replace(days[6:10:3], None)
+    )
+    expected = served(emptied, tmp_path / "emptied", way)
+    same(rows_of(data), rows_of(expected))
+    assert data.row_encoder.numeric == expected.row_encoder.numeric
+    new = pl.DataFrame({"age": ["a few"], "more": [1.0], "at": [None]}, schema_overrides={"at": pl.String})
+    assert again(data).encode(new, "rows")[NUMERIC][0, :2].tolist() == [0, 1]
+    with pytest.raises(InputError, match=r"rows, column 'age', row 1: 'a few' is not a number"):
+        again(expected).encode(new, "rows")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_cells_among_whole_numbers_that_repeat_are_categories(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Among zip codes, say, a few with letters tell more as categories than as missing values."""
+    frame = pl.DataFrame({"zip": [str(i % 3) for i in range(39)] + ["K1A"]})
+    with pytest.raises(InputError, match=r"row (40|10): 'K1A' is not a number, but most"):
+        served(frame, tmp_path, way)
+    data = served(frame, tmp_path, way, on_bad="missing")
+    assert data.row_encoder.categorical["zip"].values == ["0", "1", "2", "K1A"]
+    assert caplog.text == ""
+
+
+COUNT = 500
+TASKS: dict[str, Any] = {
+    "click": {"kind": "binary", "pos_weight": "balanced"},
+    "genre": {"kind": "multiclass", "class_weights": "balanced"},
+    "stars": {"kind": "regression"},
+}
+
+
+def many(count: int = COUNT, seed: int = 0) -> pl.DataFrame:
+    """Return a table of many kinds of columns, each with its own kind of gap."""
+    draw = np.random.default_rng(seed)
+    start = datetime(2024, 1, 1)
+    frame = pl.DataFrame(
+        {
+            "number": range(count),  # distinct whole numbers: numeric
+            "user": draw.integers(0, 20, count),
+            "city": draw.choice(["Bern", " Ulm", "Rom ", "Oslo"], count),
+            "price": draw.normal(1e3, 1e-1, count),
+            "floor": draw.integers(0, 5, count).astype(float),  # whole numbers as floats: categories
+            "text_number": [f"{value:.3f}" for value in draw.normal(size=count)],
+            "text_code": [str(value) for value in draw.integers(0, 9, count)],
+            "late": draw.integers(0, 9, count) + np.where(np.arange(count) > 450, 0.5, 0.0),
+            "note": [f"this is note number {number}" for number in range(count)],  # free text
+            "flag": draw.integers(0, 2, count).astype(bool),
+            "same": [7] * count,
+            "empty": [None] * count,
+            "day": [(start + timedelta(hours=7 * number)).isoformat() for number in range(count)],
+            "tags": [[str(value) for value in draw.integers(0, 9, size)] for size in draw.integers(0, 4, count)],
+            "click": draw.choice(["no", "yes"], count, p=[0.8, 0.2]),
+            "genre": draw.choice([10, 9, 100], count),
+            "stars": draw.normal(50, 20, count),
+        }
+    )
+    gaps = ("user", "city", "price", "floor", "day", "tags", "click", "genre", "stars")
+    frame = frame.with_columns(
+        pl.when(pl.Series(draw.random(count) < 0.1)).then(None).otherwise(pl.col(name)).alias(name) for name in gaps
+    )
+    nan = pl.when(pl.col("number") % 7 == 0).then(float("nan")).otherwise(pl.col("price"))
+    return frame.with_columns(
+        price=nan, part=pl.Series(draw.choice(["train", "val", "test"], count, p=[0.7, 0.2, 0.1]))
+    )
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of files with few columns, which are read faster."""
+    return parts(many().select("number", "city", "click"), tmp_path_factory.mktemp("few") / "rows")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Return the same table, streamed and in memory."""
+    folder = tmp_path_factory.mktemp("both")
+    options: dict[str, Any] = {"split_column": "part", "group_column": "user", "min_count": 3, "batch_size": 32}
+    whole = write(many(), folder / "whole.parquet")
+    return made(parts(many(), folder / "rows"), "streamed", TASKS, **options), made(whole, "parquet", TASKS, **options)
+
+
+def test_streaming_learns_what_the_table_in_memory_teaches(both: tuple[Any, Any]) -> None:
+    streamed, memory = both
+    one, other = streamed.row_encoder.state(), memory.row_encoder.state()
+    for scaling, expected in zip(one["numeric"].values(), other["numeric"].values(), strict=True):
+        assert scaling == pytest.approx(expected, rel=1e-12)
+    assert list(one["numeric"]) == list(other["numeric"]) == ["number", "price", "text_number", "late", "day age"]
+    names = ["user", "city", "floor", "text_code", "flag", "day month", "day day", "day weekday", "day hour"]
+    assert list(one["categorical"]) == names
+    assert {**one, "numeric": 0} == {**other, "numeric": 0}
+    assert streamed.spec.inputs == memory.spec.inputs
+    for here, there in zip(streamed.state_dict()["spec"]["tasks"], memory.state_dict()["spec"]["tasks"], strict=True):
+        assert (here.pop("mean"), here.pop("std")) == pytest.approx((there.pop("mean"), there.pop("std")), rel=1e-12)
+        assert here == there
+    assert streamed.spec.tasks[0].pos_weight > 3
+    assert streamed.row_counts() == memory.row_counts()
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_evaluation_has_the_batches_of_the_table_in_memory(both: tuple[Any, Any], split: str) -> None:
+    streamed, memory = ([*getattr(data, f"{split}_dataloader")()] for data in both)
+    assert len(streamed) == len(memory) == len(getattr(both[0], f"{split}_dataloader")())
+    pairs = set[tuple[int, int]]()
+    for here, there in zip(streamed, memory, strict=True):
+        same(here, there, exact=False)
+        pairs |= set(zip(here.groups.tolist(), there.groups.tolist(), strict=True))
+    assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})  # the same groups
+    assert [(a, b) for a, b in pairs if a < 0 or b < 0] == [(-1, -1)]
+    nothing = both[0]._batch(split, 0, torch.arange(0))  # for a process with fewer batches than the others
+    assert len(nothing) == 0
+    assert [value.dtype for value in tensors(nothing)] == [value.dtype for value in tensors(streamed[0])]
+    [*predicted] = both[0].predict_dataloader() if split == "test" else []
+    assert len(predicted) == (len(streamed) if split == "test" else 0)
+
+
+def test_training_has_every_row_once(both: tuple[Any, Any]) -> None:
+    streamed, memory = both
+    found, expected = rows_of(streamed, "train"), memory.splits["train"]
+    one, other = (batch.inputs[NUMERIC][:, 0].argsort() for batch in (found, expected))  # by row
+    assert one.tolist() != list(range(len(one)))
+    same(found.select(one), expected.select(other), exact=False)
+    assert [len(batch) for batch in streamed.train_dataloader()] == [len(b) for b in memory.train_dataloader()]
+
+
+@pytest.mark.parametrize("way", ["parquet", "streamed"])
+def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> None:
+    tasks = {"click": {"kind": "binary"}}
+    one, again, other = (made(few, way, tasks, seed=seed) for seed in (0, 0, 1))
+    counts = one.row_counts()
+    assert counts == pytest.approx({"train": 400, "val": 50, "test": 50}, abs=0 if way == "parquet" else 25)
+    numbers = []
+    for data in (one, again, other):
+        scaling = data.row_encoder.numeric["number"]
+        columns = [rows_of(data, split).inputs[NUMERIC][:, 0].double() for split in ("train", "val", "test")]
+        numbers.append([sorted((c * scaling.std + scaling.mean).round().int().tolist()) for c in columns])
+        assert sorted(number for part in numbers[-1] for number in part) == list(range(COUNT))
+    assert numbers[0] == numbers[1] != numbers[2]
+    frame = many(100, seed=1).select("number", "city", "click")
+    folder = parts(frame, tmp_path / "other", count=2)
+    files = {"val_path": str(folder), "test_path": str(folder / "part-1.parquet")}
+    for split in ([1, 0, 0], [0.5, 0.3, 0.2]):  # shares of splits with a file are ignored
+        assert made(few, way, tasks, **files, split=split).row_counts() == {"train": COUNT, "val": 100, "test": 50}
+    counts = made(few, way, tasks, test_path=str(folder), split=[0.5, 0.5, 0]).row_counts()
+    assert counts["test"] == 100
+    assert counts["train"] + counts["val"] == COUNT
+    assert counts["train"] == pytest.approx(250, abs=0 if way == "parquet" else 40)
+
+
+def test_rows_are_drawn_whatever_the_blocks_are(few: Path) -> None:
+    tasks = {"click": {"kind": "binary"}}
+    one, other = (made(few, "streamed", tasks, window_rows=rows) for rows in (480, 5000))
+    assert one.row_counts() == other.row_counts()
+    same(rows_of(one), rows_of(other), exact=False)
+    mark = [drawn(3, [0.5, 0.5], Block(Path(), 0, 10, first)).tolist() for first in (0, 5)]
+    assert mark[0][5:] == mark[1][:5]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_several_files_are_the_table_of_all_their_rows(suffix: str, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"x": HALVES * 2, "city": [f"c{i % 6}" for i in range(80)], "y": [0, 0, 1, 1] * 20})
+    expected = made(write(frame, tmp_path / f"all{suffix}"))
+    folder = parts(frame, tmp_path / "parts", suffix)
+    write(frame, folder / f".hidden{suffix}")
+    (folder / "_SUCCESS").touch()
+    for path in (folder, f"{folder}/*{suffix}", f"{tmp_path}/p*s/part-?{suffix}", f"{tmp_path}/**/part-[0-3]{suffix}"):
+        data = made(path)
+        assert data.spec == expected.spec
+        for split, batch in expected.splits.items():
+            same(data.splits[split], batch)
+        assert data.row_encoder.state() == expected.row_encoder.state()
+    write(frame[60:].cast({"y": pl.Int8}).select("y", "city", "x"), folder / f"part-3{suffix}")  # which fits
+    assert made(folder).row_encoder.state() == expected.row_encoder.state()
+
+
+@pytest.mark.parametrize("way", ["csv", "streamed"])
+def test_checkpoint_state_teaches_what_was_learnt(way: str, few: Path, tmp_path: Path, caplog: Any) -> None:
+    path = few if way == "streamed" else parts(many().select("number", "city", "click"), tmp_path / "rows", ".csv")
+    tasks, kind = {"click": {"kind": "binary"}}, TableStreamDataModule if way == "streamed" else TableDataModule
+    window = {"window_rows": 480} if way == "streamed" else {}
+    before = made(path, way, tasks)
+    after = kind(str(path), tasks, batch_size=8, **window)
+    after.load_state_dict(before.state_dict())
+    assert after.changed_files() == {}
+    with caplog.at_level(logging.INFO):
+        after.setup()
+    assert "inputs:" not in caplog.text  # no pass over the rows
+    assert after.state_dict() == before.state_dict()
+    same(rows_of(after, "train"), rows_of(before, "train"))
+    tested = kind(str(path), tasks, batch_size=8, **window)
+    tested.load_state_dict(before.state_dict(), test_only=True)
+    tested.setup()
+    assert tested.row_counts() == {"test": before.row_counts()["test"]}
+
+
+@pytest.mark.parametrize("way", ["csv", "streamed"])
+def test_changed_files_are_noticed(way: str, tmp_path: Path) -> None:
+    suffix = ".parquet" if way == "streamed" else ".csv"
+    table = many().select("number", "user", "click")
+    folder = parts(table, tmp_path / "rows", suffix)
+    pattern, tasks = f"{folder}/*{suffix}", {"click": {"kind": "binary"}}
+    state = made(pattern, way, tasks).state_dict()
+
+    def found(path: Path | str = pattern) -> str:
+        kind = TableStreamDataModule if way == "streamed" else TableDataModule
+        data = kind(str(path), tasks, batch_size=8)
+        data.load_state_dict(state)
+        return "".join(data.changed_files().values())
+
+    assert found() == found(folder) == ""
+    parts(table.with_columns(user=pl.when(pl.col("number") == 300).then(1).otherwise(pl.col("user"))), folder, suffix)
+    assert re.search(r"data.path=.*rows/\*\.\w+ has changed \((other content in the same|it has)", found())
+    parts(table, folder, suffix)
+    assert found() == ""
+    (folder / f"part-2{suffix}").rename(folder / f"part-9{suffix}")
+    assert "has changed (other content in the same" in found()
+    (folder / f"part-9{suffix}").unlink()
+    assert re.search(r"has changed \(3 files, before 4; it has [\d,]+ bytes, had", found())
+    (folder / f"part-1{suffix}").unlink()
+    (folder / f"part-3{suffix}").unlink()
+    one = fingerprints({"data.path": folder / f"part-0{suffix}"})
+    assert changes(one, {}, {}) == {"data.path": f"data.path=part-0{suffix} is not given"}
+
+
+def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = TableDataModule(data_dir=str(tmp_path), batch_size=16)
+    data.prepare_data()
+    data.setup()
+    assert "made-up rows" in caplog.text
+    assert {name: len(batch) for name, batch in data.splits.items()} == {"train": 16000, "val": 2000, "test": 2000}
+    assert set(data.spec.inputs) == {"user", "city", "age", "hour", "device"}
+    train = data.splits["train"].targets
+    assert torch.equal(train["click"] == 0, train["minutes"].isnan())
+    assert isinstance(data.train_dataloader().sampler.sampler, RowsSampler)
+    written = (tmp_path / "example_visits.csv").read_bytes()
+    (tmp_path / "example_visits.csv").unlink()
+    data.prepare_data()
+    assert (tmp_path / "example_visits.csv").read_bytes() == written
+
+
+# Labels: 12 training rows, 4 of validation and 4 of test
+PART = {"part": ["train"] * 12 + ["val"] * 4 + ["test"] * 4}
+LABELS: dict[str, Any] = PART | {
+    "user": ["ann", "bob", None, "ann", "cat"] * 4,
+    "x": [float(row % 7) for row in range(20)],
+    "click": ["yes", "no", "no", "no", None] * 4,
+    "genre": ["pop", "rock", "jazz", "pop"] * 5,
+    "stars": [1.0, 2.0, None, 4.0] * 5,
+    "w": [float(1 + row % 3) for row in range(20)],
+}
+BINARY, CLASSES, REGRESSION = {"kind": "binary"}, {"kind": "multiclass"}, {"kind": "regression"}
+
+
+def labelled(folder: Path, way: str, tasks: Any, change: Any = None, **options: Any) -> Any:
+    path = write(pl.DataFrame(LABELS | (change or {})), folder / f"t.{'csv' if way == 'csv' else 'parquet'}")
+    return made(path, way, tasks, split_column="part", **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_labels(way: str, tmp_path: Path) -> None:
+    tasks = {
+        "click": BINARY | {"metrics": ["auprc", "ece"], "pos_weight": "balanced", "weight": 0.5},
+        "no": BINARY | {"column": "click", "positive": "no"},
+        "genre": CLASSES | {"class_weights": "balanced"},
+        "stars": REGRESSION | {"metrics": ["rmse"]},
+        "raw": REGRESSION | {"column": "stars", "standardise": False},
+        "half": BINARY | {"pos_weight": 2},
+        "number": CLASSES | {"class_weights": {1: 2.0, 3.0: 4.0}},
+        "constant": REGRESSION,
+    }
+    change = {"half": [9, 10] * 10, "number": [1, 2, 3, 2] * 5, "constant": [0.1] * 20}
+    data = labelled(tmp_path, way, tasks, change)
+    click, no, genre, stars, raw, half, number, constant = data.spec.tasks
+    assert (click.metrics, genre.metrics, stars.metrics, click.weight) == (("auprc", "ece"), (), ("rmse",), 0.5)
+    assert click.pos_weight == 7 / 3  # of 10 labelled training rows, 3 are positive
+    assert genre.classes == ("jazz", "pop", "rock")
+    assert genre.class_weights == (12 / (3 * 3), 12 / (3 * 6), 12 / (3 * 3))
+    assert (click.classes, no.classes, half.classes) == (("no", "yes"), ("yes", "no"), ("9", "10"))  # as numbers
+    assert (half.pos_weight, number.class_weights) == (2, (2, 1, 4))
+    labels = torch.tensor([1.0, 2.0, 4.0] * 3)
+    assert (stars.mean, stars.std) == pytest.approx((float(labels.mean()), float(labels.std(correction=0))))
+    assert (raw.mean, raw.std, constant.mean, constant.std) == (0, 1, pytest.approx(0.1), 1)
+    targets, nan = rows_of(data, "val").targets, float("nan")
+    expected = {"click": [0, 0, nan, 1], "no": [1, 1, nan, 0], "genre": [1, 2, 0, 1], "stars": [1, 2, nan, 4]}
+    for name, values in expected.items():
+        torch.testing.assert_close(targets[name].double(), torch.tensor(values).double(), equal_nan=True)
+    types = {name: target.dtype for name, target in targets.items()}
+    assert (types["click"], types["genre"], types["stars"]) == (torch.float32, torch.int64, torch.float64)
+    groups = labelled(tmp_path, way, {"click": BINARY | {"metrics": ["mrr"]}}, group_column="user")
+    [train, val] = (next(iter(loader)).groups for loader in (groups.train_dataloader(), groups.val_dataloader()))
+    assert train is None  # they count in evaluation only
+    assert val[0] == -1  # of None, ann, cat, ann
+    assert val[1] == val[3] != val[2]
+    assert "user" in groups.spec.inputs
+
+
+def test_labels_far_from_1_are_reported_unless_standardised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    price = {"price": [row * 1000.0 for row in range(20)]}
+    data = labelled(tmp_path, "csv", {"price": REGRESSION}, price)
+    assert data.splits["val"].targets["price"].tolist() == [12000, 13000, 14000, 15000]  # in the units of the column
+    assert "divide the column" not in caplog.text
+    labelled(tmp_path, "csv", {"price": REGRESSION | {"standardise": False}}, price)
+    assert "divide the column" in caplog.text
+
+
+def test_weights_of_rows(tmp_path: Path) -> None:
+    """They have a mean of 1 over the labels of each split, and the loss is the weighted mean."""
+    tasks = {"click": BINARY, "stars": REGRESSION | {"standardise": False}}
+    data = labelled(tmp_path, "csv", tasks, weight_column="w")
+    assert data.spec.inputs[NUMERIC] == Numeric(1)  # x alone
+    for rows in data.splits.values():
+        for task, target in rows.targets.items():
+            assert float(rows.weights[task][~target.isnan()].mean()) == pytest.approx(1)
+    train = data.splits["train"]
+    ratio = train.weights["click"] / train.weights["click"][0]
+    assert ratio.tolist() == pytest.approx([float(1 + row % 3) for row in range(12)])
+    some = train.select(torch.tensor([3, 0]))
+    assert torch.equal(some.weights["click"], train.weights["click"][[3, 0]])
+    rows, specs = data.splits["val"], {task.name: task for task in data.spec.tasks}
+    predictions = {name: torch.linspace(-1, 1, 4) for name in specs}
+    names, totals, counts = summed_losses(specs, predictions, rows.targets, rows.weights)
+    found = dict(zip(names, (totals / counts).tolist(), strict=True))
+    weight, kept = torch.tensor([1.0 + row % 3 for row in range(12, 16)]), ~rows.targets["stars"].isnan()
+    errors = (predictions["stars"] - rows.targets["stars"]).square()
+    assert found["stars"] == pytest.approx(float((errors * weight)[kept].sum() / weight[kept].sum()))
