@@ -13,10 +13,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 from mtl.callbacks.example_images import ExampleImages, captions
-from mtl.callbacks.length import Length, steps_per_epoch, took_step
 from mtl.callbacks.progress import Progress
 from mtl.callbacks.routing_monitor import RoutingMonitor
-from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 from mtl.callbacks.selection_report import SelectionReport
 from mtl.callbacks.standard import ExecutionSwitch
 
@@ -25,9 +23,8 @@ from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.report import Report
 from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.tally import History, Probabilities, Tally
-from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
-from mtl.gates import SoftmaxSelectorGate, TopKGate
+from mtl.gates import TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
@@ -42,14 +39,10 @@ class Recorder(torch.nn.Module):
         super().__init__()
         self.tasks = tasks
         self.logged: dict[str, float] = {}
-        self.gate = SoftmaxSelectorGate(1, 4)
         self.network = torch.nn.Module()
 
     def log_dict(self, values: dict[str, float], logger: bool = True) -> None:
         self.logged |= values
-
-    def log(self, name: str, value: float, **options: Any) -> None:
-        self.logged[name] = value
 
 
 def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict[str, float]:
@@ -144,18 +137,15 @@ def test_flops_of_training_by_hand() -> None:
         callback, history = RoutingMonitor("unused"), History()
         history.add(1, [Routing(weights)], 16, 2)
         history.add(2, [Routing(weights)], 16, 2)
-        callback._sample, callback._trained = (
-            Batch({"id": torch.arange(7)}, {"p": torch.ones(7), "q": torch.ones(7)}),
-            2,
-        )
+        targets = {"p": torch.ones(7), "q": torch.ones(7)}
+        callback._sample, callback._trained = Batch({"id": torch.arange(7)}, targets), 2
         found = callback._flops(module, Report(["p", "q"], {}, {"mixture": history}, Probabilities(), {}))
         every = {"flops_dense": dense, "flops_selected": dense}
         assert found == (every, {name: 3 * value for name, value in every.items()})  # no mixture was seen in the test
         tally = Tally(2)
         tally.add(Routing(weights), 6)
-        found = callback._flops(
-            module, Report(["p", "q"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
-        )
+        report = Report(["p", "q"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
+        found = callback._flops(module, report)
         assert found[0]["flops_selected"] == pytest.approx(expected)
         assert found[1]["flops_selected"] == pytest.approx(3 * expected)
 
@@ -177,44 +167,8 @@ def test_share_of_the_steps_until_selectors_are_binary() -> None:
     assert "selectors_over_training" not in other.figures()
 
 
-def scheduled(**options: Any) -> ScheduledBuffer:
-    return ScheduledBuffer("gate.temperature", **{"start": 1.0, "end": 0.1, "epochs": 2} | options)
-
-
-def trainer(step: int, batches: int = 10, accumulate: int = 1) -> Any:
-    limits = {"log_every_n_steps": 5, "max_epochs": 5, "max_steps": -1}
-    return SimpleNamespace(global_step=step, num_training_batches=batches, accumulate_grad_batches=accumulate, **limits)
-
-
-def test_schedule_moves_the_buffer() -> None:
-    callback, module = scheduled(), Recorder(["p"])
-    callback.on_train_start(trainer(0), module)
-    seen = []
-    for step in (0, 10, 20, 99):
-        callback.on_train_batch_start(trainer(step), module, None, 0)
-        seen.append(float(module.gate.temperature))
-    assert seen == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    assert module.logged["while_training/schedule/gate.temperature"] == pytest.approx(0.1)
-
-
-def test_schedule_is_a_function_of_the_step_alone() -> None:
-    for options in ({"steps": 20}, {"epochs": 2}, {"fraction": 0.4}):
-        callback, module = scheduled(**{"epochs": None} | options), Recorder(["p"])
-        callback.on_train_start(trainer(0), module)
-        callback.on_train_batch_start(trainer(7), module, None, 0)
-        assert float(module.gate.temperature) == pytest.approx(1 - 0.9 * 7 / 20)
-
-
-def test_lengths_count_optimiser_steps() -> None:
-    accumulating = trainer(0, batches=10, accumulate=4)  # steps on batches 4, 8 and 10
-    assert [batch for batch in range(10) if took_step(accumulating, batch)] == [3, 7, 9]
-    assert steps_per_epoch(accumulating) == 3
-    assert Length("x", epochs=2).in_steps(accumulating) == 6
-    assert Length("x", fraction=0.4).in_steps(accumulating) == 6
-    assert Length("x", steps=5).in_steps(accumulating) == 5
-    accumulating.max_steps = 10
-    assert Length("x", fraction=0.5).in_steps(accumulating) == 5
-    assert steps_per_epoch(trainer(0)) == 10
+def trainer(step: int, batches: int, accumulate: int) -> Any:
+    return SimpleNamespace(global_step=step, num_training_batches=batches, accumulate_grad_batches=accumulate)
 
 
 def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,53 +198,13 @@ def test_execution_follows_all_batches_of_a_step() -> None:
     assert is_sparse_after(Routing(narrow, exact_zeros=True), Routing(narrow, exact_zeros=True))
 
 
-def test_schedule_without_its_target() -> None:
-    module = Recorder(["p"])
-    callback = ScheduledBuffer("gate.nothing", 0, 1, epochs=1)
-    with pytest.raises(InputError, match=r"gate\.temperature"):
-        callback.on_train_start(trainer(0), module)
-    callback = ScheduledBuffer("gate.nothing", 0, 1, epochs=1, required=False)
-    callback.on_train_start(trainer(0), module)
-    callback.on_train_batch_start(trainer(0), module, None, 0)
-
-
-def test_one_schedule_for_several_buffers() -> None:
-    module = torch.nn.Module()
-    module.layers = torch.nn.ModuleList(SoftmaxSelectorGate(1, 4) for _ in range(3))
-    logged: dict[str, float] = {}
-    module.log = lambda name, value, **how: logged.update({name: value})
-    callback = ScheduledBuffer("layers.*.temperature", 1.0, 0.5, steps=10)
-    callback.on_train_start(trainer(0), module)
-    callback.on_train_batch_start(trainer(14), module, None, 0)
-    assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
-    assert logged == {"while_training/schedule/layers.all.temperature": 0.5}
-
-
-def test_schedules_of_two_targets_keep_apart() -> None:
-    assert scheduled().state_key != ScheduledBuffer("gate.entropy_weight", 0, 1, epochs=1).state_key
-
-
-@pytest.mark.parametrize(
-    "options", [{"steps": 5}, {"epochs": None}, {"epochs": 0}, {"shape": "bent"}, {"shape": "log_linear", "end": 0.0}]
-)
-def test_bad_schedules(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="schedule"):
-        scheduled(**options)
-
-
-def test_selected_experts() -> None:
+def test_selected_and_heaviest_experts() -> None:
     weights = torch.tensor([[0.7, 0.3, 0.0, 0.0]])
     assert selected_experts(Routing(weights)).tolist() == [[True, True, False, False]]
     selectors = torch.tensor([[[0.9, 0.1, 0, 0], [0.2, 0.1, 0.7, 0]]])  # two selectors of one task
     assert selected_experts(Routing(weights, {}, selectors)).tolist() == [[True, False, True, False]]
-
-
-def test_heaviest_experts() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [1.0, 0, 0, 0]])
     assert heaviest_experts(weights, 2).tolist() == [[False, True, False, True], [True, False, False, False]]
-
-
-def test_jaccard_of_pairs() -> None:
     chosen = torch.tensor([[[1, 1, 0], [1, 0, 0], [0, 0, 1]]]).bool()
     expected = torch.tensor([[[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]]], dtype=torch.float64)
     torch.testing.assert_close(jaccard(chosen), expected)

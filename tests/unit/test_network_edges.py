@@ -16,7 +16,6 @@ from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training.evaluation import Evaluation
-from mtl.training.schedules import SHAPES, check_schedule
 from mtl.types import MISSING_CLASS, Categorical, DataSpec, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
@@ -165,17 +164,3 @@ def test_uneven_missing_labels_and_splits() -> None:
         result = evaluation.compute()
         assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
         assert result["seconds/mse"] == pytest.approx(expected["seconds/loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_schedules_fall_as_well_as_rise(shape: str) -> None:
-    values = [SHAPES[shape](i / 20, 7.0, 1.0) for i in range(21)]
-    assert values == sorted(values, reverse=True)
-    assert all(SHAPES[shape](i / 5, 3.0, 3.0) == pytest.approx(3.0) for i in range(6))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_schedules_with_positive_ends_are_accepted(shape: str) -> None:
-    check_schedule(shape, 0.1, 2.0)
-    if shape not in ("log_linear", "inverse_sqrt"):
-        check_schedule(shape, 0.0, 2.0)
