@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from mtl.checkpoints.files import give_second_name
-from mtl.checks import check_choice, check_name, check_switch, check_whole, require
+from mtl.checks import require
 from mtl.distributed import gather
-from mtl.kinds import Count, Whole
+from mtl.options import Name, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
@@ -30,8 +31,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
 
     ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. With ``save_top_k=1`` there is
     only ``best.ckpt``. Otherwise the files are named after epoch and step, and ``best.ckpt`` is a second name of the
-    best of them. Each validation counts once; a NaN or infinite value never counts. ``every_n_epochs``: look only at
-    the end of every n-th epoch, and at the validations within it.
+    best of them. Each validation counts once; a NaN or infinite value never counts.
 
     The state holds the scores by file name, without the folder, so that a run folder may be moved or copied. A resumed
     run goes on with the files that are in its folder.
@@ -39,33 +39,24 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
 
     section = "callbacks.best"
 
+    @validated
     def __init__(
         self,
         dirpath: str,
-        monitor: str = "val/loss",
+        monitor: Name = "val/loss",
         mode: Literal["min", "max", "auto"] = "auto",
-        save_top_k: Annotated[int, Whole(-1)] = 1,
-        every_n_epochs: Count = 1,
+        save_top_k: Annotated[int, Field(ge=-1)] = 1,
         save_weights_only: bool = False,
-        verbose: bool = False,
     ) -> None:
-        check_name("callbacks.best.monitor", monitor)
-        check_choice("callbacks.best.mode", mode, ("min", "max", "auto"))
-        check_whole("callbacks.best.every_n_epochs", every_n_epochs, at_least=1)
-        check_switch("callbacks.best.save_weights_only", save_weights_only)
-        check_switch("callbacks.best.verbose", verbose)
-        check_whole("callbacks.best.save_top_k", save_top_k, at_least=-1)
         require(save_top_k != 0, "callbacks.best.save_top_k=0: must be at least 1, or -1 to keep all checkpoints")
         super().__init__(
             dirpath,
             "best" if save_top_k == 1 else "best_epoch{epoch:03d}_step{step}",
             monitor,
-            verbose,
             save_top_k=save_top_k,
             save_weights_only=save_weights_only,
             mode=mode_of(monitor, mode),
             auto_insert_metric_name=False,
-            every_n_epochs=every_n_epochs,
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )

@@ -11,9 +11,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mtl.checks import check_number
 from mtl.functional import at_least_float32
-from mtl.kinds import Share
+from mtl.options import Share, validated
 
 from .length import took_step
 
@@ -32,8 +31,8 @@ class WeightAverage(Callback):
     the Trainer converts them to its precision, and tests a checkpoint with the parameters instead of their average.
     """
 
+    @validated
     def __init__(self, decay: Share | None = None) -> None:
-        check_number("callbacks.ema.decay", decay, at_least=0, at_most=1, or_null=True)
         self.decay = decay
         self._parameters: dict[str, nn.Parameter] = {}
         self._average: dict[str, Tensor] = {}  # in float32 at least: bfloat16 would round most changes away

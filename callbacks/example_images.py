@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.checks import check_whole
 from mtl.loggers.pictures import save_picture
+from mtl.options import CountOrZero, validated
 from mtl.types import MISSING_CLASS, Batch
 
 
@@ -21,8 +21,8 @@ class ExampleImages(Callback):
     Does nothing if the inputs contain no uint8 images ``[B, C, H, W]``, or if ``count`` is 0.
     """
 
-    def __init__(self, dirpath: str, count: int = 36) -> None:
-        check_whole("callbacks.examples.count", count, at_least=0)
+    @validated
+    def __init__(self, dirpath: str, count: CountOrZero = 36) -> None:
         self.file, self.count = Path(dirpath) / "examples.png", count
 
     def on_train_batch_start(

@@ -9,8 +9,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.checks import require
 from mtl.gates.permuted import Permutation
+from mtl.options import Long, Positive, validated
 
-from .length import Length
+from .length import Length, Part
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class PermutationHardening(Callback):
     ``while_training/permutation_soft_to_hard``. The optimiser's state of the permutation logits is dropped.
     """
 
-    def __init__(self, steps: int | None = None, epochs: float | None = None, fraction: float | None = None) -> None:
+    @validated
+    def __init__(self, steps: Long | None = None, epochs: Positive | None = None, fraction: Part | None = None) -> None:
         self.length = Length("soft phase of the permutation", steps, epochs, fraction)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -15,10 +15,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from mtl.checkpoints.files import keep_previous
-from mtl.checks import check_number, check_whole
 from mtl.cli.commands import command
 from mtl.cli.signals import Stopped, stop_signals
 from mtl.distributed import gather
+from mtl.options import Long, Positive, validated
 
 from .length import ends_epoch, took_step, validates_within_epoch
 
@@ -40,9 +40,8 @@ class LastCheckpoint(Checkpoint):
     an epoch (``trainer.max_steps``, ``trainer.max_time``) is saved as of its last step, and resumes from there.
     """
 
-    def __init__(self, dirpath: str, every_steps: int | None = None, every_minutes: float | None = None) -> None:
-        check_whole("callbacks.last.every_steps", every_steps, at_least=1, or_null=True)
-        check_number("callbacks.last.every_minutes", every_minutes, above=0, or_null=True)
+    @validated
+    def __init__(self, dirpath: str, every_steps: Long | None = None, every_minutes: Positive | None = None) -> None:
         self.path, self.every_steps, self.every_minutes = Path(dirpath) / "last.ckpt", every_steps, every_minutes
         self._signals = ExitStack()
         self._stopped: Stopped | None = None  # the run is saved and stops as soon as its values are logged

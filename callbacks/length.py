@@ -6,9 +6,14 @@ an epoch: Lightning always steps on the last batch. ``trainer.global_step`` coun
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from pytorch_lightning import Trainer
 
-from mtl.checks import check_number, check_whole, require
+from mtl.checks import require
+
+Part = Annotated[float, Field(gt=0, le=1)]  # of a run
 
 
 def took_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -46,9 +51,6 @@ class Length:
     ) -> None:
         given = [value for value in (steps, epochs, fraction) if value is not None]
         require(len(given) == 1, f"{what}: give exactly one of steps, epochs, fraction")
-        check_whole(f"{what}: steps", steps, at_least=1, or_null=True)
-        check_number(f"{what}: epochs", epochs, above=0, or_null=True)
-        check_number(f"{what}: fraction", fraction, above=0, at_most=1, or_null=True)
         self.what, self.steps, self.epochs, self.fraction = what, steps, epochs, fraction
 
     def in_steps(self, trainer: Trainer) -> float:

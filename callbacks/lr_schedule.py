@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from mtl.checks import check_choice, check_name, check_number, check_whole, require
-from mtl.kinds import Count, CountOrZero, InnerShare, Share
+from mtl.checks import require
+from mtl.options import Count, InnerShare, LongOrZero, Name, Share, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import is_logged
 from mtl.training.schedules import rate_factor
@@ -30,19 +30,16 @@ class LearningRate(Callback):
     old rate. The base rates are in the optimiser's groups as ``initial_lr``: a checkpoint holds them.
     """
 
+    @validated
     def __init__(
         self,
         shape: Literal["constant", "linear", "cosine"] = "constant",
         end_factor: Share = 0.0,
         warmup: Share = 0.0,
-        warmup_steps: CountOrZero | None = None,
+        warmup_steps: LongOrZero | None = None,
         rise: Literal["linear", "cosine"] = "linear",
         start_factor: Share = 0.0,
     ) -> None:
-        check_choice(f"{WHERE}.shape", shape, ("constant", "linear", "cosine"))
-        check_number(f"{WHERE}.end_factor", end_factor, at_least=0, at_most=1)
-        check_number(f"{WHERE}.warmup", warmup, at_least=0, at_most=1)
-        check_whole(f"{WHERE}.warmup_steps", warmup_steps, at_least=0, or_null=True)
         both = f"{WHERE}.warmup={warmup} and {WHERE}.warmup_steps={warmup_steps}: one of them must be 0"
         require(not (warmup and warmup_steps), both)
         self.shape, self.end_factor, self.rise, self.start_factor = shape, end_factor, rise, start_factor
@@ -80,22 +77,19 @@ class PlateauRate(LearningRate):
 
     section = WHERE
 
+    @validated
     def __init__(
         self,
-        monitor: str = "val/loss",
+        monitor: Name = "val/loss",
         mode: Literal["min", "max", "auto"] = "auto",
         factor: InnerShare = 0.5,
         patience: Count = 5,
         warmup: Share = 0.0,
-        warmup_steps: CountOrZero | None = None,
+        warmup_steps: LongOrZero | None = None,
     ) -> None:
         super().__init__(warmup=warmup, warmup_steps=warmup_steps)
-        check_name(f"{WHERE}.monitor", monitor)
         of_validation = monitor.startswith("val/")
         require(of_validation, f"{WHERE}.monitor={monitor}: must be a value of the validation, such as val/loss")
-        check_choice(f"{WHERE}.mode", mode, ("min", "max", "auto"))
-        check_number(f"{WHERE}.factor", factor, above=0, at_most=1)
-        check_whole(f"{WHERE}.patience", patience, at_least=1)
         self.monitor, self.mode = monitor, mode_of(monitor, mode)
         self.patience, self.reduction = patience, factor
         self.best: float | None = None

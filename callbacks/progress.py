@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytorch_lightning.callbacks import RichProgressBar
 
-from mtl.checks import check_whole
+from mtl.options import CountOrZero, validated
 
 
 class Progress(RichProgressBar):
@@ -13,6 +13,6 @@ class Progress(RichProgressBar):
     Lines that are printed above the bar are not broken, so that a path can be copied.
     """
 
-    def __init__(self, refresh_rate: int = 10, leave: bool = False) -> None:
-        check_whole("callbacks.progress.refresh_rate", refresh_rate, at_least=0)
+    @validated
+    def __init__(self, refresh_rate: CountOrZero = 10, leave: bool = False) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave, console_kwargs={"soft_wrap": True})

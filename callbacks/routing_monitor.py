@@ -20,9 +20,9 @@ from mtl.analysis.patterns import (
 )
 from mtl.analysis.report import Permutations, Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
-from mtl.checks import check_switch, check_whole
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
+from mtl.options import Count, CountOrZero, validated
 from mtl.training.module import is_logged
 from mtl.training.values import log_values
 from mtl.types import Batch, Routing
@@ -71,12 +71,10 @@ class RoutingMonitor(Callback):
     (DSelect-k, table C.1).
     """
 
+    @validated
     def __init__(
-        self, dirpath: str, max_shares: int = 256, pictures: bool = True, pictures_every: int | None = None
+        self, dirpath: str, max_shares: CountOrZero = 256, pictures: bool = True, pictures_every: Count | None = None
     ) -> None:
-        check_whole("callbacks.routing.max_shares", max_shares, at_least=0)
-        check_whole("callbacks.routing.pictures_every", pictures_every, at_least=1, or_null=True)
-        check_switch("callbacks.routing.pictures", pictures)
         self.folder, self.max_shares = Path(dirpath), max_shares
         self.pictures, self.pictures_every = pictures, pictures_every
         self.histories: dict[str, History] = {}

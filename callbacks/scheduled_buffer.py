@@ -9,11 +9,12 @@ import re
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from mtl.checks import check_name, check_switch, require
+from mtl.checks import require
+from mtl.options import Long, Name, Positive, validated
 from mtl.training.module import is_logged
-from mtl.training.schedules import SHAPES, check_schedule
+from mtl.training.schedules import SHAPES, Shape, Value, check_schedule
 
-from .length import Length
+from .length import Length, Part
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +32,19 @@ class ScheduledBuffer(Callback):
     if no buffer matches, unless ``required`` is false.
     """
 
+    @validated
     def __init__(
         self,
-        target: str,
-        start: float,
-        end: float,
-        shape: str = "linear",
-        steps: int | None = None,
-        epochs: float | None = None,
-        fraction: float | None = None,
+        target: Name,
+        start: Value,
+        end: Value,
+        shape: Shape = "linear",
+        steps: Long | None = None,
+        epochs: Positive | None = None,
+        fraction: Part | None = None,
         required: bool = True,
     ) -> None:
-        check_name("schedule: target", target)
         check_schedule(shape, start, end)
-        check_switch(f"schedule of {target}: required", required)
         self.target, self.start, self.end, self.shape, self.required = target, start, end, shape, required
         self.length = Length(f"schedule of {target}", steps, epochs, fraction)
         self._buffers: list[tuple[nn.Module, str]] = []  # (module, name), since moving a module replaces its buffers

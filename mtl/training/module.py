@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.kinds import listed
+from mtl.options import listed
 from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Annotated, Literal
 
-from mtl.checks import check_choice, check_number, require
+from pydantic import Field
+
+from mtl.checks import require
 
 LARGEST = 1e30  # a float32 buffer holds it, and its square is finite
+Value = Annotated[float, Field(ge=0, le=LARGEST)]
+Shape = Literal["constant", "linear", "log_linear", "cosine", "inverse_sqrt"]
 
 
 def constant(fraction: float, start: float, end: float) -> float:
@@ -61,12 +66,8 @@ def rate_factor(
 
 
 def check_schedule(shape: str, start: float, end: float) -> None:
-    """Raise InputError for an unknown shape, for negative values, and for values that the shape does not allow."""
-    check_choice("schedule: shape", shape, list(SHAPES))
-    for name, value in {"start": start, "end": end}.items():
-        check_number(f"schedule: {name}", value, at_least=0, at_most=LARGEST)
-    positive = shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / LARGEST
+    """Raise InputError for a value of 0 that the shape does not allow."""
     require(
-        positive,
+        shape not in ("log_linear", "inverse_sqrt") or min(start, end) >= 1 / LARGEST,
         f"schedule {shape} from {start} to {end}: both values must be greater than 0 (or use schedule=none)",
     )

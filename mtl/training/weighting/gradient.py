@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError
+from mtl.options import validated
 from mtl.training.weighting.base import drawn_at
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.state import attributes, set_attributes
@@ -34,6 +35,7 @@ class GradientWeighting(JacobianWeighting):
     ``weights``: the factors of the rows, of an aggregator that has them. Raises InputError if there are too few tasks.
     """
 
+    @validated
     def __init__(
         self,
         network: nn.Module,
