@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from mtl.checkpoints.files import give_second_name
 from mtl.checks import require
 from mtl.distributed import gather
-from mtl.options import Name, validated
+from mtl.options import MANY, Name, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
@@ -45,7 +45,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
         dirpath: str,
         monitor: Name = "val/loss",
         mode: Literal["min", "max", "auto"] = "auto",
-        save_top_k: Annotated[int, Field(ge=-1)] = 1,
+        save_top_k: Annotated[int, Field(ge=-1, le=MANY)] = 1,
         save_weights_only: bool = False,
     ) -> None:
         require(save_top_k != 0, "callbacks.best.save_top_k=0: must be at least 1, or -1 to keep all checkpoints")

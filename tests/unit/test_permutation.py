@@ -11,7 +11,6 @@ import pytest
 import torch
 from mtl.callbacks.ema import WeightAverage
 from mtl.callbacks.hardening import PermutationHardening
-from mtl.callbacks.length import Length
 from pytorch_lightning import Callback, Trainer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -396,18 +395,3 @@ def test_hardening_at_its_step() -> None:
     assert module.network.permutation.is_hard
     assert not optimizer.state
     assert module.logged["while_training/permutation_soft_to_hard"] >= 0
-
-
-def test_length() -> None:
-    trainer = SimpleNamespace(num_training_batches=10, accumulate_grad_batches=1, max_epochs=5, max_steps=-1)
-    assert Length("x", steps=7).in_steps(trainer) == 7
-    assert Length("x", epochs=1.5).in_steps(trainer) == 15
-    assert Length("x", fraction=0.5).in_steps(trainer) == 25
-    trainer.max_steps = 20
-    assert Length("x", fraction=0.5).in_steps(trainer) == 10
-    for options in ({}, {"steps": 1, "epochs": 2}, {"steps": 0}, {"fraction": 1.5}):
-        with pytest.raises(InputError, match="phase: "):
-            Length("phase", **options)
-    trainer.max_epochs = trainer.max_steps = -1
-    with pytest.raises(InputError, match="needs trainer"):
-        Length("x", fraction=0.5).in_steps(trainer)
