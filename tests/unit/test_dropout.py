@@ -38,28 +38,6 @@ def test_dropout_keeps_the_right_share_everywhere(p: float, levels: int) -> None
     assert (covariance - covariance.diag().diag()).abs().max() < 5 * share * (1 - share) / rows**0.5
 
 
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("shape", [(64, 1000), (3, 7, 11)])
-def test_relu_dropout(p: float, shape: tuple[int, ...]) -> None:
-    x = torch.rand(shape) + 0.1
-    x.view(-1)[::3] *= -1
-    x.requires_grad_()
-    y = relu_dropout(x, p, training=True)
-    (y * 2).sum().backward()
-    kept = y > 0
-    assert not kept[x < 0].any()
-    scale = 1 / (1 - p)
-    torch.testing.assert_close(y[kept], x[kept] * scale, rtol=1e-4, atol=0)
-    torch.testing.assert_close(x.grad, torch.where(kept, 2 * scale, 0.0), rtol=1e-4, atol=0)
-    if x.numel() > 10_000:
-        assert float(kept[x > 0].float().mean()) == pytest.approx(1 - p, abs=0.01)
-    torch.manual_seed(5)
-    first = relu_dropout(x, p, training=True)
-    torch.manual_seed(5)
-    assert torch.equal(first, relu_dropout(x, p, training=True))
-    assert torch.equal(relu_dropout(x, p, training=False), x.relu())
-
-
 def test_masks_are_fair_and_independent() -> None:
     """Rate of kept elements, agreement of masks of neighbouring rows and keys: within 5 standard deviations."""
     rows, width = torch.arange(4000), 64

@@ -195,24 +195,6 @@ def test_mix_is_the_weighted_sum() -> None:
     torch.testing.assert_close(mix(outputs, weights[0]), torch.einsum("te,beh->bth", weights[0], outputs))
 
 
-def test_unselected_experts_get_no_gradient() -> None:
-    network = MMoE(SPEC, num_experts=8, gate=partial(CometGate, k=2), **PARTS)
-    harden(network.mixture.gate)
-    output = network(inputs(1))
-    sum(value.sum() for value in output.predictions.values()).backward()
-    used = (output.routings["mixture"].weights > 0).any(1).squeeze(0)
-    assert 0 < int(used.sum()) < 8
-    for layer in network.mixture.experts.layers:
-        assert (layer.weight.grad[~used] == 0).all()
-
-
-def test_single_task_shares_nothing() -> None:
-    network = SingleTask(SPEC, **PARTS)
-    network(inputs()).predictions["kind"].sum().backward()
-    touched = {int(name.split(".")[1]) for name, p in network.named_parameters() if p.grad is not None}
-    assert touched == {1}
-
-
 def test_only_gate_and_logistic_unit_learn_among_frozen_experts() -> None:
     spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(100, 10, 10)).load()
     network = FrozenExpertsMoE(spec, gate=partial(DSelectKGate, k=4))
@@ -237,3 +219,89 @@ def test_own_network_may_have_an_option_pretrained() -> None:
     spec = DataSpec({}, [])
     assert build.build_network(cfg, spec, fresh=False).pretrained == "mine"
     assert "config" not in cfg.network
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("wanted", [["kind"], ["click", "buy"], ["kind", "seconds", "buy"]], ids="+".join)
+def test_some_tasks_alone_with_every_gate(case: GateCase, wanted: list[str]) -> None:
+    network, x = MMoE(SPEC, num_experts=4, gate=case.make, **PARTS).eval(), inputs()
+    whole, part = network(x).predictions, network(x, wanted)
+    assert list(part.predictions) == wanted
+    assert part.routings["mixture"].weights.shape[-2:] == (len(wanted), 4)
+    for task in wanted:
+        torch.testing.assert_close(part.predictions[task], whole[task])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("execution", ["dense", "sparse"])
+def test_a_batch_without_rows_forward_and_backward(case: GateCase, execution: str) -> None:
+    """As a process gets it that runs short of rows."""
+    network = MMoE(SPEC, num_experts=4, gate=case.make, execution=execution, **PARTS)
+    network.mixture.dispatch.sparse = execution == "sparse"
+    for training in (False, True):
+        predictions = network.train(training)(inputs(0)).predictions
+        assert {len(value) for value in predictions.values()} == {0}
+        sum(value.sum() for value in predictions.values()).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("make", [partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask])
+def test_a_prediction_depends_on_its_own_row_alone(make: partial[MMoE] | type) -> None:
+    """Rows and experts are both counted in some dimension; with as many rows as experts a mix-up would not crash."""
+    network, x = make(spec=SPEC, **PARTS).eval(), inputs(3)
+    before = network(x).predictions
+    after = network({"id": x["id"], "age": x["age"] + torch.tensor([[0.0], [100.0], [0.0]])}).predictions
+    for task in SPEC.task_names:
+        torch.testing.assert_close(before[task][[0, 2]], after[task][[0, 2]])
+        assert not torch.allclose(before[task][1], after[task][1])
+
+
+@pytest.mark.parametrize("task", range(len(TASKS)))
+def test_single_tasks_are_trained_apart(task: int) -> None:
+    network = SingleTask(SPEC, **PARTS)
+    network(inputs()).predictions[TASKS[task].name].sum().backward()
+    for index, part in enumerate(network.networks):
+        touched = [p for p in part.parameters() if p.grad is not None and bool((p.grad != 0).any())]
+        assert bool(touched) == (index == task)
+
+
+def test_shared_bottom_shares_its_trunk_and_not_its_heads() -> None:
+    network = SharedBottom(SPEC, **PARTS)
+    network(inputs()).predictions["seconds"].sum().backward()
+    assert all((layer.weight.grad != 0).any() for layer in network.trunk.layers)
+    touched = (network.heads.hidden.layers[0].bias.grad != 0).any(-1)
+    assert touched.tolist() == [False, False, True, False]
+
+
+def test_unselected_experts_get_exactly_no_gradient_from_a_batch() -> None:
+    network = MMoE(SPEC, num_experts=16, gate=partial(CometGate, k=1), static_gate=True, **PARTS)
+    harden(network.mixture.gate)
+    output = network(inputs(9))
+    sum(value.square().sum() for value in output.predictions.values()).backward()
+    used = (output.routings["mixture"].weights > 0).any(0)
+    assert 1 <= int(used.sum()) <= len(TASKS)
+    for layer in network.mixture.experts.layers:
+        per_expert = layer.weight.grad.flatten(1).abs().amax(-1)
+        assert (per_expert[~used] == 0).all()
+        assert (per_expert[used] > 0).any()
+
+
+def test_frozen_experts_by_hand_and_after_a_step() -> None:
+    """f_e(x) = sum_u relu(w_eu . x), mixed, then scaled and shifted; a step of training leaves w as it is."""
+    known = torch.randn(3, 4, 2)
+    spec = DataSpec({"x": Numeric(2)}, [TASKS[0], TASKS[3]], {"expert_weight": known})
+    network, x = FrozenExpertsMoE(spec, gate=SoftmaxGate), torch.randn(6, 2)
+    with torch.no_grad():
+        network.head.scale.copy_(torch.tensor([2.0, -1.0]))
+        network.head.bias.copy_(torch.tensor([0.5, 3.0]))
+    units = torch.stack([(x @ w.T).relu().sum(-1) for w in known], -1)  # [B, E]
+    weights = network.mixture.gate.bias.softmax(-1)
+    predictions = network({"x": x}).predictions
+    torch.testing.assert_close(predictions["click"], 2 * (units @ weights[0]) + 0.5)
+    torch.testing.assert_close(predictions["buy"], -(units @ weights[1]) + 3)
+    torch.testing.assert_close(network({"x": x}, ["buy"]).predictions["buy"], predictions["buy"])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    sum(value.square().sum() for value in predictions.values()).backward()
+    assert all((p.grad != 0).any() for p in network.parameters())
+    optimizer.step()
+    assert torch.equal(network.mixture.experts.weight, known)

@@ -198,14 +198,6 @@ def test_selectors_move_with_the_weights() -> None:
     assert torch.allclose(routing.selectors.mean(-2), routing.weights)
 
 
-def test_matrix_agrees_with_order() -> None:
-    permutation = Permutation(5)
-    permutation.harden(torch.tensor([[2, 0, 4, 1, 3]]))
-    weights = torch.rand(6, 1, 5)
-    moved = permutation.eval()(Routing(weights)).weights
-    assert torch.allclose(moved, weights @ permutation.matrix())
-
-
 def test_sinkhorn_against_autograd_and_its_limit() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)

@@ -13,8 +13,6 @@ from mtl.experts.base import Experts
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, DSelectKGate, Gate, SoftmaxGate, SoftmaxSelectorGate, TaskTop1Gate, TopKGate
-from mtl.gates.comet import comet_weights
-from mtl.gates.dselect_k import dselect_weights
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
@@ -35,45 +33,6 @@ def inside(*size: int) -> Tensor:
 # Second derivatives
 
 
-@pytest.mark.parametrize("experts", [2, 3, 8])
-@pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
-def test_second_derivative_of_comet_weights(experts: int, rows: tuple[int, ...]) -> None:
-    split, leaf = inside(*rows, 1, experts - 1, 2), inside(*rows, 1, experts, 2)
-    assert torch.autograd.gradcheck(comet_weights, (split, leaf, 1.0))
-    assert torch.autograd.gradgradcheck(comet_weights, (split, leaf, 1.0))
-
-
-@pytest.mark.parametrize("experts", [2, 3, 8])
-@pytest.mark.parametrize("rows", [(), (3,)], ids=["static", "per example"])
-def test_second_derivative_of_dselect_weights(experts: int, rows: tuple[int, ...]) -> None:
-    bits, mix = inside(*rows, 1, 2, (experts - 1).bit_length()), inside(*rows, 1, 2)
-    assert torch.autograd.gradcheck(dselect_weights, (bits, mix, 1.0, experts))
-    assert torch.autograd.gradgradcheck(dselect_weights, (bits, mix, 1.0, experts))
-
-
-def check_second_derivative(layer: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Check ``call(layer, *inputs)`` by the inputs and all parameters of ``layer``."""
-    names, values = zip(*layer.named_parameters(), strict=True)
-
-    def function(*args: Tensor) -> Tensor:
-        parameters = dict(zip(names, args[len(inputs) :], strict=True))
-        wrapped = Call(layer, call)
-        return torch.func.functional_call(
-            wrapped, {f"layer.{n}": p for n, p in parameters.items()}, args[: len(inputs)]
-        )
-
-    assert torch.autograd.gradgradcheck(function, (*inputs, *values), fast_mode=True)
-
-
-class Call(nn.Module):
-    def __init__(self, layer: nn.Module, call: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.layer, self.call = layer, call
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.call(self.layer, *args)
-
-
 def dense_experts() -> StackedDense:
     """Return experts none of whose units is at relu's kink, as those are with a bias of 0 if all before them are 0."""
     experts = StackedDense(3, 4, [5, 2]).double()
@@ -83,32 +42,10 @@ def dense_experts() -> StackedDense:
     return experts
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_second_derivative_of_dense_experts(dropout: float) -> None:
-    experts, masks = dense_experts(), None
-    if dropout:
-        experts.dropout = dropout
-        masks = experts.masks()
-    x, weights = inside(6, 4), inside(6, 2, 3)
-    check_second_derivative(experts, lambda layer, x: layer.outputs(x, None, masks), x)
-    check_second_derivative(experts, lambda layer, x, weights: layer.mixture(x, weights, None, masks), x, weights)
-
-
-@smooth_gates
-def test_second_derivative_of_a_mixture(gate: Callable[..., Gate]) -> None:
-    mixture = MixtureOfExperts(4, 2, 3, gate, dense_experts(), execution="dense").double()
-
-    def call(layer: MixtureOfExperts, x: Tensor) -> Tensor:
-        mixed, routing = layer(x)
-        return torch.cat([mixed.flatten(), torch.stack(list(routing.losses.values()))])
-
-    check_second_derivative(mixture, call, inside(5, 4))
-
-
 @pytest.mark.parametrize("execution", ["dense", "sparse"])
 @pytest.mark.parametrize("experts", [dense_experts, lambda: GatedExperts(3, 4, 2).double()], ids=["dense", "gated"])
 @smooth_gates
-def test_second_derivative_of_a_mixture_in_every_execution(
+def test_second_derivative_of_a_mixture(
     gate: Callable[..., Gate], experts: Callable[[], Experts], execution: str
 ) -> None:
     """The gradient of the gradient's length, against differences."""
@@ -168,35 +105,6 @@ def test_jacobian_of_task_losses_by_the_features(gate: Callable[..., Gate]) -> N
     torch.testing.assert_close(by_row.transpose(0, 1), jacobian)
 
 
-@smooth_gates
-def test_all_task_gradients_in_one_backward_pass(gate: Callable[..., Gate]) -> None:
-    """Autograd's own batched gradients."""
-    network, x = features_network(gate), inside(4, 4)
-    losses = task_losses(network, x, TARGETS)
-    [batched] = torch.autograd.grad(
-        losses, x, torch.eye(len(losses)).double(), retain_graph=True, is_grads_batched=True
-    )
-    single = torch.stack([torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])
-    torch.testing.assert_close(batched, single)
-    torch.testing.assert_close(batched, torch.func.jacrev(partial(task_losses, network, targets=TARGETS))(x))
-
-
-@smooth_gates
-def test_gradients_of_each_row_by_the_parameters(gate: Callable[..., Gate]) -> None:
-    network, x = features_network(gate), inside(4, 4).detach()
-    parameters = {name: value.detach() for name, value in network.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
-        output = torch.func.functional_call(network, parameters, ({"x": row[None]},))
-        return torch.stack([value.square().sum() for value in output.predictions.values()]).sum()
-
-    by_row = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
-    network.zero_grad()
-    torch.stack([value.square().sum() for value in network({"x": x}).predictions.values()]).sum().backward()
-    for name, parameter in network.named_parameters():
-        torch.testing.assert_close(by_row[name].sum(0), parameter.grad, msg=name)
-
-
 # torch.compile
 
 GATES = [SoftmaxGate, TopKGate, SoftmaxSelectorGate, TaskTop1Gate, DSelectKGate, CometGate]
@@ -225,39 +133,10 @@ def check_compiled(make: Callable[[], nn.Module], call: Callable[[nn.Module], li
 
 
 @in_the_compiler
-@every_gate
-def test_compiled_gate(gate: type[Gate]) -> None:
-    x = torch.randn(9, 6)
-
-    def call(module: nn.Module) -> list[Tensor]:
-        routing = module(x)
-        return [routing.weights, *routing.losses.values()]
-
-    check_compiled(lambda: gate(3, 8, 6), call)
-
-
-@in_the_compiler
-@pytest.mark.parametrize("make", [partial(StackedDense, units=[6, 5]), partial(GatedExperts, units=5)])
-def test_compiled_experts(make: Callable[..., Experts]) -> None:
-    x = torch.randn(9, 6)
-    check_compiled(lambda: make(4, 6, dropout=0.5), lambda module: [module(x)])
-
-
-@in_the_compiler
 def test_compiled_convolutional_experts() -> None:
     x = torch.rand(5, 1, 12, 12)
     layers = [{"channels": 3, "kernel": 3, "pool": 2}]
     check_compiled(lambda: StackedConv(3, (1, 12, 12), layers, [4], dropout=0.5), lambda module: [module(x)])
-
-
-@in_the_compiler
-@pytest.mark.parametrize("gate", [CometGate, DSelectKGate])
-def test_compiled_mixture(gate: type[Gate]) -> None:
-    x = torch.randn(9, 6)
-    check_compiled(
-        lambda: MixtureOfExperts(6, 2, 4, gate, partial(StackedDense, units=[5], dropout=0.5), execution="dense"),
-        lambda module: [module(x)[0]],
-    )
 
 
 @in_the_compiler
