@@ -27,65 +27,46 @@ class Masks:
 
     def __call__(self, h: Tensor, layer: int = 0, subset: Sequence[int] | None = None) -> Tensor:
         """Return ``h [B, E, H]`` after the dropout of ``layer``; E counts the experts of ``subset``, if given."""
-        rows = self.rows(len(h), subset, h.device)
-        return h * (self.keep(layer, rows.flatten(), h.shape[-1], h.dtype).view_as(h) * self.scale)
+        experts = torch.arange(self.num_experts, device=h.device)
+        if subset is not None:
+            experts = torch.tensor(list(subset), dtype=torch.int64, device=h.device)
+        rows = self._rows(torch.arange(len(h), device=h.device)[:, None], experts).flatten()  # [B E]
+        return h * dropout_mask(self._key(layer), rows, h.shape[-1], self.p, h.dtype).view_as(h)
 
     def of_pairs(self, h: Tensor, layer: int, sample: Tensor, expert: Tensor) -> Tensor:
         """Return ``h [P, H]`` after the dropout of ``layer``; row p is of ``sample[p]`` and ``expert[p]``."""
-        rows = self.pair_rows(sample, expert)
-        return h * (self.keep(layer, rows, h.shape[-1], h.dtype) * self.scale)
+        return h * dropout_mask(self._key(layer), self._rows(sample, expert), h.shape[-1], self.p, h.dtype)
 
     def of_rows(self, samples: Tensor) -> Masks:
         """Return the same masks for the rows with the indices ``samples [N]`` alone."""
         of_batch = samples if self.samples is None else self.samples[samples]
         return Masks(self.p, self.num_experts, of_batch, self._keys)
 
-    def rows(self, num_rows: int, subset: Sequence[int] | None, device: torch.device) -> Tensor:
-        """Return the ids ``[B, E]`` of all (sample, expert) pairs; ``keep`` makes a mask of them."""
-        experts = torch.arange(self.num_experts, device=device)
-        if subset is not None:
-            experts = torch.tensor(list(subset), dtype=torch.int64, device=device)
-        return self.pair_rows(torch.arange(num_rows, device=device)[:, None], experts)
-
-    def pair_rows(self, sample: Tensor, expert: Tensor) -> Tensor:
+    def _rows(self, sample: Tensor, expert: Tensor) -> Tensor:
         """Return the ids of pairs of a row and an expert."""
         return (sample if self.samples is None else self.samples[sample]) * self.num_experts + expert
 
-    def keep(self, layer: int, rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """Return the mask ``[N, width]`` of ``layer`` for the pairs with the ids ``rows [N]``: 1 to keep, 0 to drop."""
-        return keep_mask(self.key(layer), rows, width, self.p, dtype)
+    def _key(self, layer: int) -> Tensor:
+        """Return the key of ``layer``, 62 random bits ``[]``, drawn when it is first asked for.
 
-    def key(self, layer: int) -> Tensor:
-        """Return the key of ``layer``, drawn when it is first asked for."""
+        It is drawn on the CPU: the same seed gives the same masks on any device. It stays a tensor, since compiled code
+        cannot read the number that it drew.
+        """
         if layer not in self._keys:
-            self._keys[layer] = draw_key()
+            self._keys[layer] = torch.randint(2**62, (), device="cpu")
         return self._keys[layer]
 
-    @property
-    def scale(self) -> float:
-        """The factor of units that are kept: 1 / (probability to keep a unit), or 0 if none is kept."""
-        return keep_scale(self.p)
 
-
-def draw_key() -> Tensor:
-    """Draw the key of one mask, 62 random bits ``[]``, on the CPU: the same seed gives the same masks on any device."""
-    return torch.randint(2**62, (), device="cpu")  # stays a tensor: compiled code cannot read the number it drew
-
-
-def keep_scale(p: float) -> float:
-    """Return 1 / (probability to keep an element), the factor of kept elements; 0 if none is kept."""
-    levels, threshold = _levels(p)
-    return levels / (levels - threshold) if threshold < levels else 0.0
-
-
-def keep_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a dropout mask ``[N, width]``: 1 where an element is kept, else 0.
+def dropout_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a dropout mask ``[N, width]``: 1 / (probability to keep an element) where an element is kept, else 0.
 
     Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone. A 64-bit hash (splitmix64: Steele
     et al. 2014) gives the noise: one bit an element if ``p`` is 1/2, else one byte, or two bytes if ``p`` is no
     multiple of 1/256; p is exact to 2^-16. To draw a float per element would take as long as the matrix products.
     """
-    levels, threshold = _levels(p)
+    levels = 256 if (p * 256).is_integer() else 65536  # the number of values of the noise of an element
+    threshold = round(p * levels)  # how many of them drop it
+    scale = levels / (levels - threshold) if threshold < levels else 0.0
     one_bit = 2 * threshold == levels
     words = -(-width // (64 if one_bit else 8 if levels == 256 else 4))  # 64-bit words a row
     z = (rows[:, None] * words + torch.arange(words, device=rows.device)).mul_(_GOLDEN).add_(key)
@@ -96,20 +77,14 @@ def keep_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: torc
             z.mul_(factor)
     if one_bit:  # a table of the eight bits of each byte value
         numbers = torch.arange(256, device=rows.device)
-        bits = (numbers[:, None] >> numbers[:8] & 1).to(dtype)  # [256, 8]
+        bits = (numbers[:, None] >> numbers[:8] & 1).to(dtype) * scale  # [256, 8]
         return bits.index_select(0, z.view(torch.uint8).flatten().int()).view(len(z), 64 * words)[:, :width]
     # noise >= threshold, as an addition and a shift: a CPU does these for many elements at once
     if levels == 256:
         noise = z.view(torch.uint8).to(torch.int16).add_(levels - threshold) >> 8
     else:
         noise = (z.view(torch.int16).to(torch.int32).bitwise_and_(levels - 1)).add_(levels - threshold) >> 16
-    return noise[:, :width].to(dtype)
-
-
-def _levels(p: float) -> tuple[int, int]:
-    """Return (levels, threshold): the number of noise values and how many of them drop an element."""
-    levels = 256 if (p * 256).is_integer() else 65536
-    return levels, round(p * levels)
+    return noise[:, :width].to(dtype) * scale
 
 
 def _signed(value: int) -> int:
