@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 
 from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import (
@@ -18,12 +18,12 @@ from mtl.analysis.patterns import (
     is_routed,
     layers_with_gates,
 )
-from mtl.analysis.report import Permutations, Report
+from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
 from mtl.options import Count, CountOrZero, validated
-from mtl.training.module import is_logged
+from mtl.training.module import MultiTaskModule, is_logged
 from mtl.training.values import log_values
 from mtl.types import Batch, Routing
 
@@ -39,8 +39,7 @@ PASSES = 3  # a step costs about as much as three forward passes: the backward p
 class RoutingMonitor(Callback):
     """Log, draw and save how the gate of each mixture or routed layer routes.
 
-    Scalars over each validation and test pass, named ``<stage>/<scalar>``, in the loggers ``<stage>_routing/<scalar>``,
-    beside the losses and not among them:
+    Scalars over each validation and test pass, named ``<stage>/<scalar>``, in the loggers ``<stage>_routing/<scalar>``:
 
     * ``experts_per_sample``: number of nonzero weights, mean over samples and tasks
     * ``union_per_sample``: number of experts that at least one task of the sample uses
@@ -49,26 +48,19 @@ class RoutingMonitor(Callback):
     * ``idle_tasks``: share of (sample, task) pairs without any expert; logged only if it is not 0
     * ``binary_selectors``: share of the selectors that are exactly one-hot
 
-    The results of a test also have ``experts_per_sample/<task>`` and the mean weights ``expert_share/<task>/<expert>``,
-    if there are at most ``max_shares`` of them. Loggers do not: they would show hundreds of charts, and the figures and
-    tables show the same.
-
     In a network of several layers these names end in ``_layer_<n>``. A network with several layers or one routed layer
-    whose gates do not depend on the example logs other scalars instead: ``active_connections``, ``distinct_patterns``,
-    ``pattern_jaccard`` and ``idle_tasks`` (see ``mtl.analysis.patterns``), at test also ``active_connections_<kind>``
-    for each kind of component. If ``extras["task_group"]`` says which tasks are related, the test also logs how well
-    the patterns fit these groups: ``jaccard_related``, ``jaccard_unrelated``, ``groups_recovered``.
+    whose gates do not depend on the example logs the scalars of ``mtl.analysis.patterns`` instead.
 
-    After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures; see
-    ``mtl.analysis.report``. With ``pictures_every``, the figures are drawn after every so many epochs too; without
-    ``pictures``, never. ``test/flops_dense`` and ``test/flops_selected``: FLOPs per sample of the network, with all
-    experts and with only those in use; where samples differ in length, those of the first row of the test.
+    The results of a test, not the loggers, also have ``experts_per_sample/<task>`` and the mean weights
+    ``expert_share/<task>/<expert>``, if there are at most ``max_shares`` of them, and ``flops_dense`` and
+    ``flops_selected``: FLOPs per sample with all experts and with only those in use; where samples differ in length,
+    those of the first row. After a training they have ``training/flops_dense`` and ``training/flops_selected``, of
+    forward and backward pass and the batches that were looked at, every ``trainer.log_every_n_steps``, and
+    ``training/binary_after``: the share of the steps after which all selectors are one-hot, NaN if they are not at the
+    end (DSelect-k, table C.1).
 
-    The results of a run that has trained also have ``training/flops_dense`` and ``training/flops_selected``: the same
-    for a training sample, forward and backward, with the experts in use in the training batches that were looked at,
-    every ``trainer.log_every_n_steps``; the backward pass counts twice the forward pass. ``training/binary_after``: the
-    share of the training steps after which all selectors of all samples are one-hot, NaN if they are not at the end
-    (DSelect-k, table C.1).
+    After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures. With
+    ``pictures_every``, the figures are drawn after every so many epochs too; without ``pictures``, never.
     """
 
     @validated
@@ -87,65 +79,62 @@ class RoutingMonitor(Callback):
         """Return patterns of the names that a validation pass may log."""
         return [f"val/{name}{end}" for name in (*LOGGED, *LOGGED_OF_LAYERS) for end in ("", "_layer_*")]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.probabilities.add(trainer.global_step, _gates(pl_module))
+    def on_train_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
-        self.probabilities.add(trainer.global_step, _gates(pl_module))
+        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
         for name, routings in outputs["routings"].items():
             history = self.histories.setdefault(name, History())
-            history.add(trainer.global_step, routings, self.max_shares, len(_task_names(pl_module)))
+            history.add(trainer.global_step, routings, self.max_shares, len(pl_module.tasks))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.probabilities.add(trainer.global_step, _gates(pl_module))
+    def on_train_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
         self._trained = trainer.global_step
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._tallies = {}
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._tallies, self._sample = {}, None
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *index: int
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *index: int
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
         if self._sample is None and len(batch):
             self._sample = batch.with_inputs_as(pl_module.dtype)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
         log_values(trainer, {f"val/{name}": value for name, value in report.scalars().items()}, _curve_name)
         due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
         if due and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, report)
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
         values = report.scalars()
-        matrices = list(report.connections.values())
-        if matrices:
+        if matrices := list(report.connections.values()):
             kinds = active_by_kind(list(report.kinds.values()), matrices)
             values |= {f"active_connections_{kind}": share for kind, share in kinds.items()}
             spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
             if spec is not None and "task_group" in spec.extras:
                 values |= compare_groups(matrices, spec.extras["task_group"])
         flops, training = self._flops(pl_module, report)
-        values |= flops
-        training |= report.binary_after(self._trained)
-        log_values(trainer, {f"test/{name}": value for name, value in values.items()}, _curve_name)
-        parts = {f"test/{name}": torch.tensor(value) for name, value in report.parts(self.max_shares).items()}
-        parts |= {f"training/{name}": torch.tensor(value) for name, value in training.items()}
-        trainer.callback_metrics.update(parts)  # for results.json alone
+        log_values(trainer, {f"test/{name}": value for name, value in (values | flops).items()}, _curve_name)
+        parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
+        parts |= {f"training/{name}": value for name, value in (training | report.binary_after(self._trained)).items()}
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in parts.items()})  # for the results
         if report.tallies and trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             report.write_tables(self.folder)
@@ -159,21 +148,21 @@ class RoutingMonitor(Callback):
         self.histories = {name: History(**history) for name, history in state_dict["histories"].items()}
         self.probabilities = Probabilities(**state_dict["probabilities"])
 
-    def _add(self, pl_module: LightningModule, routings: dict[str, Routing], rows: int) -> None:
+    def _add(self, pl_module: MultiTaskModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():
-            self._tallies.setdefault(name, Tally(len(_task_names(pl_module)))).add(routing, rows)
+            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows)
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
         for name, picture in report.figures().items() if self.pictures else ():
             save_picture(picture, self.folder / f"{name}.png", trainer.loggers, trainer.global_step)
 
-    def _report(self, pl_module: LightningModule) -> Report:
+    def _report(self, pl_module: MultiTaskModule) -> Report:
         """Return the report over all processes; every process must call this."""
-        tallies = gather_tallies(self._tallies)
-        layers: dict[str, Any] = layers_with_gates(_network(pl_module))
+        tallies, names = gather_tallies(self._tallies), list(pl_module.tasks)
+        layers = layers_with_gates(pl_module.network)
         if not is_routed(layers) or not tallies or not all(tally.static for tally in tallies.values()):
             layers = {}
-        names = _task_names(pl_module)
+        permutations = [part for part in pl_module.modules() if isinstance(part, Permutation)]
         return Report(
             names,
             tallies,
@@ -181,16 +170,16 @@ class RoutingMonitor(Callback):
             self.probabilities,
             {name: connections(layer.gate, len(names)).cpu() for name, layer in layers.items()},
             {name: component_names(layer) for name, layer in layers.items()},
-            _permutations(pl_module),
+            [(part.matrix().cpu(), part.soft().cpu(), part.is_hard) for part in permutations],
         )
 
-    def _flops(self, pl_module: LightningModule, report: Report) -> tuple[dict[str, float], dict[str, float]]:
+    def _flops(self, pl_module: MultiTaskModule, report: Report) -> tuple[dict[str, float], dict[str, float]]:
         """Return the FLOPs per sample with all experts and with only those in use, of the test and of training."""
         if self._sample is None:
             return {}, {}
-        network = _network(pl_module)
+        network: Any = pl_module.network
         inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
-        index = [number for number, name in enumerate(_task_names(pl_module)) if name in tasks]
+        index = [number for number, name in enumerate(pl_module.tasks) if name in tasks]
         dense = selected = trained = float(forward_flops(network, inputs, tasks))
         for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
@@ -211,22 +200,3 @@ class RoutingMonitor(Callback):
 def _curve_name(name: str) -> str:
     """Return the name of the curve of a value: ``val_routing/dead_experts`` of ``val/dead_experts``."""
     return name.replace("/", "_routing/", 1)
-
-
-def _network(module: LightningModule) -> Any:
-    return module.network
-
-
-def _task_names(module: LightningModule) -> list[str]:
-    tasks: Any = module.tasks
-    return list(tasks)
-
-
-def _gates(module: LightningModule) -> dict[str, Any]:
-    layers: dict[str, Any] = layers_with_gates(_network(module))
-    return {name: layer.gate for name, layer in layers.items()}
-
-
-def _permutations(module: LightningModule) -> Permutations:
-    found = [part for part in module.modules() if isinstance(part, Permutation)]
-    return [(part.matrix().cpu(), part.soft().cpu(), part.is_hard) for part in found]

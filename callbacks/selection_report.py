@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mtl.analysis.selection import heaviest_experts, jaccard_by_group, selected_experts
+from mtl.analysis.patterns import heaviest_experts, jaccard_by_group, selected_experts
 from mtl.distributed import gather
 from mtl.training.values import log_values
 from mtl.types import Routing, widest
@@ -29,13 +29,7 @@ class SelectionReport(Callback):
         self._rows = 0
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *index: int
     ) -> None:
         routings: list[Routing] = list(outputs["routings"].values())
         spec = getattr(getattr(trainer, "datamodule", None), "spec", None)

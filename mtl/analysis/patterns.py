@@ -1,4 +1,4 @@
-"""Describe the connections of a routed network (Maziarz et al. 2019, section 6 and figure 3)."""
+"""Compare which experts, or components of a routed network, tasks select (Maziarz et al. 2019, section 6, figure 3)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtl.analysis.selection import jaccard, jaccard_by_group
 from mtl.gates.base import Gate
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
-from mtl.types import widest
+from mtl.types import Routing, widest
 
 
-def layers_with_gates(network: nn.Module) -> dict[str, nn.Module]:
+def layers_with_gates(network: nn.Module) -> dict[str, Any]:
     """Return the mixture and routed layers of a network by name, in order."""
     return {name: layer for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts | RoutedLayer)}
 
 
-def is_routed(layers: Mapping[str, nn.Module]) -> bool:
+def is_routed(layers: Mapping[str, Any]) -> bool:
     """Return whether ``layers`` are several, or one routed layer; a single mixture has no patterns to report."""
     return len(layers) > 1 or any(isinstance(layer, RoutedLayer) for layer in layers.values())
 
@@ -90,3 +89,42 @@ def active_by_kind(kinds: Sequence[Sequence[str]], matrices: Sequence[Tensor]) -
         for name, column in zip(names, widest(matrix).mean(0).tolist(), strict=True):
             columns.setdefault(name, []).append(column)
     return {name: sum(shares) / len(shares) for name, shares in columns.items()}
+
+
+def selected_experts(routing: Routing) -> Tensor:
+    """Return which experts each task selects, bool ``[..., T, E]``.
+
+    If the gate has selectors, these are the most probable expert of each selector, else the experts of nonzero weight.
+    """
+    if routing.selectors is None:
+        return routing.weights > 0
+    best = routing.selectors.argmax(-1)  # [..., T, K]
+    return torch.zeros_like(routing.weights, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def heaviest_experts(weights: Tensor, count: int) -> Tensor:
+    """Return which experts have the ``count`` largest weights, bool ``[..., E]``; experts of weight 0 never count."""
+    mask = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, weights.topk(count, -1).indices, True)
+    return mask & (weights > 0)
+
+
+def jaccard(chosen: Tensor) -> Tensor:
+    """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
+    chosen = widest(chosen)
+    common = chosen @ chosen.transpose(-1, -2)
+    size = chosen.sum(-1)
+    return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)
+
+
+def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:
+    """Return ``jaccard_related`` and, if there are several groups, ``jaccard_unrelated``.
+
+    These are the mean Jaccard indices, over samples, of two tasks in the same group and in different groups (DSelect-k,
+    supplement C.1). ``chosen``: bool ``[B, T, E]`` or ``[T, E]``; ``group [T]``: the group of each task.
+    """
+    group = group.to(chosen.device)
+    related = (group[:, None] == group).fill_diagonal_(False)
+    different = group[:, None] != group
+    index = jaccard(chosen if chosen.dim() == 3 else chosen[None]).mean(0)
+    values = {"jaccard_related": index[related].mean()} if related.any() else {}
+    return values | ({"jaccard_unrelated": index[different].mean()} if different.any() else {})

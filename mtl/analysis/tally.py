@@ -167,9 +167,9 @@ class Probabilities:
     steps: list[int] = field(default_factory=list)
     values: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, step: int, gates: Mapping[str, Any]) -> None:
-        """Add the probabilities at ``step`` of those ``gates`` that have a method ``probabilities``."""
-        known = {name: gate for name, gate in gates.items() if hasattr(gate, "probabilities")}
+    def add(self, step: int, layers: Mapping[str, Any]) -> None:
+        """Add the probabilities at ``step`` of the gates of those ``layers`` that have a method ``probabilities``."""
+        known = {name: layer.gate for name, layer in layers.items() if hasattr(layer.gate, "probabilities")}
         if not known or (self.steps and step <= self.steps[-1]):
             return
         self.steps.append(step)

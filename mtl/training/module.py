@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -245,17 +245,19 @@ class MultiTaskModule(LightningModule):
         results = self.evaluation.compute()
         self.evaluation.reset()
         undefined = {f"{stage}/{name}": needs for name, needs in self.evaluation.undefined(results).items()}
-        absent = {
-            f"{stage}/{name}" for name in self.evaluation.names() if name not in results
-        }  # of tasks without labels
+        absent = {f"{stage}/{name}" for name in self.evaluation.names() if name not in results}  # without labels
         self.undefined = undefined | dict.fromkeys(absent, "a label")
-        said = undefined.keys() | (absent & {self.config.get("monitor")})
-        for name in () if self.trainer.sanity_checking else sorted(said - self._named):
+        if not self.trainer.sanity_checking:
+            self._warn(stage, undefined.keys() | (absent & {self.config.get("monitor")}), results)
+        log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
+        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)
+
+    def _warn(self, stage: str, undefined: Set[str], results: Mapping[str, float]) -> None:
+        """Name once each value of ``stage`` that is ``undefined``, and the tasks without labels."""
+        for name in sorted(undefined - self._named):
             log.warning("%s is undefined on these rows: it needs %s", name, self.undefined[name])
-            self._named.add(name)
-        silent = [] if self.trainer.sanity_checking else [n for n in self.tasks if f"{n}/loss" not in results]
+        silent = [name for name in self.tasks if f"{name}/loss" not in results]
         if silent and f"{stage}/loss" not in undefined and stage not in self._named:
             log.warning("%s/loss covers the other tasks only: no row has a label of %s", stage, listed(silent))
             self._named.add(stage)
-        log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
-        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)
+        self._named |= undefined

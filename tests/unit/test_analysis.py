@@ -170,7 +170,7 @@ def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_long_histories_of_probabilities_are_thinned() -> None:
-    gates, kept = {"layers.0": GumbelMatrixGate(2, 3)}, Probabilities()
+    gates, kept = {"layers.0": SimpleNamespace(gate=GumbelMatrixGate(2, 3))}, Probabilities()
     for step in range(MOST_PROBABILITIES + 1):
         kept.add(step, gates)
     assert kept.steps == list(range(0, MOST_PROBABILITIES + 1, 2))

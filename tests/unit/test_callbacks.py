@@ -20,8 +20,8 @@ from mtl.callbacks.standard import ExecutionSwitch
 
 from mtl.analysis.figures import courses
 from mtl.analysis.flops import expert_flops, forward_flops
+from mtl.analysis.patterns import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.report import Report
-from mtl.analysis.selection import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.experts.dense import StackedDense
 from mtl.gates import TopKGate

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mtl.types
 from mtl import functional
-from mtl.analysis.selection import jaccard
+from mtl.analysis.patterns import jaccard
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate
