@@ -22,7 +22,7 @@ from mtl.cli import resolvers
 from mtl.distributed import announced_wait, destroy_process_group
 from tests.conftest import ROOT
 from tests.programs import Forked, free_port, ranks
-from tests.unit.test_metric_values import EXPECTED, check_values, evaluation_of
+from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
 BASE = [
     "trainer.precision=64-true",
@@ -108,7 +108,7 @@ def evaluate_half() -> None:
     """Evaluate half of the rows in this process, and write the values of all rows; the second has an empty batch."""
     dist.init_process_group("gloo")
     halves = [[[*range(5)], [6], [7, 8]], [[5], [9], []]]
-    found = {labels: evaluation_of(labels, halves[dist.get_rank()]).compute() for labels in EXPECTED}
+    found = {labels: evaluation_of(labels, halves[dist.get_rank()]).compute() for labels in LABELS}
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     destroy_process_group()

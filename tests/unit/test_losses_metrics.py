@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtl.checks import InputError
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_loss, summed_losses
 from mtl.types import MISSING_CLASS, TaskSpec
@@ -110,15 +109,11 @@ def evaluate(splits: list[int]) -> dict[str, float]:
     return evaluation.compute()
 
 
-def test_results_do_not_depend_on_the_batches() -> None:
-    assert evaluate([50]) == pytest.approx(evaluate([1, 2, 30, 17]), rel=1e-6)
-
-
-def test_tasks_have_metrics_of_their_own() -> None:
-    result = evaluate([20, 30])
-    assert result["b/auroc"] == pytest.approx(1.0)
+def test_results_do_not_depend_on_the_batches_and_tasks_have_metrics_of_their_own() -> None:
+    result = evaluate([50])
+    assert result == pytest.approx(evaluate([1, 2, 30, 17]), rel=1e-6)
+    assert result["b/auroc"] == result["b/accuracy"] == pytest.approx(1.0)
     assert 0.2 < result["a/auroc"] < 0.8
-    assert result["b/accuracy"] == pytest.approx(1.0)
     assert {"c/accuracy", "c/loss", "d/mse", "d/loss"} <= result.keys()
 
 
@@ -127,14 +122,6 @@ def test_the_loss_is_the_weighted_sum() -> None:
     expected = 0.5 * result["a/loss"] + result["b/loss"] + result["c/loss"] + 2 * result["d/loss"]
     assert result["loss"] == pytest.approx(expected)
     assert result["d/mse"] == pytest.approx(result["d/loss"], rel=1e-5)
-
-
-def test_auroc_by_hand() -> None:
-    evaluation = Evaluation([BINARY])
-    evaluation.update({"a": torch.tensor([9.0, -9.0, 0.5, 0.1])}, {"a": torch.tensor([1.0, 0.0, 0.0, 1.0])})
-    result = evaluation.compute()
-    assert result["a/auroc"] == pytest.approx(3 / 4)  # of the four pairs, (0.1, 0.5) alone stands the wrong way round
-    assert result["a/accuracy"] == pytest.approx(3 / 4)
 
 
 def test_a_task_without_labels_is_left_out() -> None:
@@ -163,12 +150,3 @@ def test_meter_counts_rows() -> None:
     meter.update(["d"], torch.tensor([6.0]), torch.tensor([3]))
     meter.update(["a", "d"], torch.tensor([1.0, 2.0]), torch.tensor([4, 1]))
     assert meter.compute() == pytest.approx({"loss": 0.5 * 0.25 + 2 * 2.0, "a/loss": 0.25, "d/loss": 2.0})
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"kind": "ranking"}, {"weight": -1.0}, {"num_classes": 4}, {"kind": "multiclass"}],
-)
-def test_impossible_task_specs_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="task 'x'"):
-        TaskSpec(**{"name": "x", "kind": "binary"} | options)

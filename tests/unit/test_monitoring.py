@@ -184,32 +184,27 @@ def test_early_stopping_says_why_and_takes_a_new_patience(tmp_path: Path, caplog
     assert trainer.current_epoch == 6
 
 
+def checked(*callbacks: Callback) -> None:
+    """Check what the ``callbacks`` of a run monitor."""
+    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary"), TaskSpec("b", "regression")], None)
+    run: Any = SimpleNamespace(callbacks=list(callbacks))
+    MonitorCheck().on_fit_start(run, module)
+
+
 @pytest.mark.parametrize("watcher", [BestCheckpoint("x", monitor="val/los"), EarlyStop(monitor="val/los")])
 def test_unknown_monitor_stops_the_run_before_its_first_step(watcher: Any) -> None:
-    run: Any = SimpleNamespace(callbacks=[watcher])
-    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary"), TaskSpec("b", "regression")], None)
     with pytest.raises(InputError) as error:
-        MonitorCheck().on_fit_start(run, module)
+        checked(watcher)
     message = str(error.value)
     assert ".monitor=val/los: no value of this name is logged; there are val/loss, train/step_loss" in message
     assert message.endswith("Did you mean val/loss?")
 
 
-@pytest.mark.parametrize("monitor", ["val/loss", "val/a/auroc", "train/loss", "train/aux/x", "val/experts_per_sample"])
-def test_known_monitors_pass(monitor: str) -> None:
-    callbacks = [BestCheckpoint("x", monitor=monitor), EarlyStop(monitor=monitor), RoutingMonitor("x")]
-    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary")], None)
-    run: Any = SimpleNamespace(callbacks=callbacks)
-    MonitorCheck().on_fit_start(run, module)
-
-
-def test_callbacks_of_others_may_log_anything(caplog: pytest.LogCaptureFixture) -> None:
-    class Own(Callback):
-        pass
-
-    module = MultiTaskModule(torch.nn.Linear(1, 1), [TaskSpec("a", "binary")], None)
-    run: Any = SimpleNamespace(callbacks=[EarlyStop(monitor="mine"), Own()])
-    MonitorCheck().on_fit_start(run, module)
+def test_known_monitors_pass(caplog: pytest.LogCaptureFixture) -> None:
+    for monitor in ("val/loss", "val/a/auroc", "train/loss", "train/aux/x", "val/experts_per_sample"):
+        checked(BestCheckpoint("x", monitor=monitor), EarlyStop(monitor=monitor), RoutingMonitor("x"))
+    own = type("Own", (Callback,), {"__module__": "elsewhere"})()  # it may log anything
+    checked(EarlyStop(monitor="mine"), own)
     assert "callbacks.early_stopping.monitor=mine: nothing that is known logs this name" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,20 +59,15 @@ class Model(LightningModule):
 
     def validation_step(self, batch: Tensor, index: int) -> None: ...
 
-    def test_step(self, batch: Tensor, index: int) -> None: ...
+    test_step = validation_step
 
     def _both(self, stage: str) -> None:
         log_values(self.trainer, {f"{stage}/a/auroc": 0.1, f"{stage}/b/loss": torch.tensor(2.0)})
         self.log(f"{stage}/lightning", 3.0)
 
-    def on_train_epoch_end(self) -> None:
-        self._both("train")
-
-    def on_validation_epoch_end(self) -> None:
-        self._both("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._both("test")
+    on_train_epoch_end = partialmethod(_both, "train")
+    on_validation_epoch_end = partialmethod(_both, "val")
+    on_test_epoch_end = partialmethod(_both, "test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
