@@ -86,23 +86,19 @@ def jacobian(own: MultiTaskModule, data: Batch) -> tuple[Tensor, list[nn.Paramet
     for task in range(len(TASKS)):
         losses = task_losses(own, data)
         gradients = torch.autograd.grad(losses[task], shared, allow_unused=True)
-        rows.append(
-            torch.cat(
-                [
-                    torch.zeros_like(p).flatten() if g is None else g.flatten()
-                    for p, g in zip(shared, gradients, strict=True)
-                ]
-            )
-        )
+        rows.append(joined(shared, gradients))
     return torch.stack(rows), shared
+
+
+def joined(parameters: list[nn.Parameter], gradients: Any) -> Tensor:
+    """Return the gradients at ``parameters`` as one vector, with 0 where there is none."""
+    pairs = zip(parameters, gradients, strict=True)
+    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs])
 
 
 def auxiliary(own: MultiTaskModule, data: Batch) -> Tensor:
     shared, _ = shared_parameters(own.network)
-    gradients = torch.autograd.grad(sum(own(data.inputs).losses.values()), shared, allow_unused=True)
-    return torch.cat(
-        [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(shared, gradients, strict=True)]
-    )
+    return joined(shared, torch.autograd.grad(sum(own(data.inputs).losses.values()), shared, allow_unused=True))
 
 
 def close(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:

@@ -18,16 +18,8 @@ from tests.integration.test_resume import go_on, losses, same, state
 from train import run
 
 # Two parameter groups, in epochs of 5 batches and 3 steps
-WORDS = [
-    *(
-        "data=synthetic_pairs",
-        "network=routed_dense",
-        "gate=gumbel_matrix",
-        "logger=csv",
-        "trainer.log_every_n_steps=1",
-    ),
-    *("data.batch_size=128", "trainer.accumulate_grad_batches=2", "data.tasks_per_step=2"),
-]
+WORDS = ["data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "logger=csv", "data.batch_size=128"]
+WORDS += ["trainer.log_every_n_steps=1", "trainer.accumulate_grad_batches=2", "data.tasks_per_step=2"]
 LINEAR = ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.25", "callbacks.lr_schedule.end_factor=0.1"]
 PLATEAU = [  # the loss falls, so it never improves in this mode
     *("lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"),
@@ -35,23 +27,19 @@ PLATEAU = [  # the loss falls, so it never improves in this mode
 ]
 
 
-def course(folder: Path) -> dict[int, float]:
-    """Return the logged learning rates by step."""
+def course(folder: Path, name: str = "lr") -> dict[int, float]:
+    """Return the logged learning rates, or another value, by step."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): float(row["while_training/lr"]) for row in rows if row.get("while_training/lr")}
+    return {int(row["step"]): float(value) for row in rows if (value := row.get(f"while_training/{name}"))}
 
 
 def scheduled(folder: Path) -> list[int]:
     """Return the steps at which the entropy weight was scheduled."""
-    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return [int(row["step"]) for row in rows if row.get("while_training/schedule/gate.entropy_weight")]
+    return list(course(folder, "schedule/gate.entropy_weight"))
 
 
-def groups(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read_checkpoint(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0][
-        "param_groups"
-    ]
-    return found
+def groups(folder: Path) -> Any:
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
 
 
 def stop_at(folder: Path, step: int, *words: str) -> None:

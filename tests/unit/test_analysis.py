@@ -90,23 +90,18 @@ def module_of(network: torch.nn.Module, tasks: str) -> SimpleNamespace:
     return SimpleNamespace(network=network, modules=network.modules, tasks=dict.fromkeys(tasks), dtype=torch.float32)
 
 
+def trainer_of(**options: object) -> SimpleNamespace:
+    """Return what stands in for the trainer."""
+    usual = {"global_step": 0, "callback_metrics": {}, "is_global_zero": True, "sanity_checking": False}
+    return SimpleNamespace(**usual, loggers=[], datamodule=None, **options)
+
+
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
     inputs = {"image": torch.rand(6, 1, 8, 8)}
     batch = Batch(inputs, {name: torch.zeros(6) for name in "abc"})
     module = module_of(net, "abc")
-    trainer = SimpleNamespace(
-        global_step=0,
-        current_epoch=0,
-        callback_metrics={},
-        testing=False,
-        is_global_zero=True,
-        sanity_checking=False,
-        loggers=[],
-        log_every_n_steps=5,
-        datamodule=None,
-        accumulate_grad_batches=1,
-    )
+    trainer = trainer_of(log_every_n_steps=5, current_epoch=0, testing=False, accumulate_grad_batches=1)
     monitor = RoutingMonitor(str(tmp_path))
     monitor.on_train_start(trainer, module)
     for step in range(1, 13):
@@ -150,15 +145,7 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
 def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
     linear = torch.nn.Linear(2, 2)
     module = module_of(linear, "")
-    trainer = SimpleNamespace(
-        global_step=0,
-        is_global_zero=True,
-        loggers=[],
-        datamodule=None,
-        sanity_checking=False,
-        callback_metrics={},
-        testing=True,
-    )
+    trainer = trainer_of(testing=True)
     monitor = RoutingMonitor(str(tmp_path / "none"))
     monitor.on_train_start(trainer, module)
     monitor.on_validation_epoch_end(trainer, module)
