@@ -157,8 +157,9 @@ def adapter(annotation: Any) -> TypeAdapter[Any] | None:
     """Return what validates values of ``annotation``, None if anything fits or pydantic cannot tell."""
     if annotation is Any:
         return None
+    own = isinstance(annotation, type) and issubclass(annotation, BaseModel)  # which has a configuration of its own
     try:
-        return TypeAdapter(annotation, config=CONFIG)
+        return TypeAdapter(annotation, config=None if own else CONFIG)
     except Exception:  # a foreign annotation may be anything
         return None
 

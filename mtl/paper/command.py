@@ -45,16 +45,16 @@ def reproduce(
     searched = [pair for pair in paper.pairs() if paper.space_of(pair[1])]
     searches = [paper.definition(*pair, chosen=None) for pair in searched]
     first = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in paper.pairs())], compose)[0]
-    folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.scale, str(first.monitor)
+    folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.file.scale, str(first.monitor)
     require(not cfg.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
     storage = open_storage(cfg.storage, folder)
     with reached(cfg.storage, folder):
         if not cfg.show:
             launch = Launcher(program, folder, monitor)
             with stoppable():
-                work(queues_of(searches, monitor, storage, cfg, paper.n_trials), launch, cfg.max_failures, say)
+                work(queues_of(searches, monitor, storage, cfg, paper.scale.n_trials), launch, cfg.max_failures, say)
                 found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
-                work(queues_of(found, monitor, storage, cfg, paper.seeds), launch, cfg.max_failures, say)
+                work(queues_of(found, monitor, storage, cfg, paper.scale.seeds), launch, cfg.max_failures, say)
         chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))

@@ -41,15 +41,16 @@ def write(
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
-    sections = [claims_of(judgements, paper.remarks)]
+    sections = [claims_of(judgements, paper.file.remarks)]
     for group in paper.groups:
         if group.key in groups:
             sections.append(section(paper, group, groups[group.key], chosen))
         if group.key in searches:
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
-    title = f"{paper.title}: {paper.source}"
+    title = f"{paper.file.title}: {paper.file.source}"
     intro = f"These are not the runs of the file: the command line has {' '.join(changed)}.\n\n" if changed else ""
-    intro += f"Scale {paper.scale}: {paper.note}.\n\nPublished numbers are marked; all others are means over our runs."
+    intro += f"Scale {paper.file.scale}: {paper.scale.note}.\n\n"
+    intro += "Published numbers are marked; all others are means over our runs."
     table = runs_table(groups, folder)
     files = {
         folder / "report.html": render(title, intro, sections),
@@ -57,7 +58,7 @@ def write(
         folder / "runs.csv": table.write_csv(),
     }
     if page:
-        own = [column for column in dict.fromkeys((*KEPT, *paper.columns)) if column in table.columns]
+        own = [column for column in dict.fromkeys((*KEPT, *paper.file.columns)) if column in table.columns]
         finished = table.filter(state=FINISHED) if own else table
         markdown = render_markdown(title, intro, sections, paper.name)
         files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
@@ -78,7 +79,7 @@ def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
             {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates},
             {gate.key: gate.name for gate in paper.gates},
         )
-        for claim in paper.claims
+        for claim in paper.file.claims
         if claim.group in groups and {claim.gate, *claim.than} <= {gate.key for gate in paper.gates}
     ]
 
@@ -97,7 +98,7 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     named: dict[Path, tuple[str, int | None]] = {}
     for gate in paper.gates:
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
-        own = {run_folder(folder, label, n): (gate.name, paper.seed + n) for n in range(paper.seeds)}
+        own = {run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds)}
         named |= {path: name for path, name in own.items() if path.exists()}
     return read_named_runs(named, "gate") if named else None
 
@@ -113,7 +114,7 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
     """Return the section on one table."""
     published = []
     for gate in paper.gates:
-        own = {c: v for (g, k, c), v in paper.published.items() if (g, k) == (group.key, gate.key)}
+        own = {c: v for (g, k, c), v in paper.published().items() if (g, k) == (group.key, gate.key)}
         if own and gate.name in runs.table["setting"]:
             published.append(Published(gate.name, own))
     lines = [
@@ -122,11 +123,11 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
         for words, number in [chosen[group.key, gate.key]]
         if words
     ]
-    known = [column for column in paper.columns if column in runs.table.columns]
+    known = [column for column in paper.file.columns if column in runs.table.columns]
     measured = [gate for gate in paper.gates if any(values(runs, gate, FLOPS))]
-    baseline = next((gate.name for gate in measured if gate.key == paper.baseline), None)
+    baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
     found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
-    planned, done = len(paper.gates) * paper.seeds, runs.table["state"].to_list().count(FINISHED)
+    planned, done = len(paper.gates) * paper.scale.seeds, runs.table["state"].to_list().count(FINISHED)
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")
     return replace(found, notes=[*found.notes, *lines])

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
-from mtl.checks import InputError, check_name, check_number, check_whole, require
+from mtl.checks import InputError, require
+from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, valid
 from mtl.records import flatten
+
+Space = dict[str, Any]  # see ``mtl.tune.space``
+MaybeSpace = Annotated[Space, Field(default_factory=dict)]
+
+
+class Searches(Model):
+    """The options that ``conf/tune.yaml`` and ``conf/reproduce.yaml`` have in common; the files explain them."""
+
+    storage: Name | None
+    seed: RunSeed
+    heartbeat: Positive
+    retries: LongOrZero
+    max_failures: Long | None
+    fixed: list[str]
+    space: Space
+    sampler: dict[str, Any]
+    pruner: dict[str, Any]
+
+
+class OfGate(Model):
+    """What a study's file says about a gate."""
+
+    fixed: list[str] | None = None
+    space: MaybeSpace
+
+
+class Study(Searches):
+    """The composed ``conf/tune.yaml``."""
+
+    name: Annotated[str, Field(pattern=r"^[^/\s]([^/]*[^/\s])?$", description="a name without slashes")] | None
+    n_trials: Long
+    gates: dict[str, OfGate]
 
 
 @dataclass(frozen=True)
@@ -23,7 +57,7 @@ class Definition:
     name: str
     label: str
     words: list[str]
-    space: dict[str, Any]
+    space: Space
     sampler: dict[str, Any]
     pruner: dict[str, Any]
     seed: int
@@ -46,45 +80,35 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
     ``name``: of the study's file. ``gates``: those to search, [] for all of the file. ``words``: options of train.py,
     which replace those of the file. Raises InputError for a gate that the file lacks and for a wrong option.
     """
-    plain: Any = OmegaConf.to_container(cfg, resolve=True)
-    check_whole("n_trials", plain["n_trials"], at_least=1)
-    check_workers(plain)
-    title = plain["name"] or name
-    check_name("name", title)
-    require("/" not in title, f"name={title}: must not contain a slash")
-    of_gates = plain["gates"] or {}
-    missing = [gate for gate in gates if of_gates and gate not in of_gates]
-    require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(of_gates)}")
-    if not of_gates:
+    study: Study = valid(Study, OmegaConf.to_container(cfg, resolve=True), "")
+    missing = [gate for gate in gates if study.gates and gate not in study.gates]
+    require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(study.gates)}")
+    own = (
+        {gate: study.gates[gate] for gate in gates or study.gates} if study.gates else {"": OfGate(fixed=[], space={})}
+    )
+    if not study.gates:
         words = [*words, *(f"gate={gate}" for gate in gates)]
         require(len(gates) < 2, f"gate={','.join(gates)}: study {name} has no section gates; give one gate")
-    found = []
-    for gate in (list(gates) or list(of_gates)) if of_gates else [""]:
-        own = of_gates.get(gate) or {}
-        fixed = [*plain["fixed"], *own.get("fixed", [f"gate={gate}"] if gate else [])]
-        space = plain["space"] | own.get("space", {})
-        clash = [word for word in words if key_of(word) in space]
-        require(not clash, f"{' '.join(clash)}: study {name} searches this option; leave it out")
-        found.append(
-            Definition(
-                name=f"{title}/{gate}" if gate else title,
-                label=gate,
-                words=list({key_of(word): word for word in (*fixed, *words)}.values()),
-                space=space,
-                sampler=plain["sampler"],
-                pruner=plain["pruner"],
-                seed=plain["seed"],
-            )
-        )
+    title, found = study.name or name, []
+    for gate, part in own.items():
+        fixed = [f"gate={gate}"] if part.fixed is None else part.fixed
+        space = study.space | part.space
+        check_unsearched(words, space, f"study {name}")
+        own_words = unique([*study.fixed, *fixed, *words])
+        label = f"{title}/{gate}" if gate else title
+        found.append(Definition(label, gate, own_words, space, study.sampler, study.pruner, study.seed))
     return found
 
 
-def check_workers(plain: Mapping[str, Any]) -> None:
-    """Raise InputError for a wrong option of workers, or a wrong seed."""
-    check_whole("seed", plain["seed"], at_least=0)
-    check_whole("retries", plain["retries"], at_least=0)
-    check_whole("max_failures", plain["max_failures"], at_least=1, or_null=True)
-    check_number("heartbeat", plain["heartbeat"], above=0)
+def unique(words: Sequence[str]) -> list[str]:
+    """Return the last word of each option."""
+    return list({key_of(word): word for word in words}.values())
+
+
+def check_unsearched(words: Sequence[str], space: Space, who: str) -> None:
+    """Raise InputError if one of ``words`` sets an option of ``space``."""
+    clash = [word for word in words if key_of(word) in space]
+    require(not clash, f"{' '.join(clash)}: {who} searches this option; leave it out")
 
 
 def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -28,12 +28,13 @@ NEEDS = {"routing_omniglot": SMALL_OMNIGLOT, "glue_experts": TINY_TEXT}  # what 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_data: Path) -> None:
     found = paper(name, "scale=laptop")
+    claims = found.file.claims
     groups, gates = ({part.key: part for part in parts} for parts in (found.groups, found.gates))
     small = [*NEEDS.get(name, []), f"paths.data_dir={tiny_data}", "trainer.max_epochs=1"]
     small += ["trainer.limit_train_batches=2"]
     known: set[str] = set()
     needed: dict[tuple[str, str], set[str]] = {}  # by gate and group, a group for each of the gate's columns
-    for (key, column), group in {(claim.gate, claim.column): claim.group for claim in found.claims}.items():
+    for (key, column), group in {(claim.gate, claim.column): claim.group for claim in claims}.items():
         needed.setdefault((key, group), set()).add(column)
     for (key, group), own in needed.items():
         words, folder = found.definition(groups[group], gates[key], chosen=[]).words, tmp_path / key / group
@@ -41,4 +42,4 @@ def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_dat
         columns = set(read_named_runs({folder: (key, 0)}).table.columns)
         assert own <= columns
         known |= columns
-    assert set(found.columns) <= known
+    assert set(found.file.columns) <= known

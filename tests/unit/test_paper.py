@@ -36,10 +36,7 @@ def test_every_file_describes_itself(path: Path) -> None:
     assert f"Example: python reproduce.py {path.stem}" in text.splitlines()[1]
     for scale in ("paper", "laptop"):
         found = paper(path.stem, f"scale={scale}")
-        assert found.title
-        assert found.source
-        assert found.note
-        assert found.claims
+        assert all((found.file.title, found.file.source, found.scale.note, found.file.claims))
         names = [found.definition(*pair, chosen=[]).name for pair in found.pairs()]
         assert len(set(names)) == len(names)
 
@@ -80,7 +77,7 @@ def test_runs_and_their_words() -> None:
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
     assert "data.max_rows=3000" in search.words
     assert "data.max_rows=3000" in runs.words
-    assert found.published["alpha_09", "comet", "test loss"] == pytest.approx((0.4076, 0.0002))
+    assert found.published()["alpha_09", "comet", "test loss"] == pytest.approx((0.4076, 0.0002))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +86,13 @@ def test_runs_and_their_words() -> None:
         (["scale=tiny"], [], None, "scale=tiny: dselect_k_static has paper, laptop"),
         ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
         (["scales.laptop.seeds=0"], [], None, "scales.laptop.seeds=0: must be a whole number"),
-        (["+scales.laptop.runs=3"], [], None, "scales.laptop: runs is not known; accepted: fixed, n_trials, "),
+        (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option; there are seeds, n_trials, fixed"),
         (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
-        (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: 'x': group no is not one of"),
+        (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
         (["heartbeat=0"], [], None, "heartbeat=0: must be"),
+        (["baseline=no"], [], None, "baseline: no is none of "),
+        (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),
+        (["columns=3"], [], None, "columns=3: must be a list"),
     ],
 )
 def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, message: str) -> None:

@@ -58,6 +58,7 @@ def test_a_wrong_space_is_one_message(described: Any, message: str) -> None:
 def config(**changes: Any) -> Any:
     options = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "tune.yaml"))
     assert isinstance(options, dict)
+    del options["defaults"]
     own = {"fixed": ["data=x", "recipe.k=2"], "space": {"optimizer.lr": [1, 2]}, "sampler": {}, "pruner": {}}
     gates = {"topk": {}, "topk+": {"fixed": ["gate=topk", "permutation=sinkhorn"], "space": {"gate.k": [1]}}}
     return OmegaConf.create(options | own | {"gates": gates} | changes)

@@ -15,7 +15,7 @@ NAMES = {"a": "A", "b": "B", "c": "C"}
 
 def verdict(values: dict[str, list[float | None]], **claim: Any) -> tuple[Verdict, str]:
     than = claim.pop("than", ["b"])
-    found = judge(Claim("text", "group", "column", "a", tuple(than), **claim), values, NAMES)
+    found = judge(Claim(text="t", group="g", column="c", gate="a", than=than, **claim), values, NAMES)
     return found.verdict, found.reason
 
 
