@@ -83,8 +83,7 @@ def batch_sum(values: Tensor) -> Tensor:
     values = values.sum(0)
     if world_size() == 1 or not torch.is_grad_enabled():
         return values
-    result: Tensor = _AllReduce.apply(values)  # type: ignore[no-untyped-call]  # torch declares no types for it
-    return result
+    return _AllReduce.apply(values)  # type: ignore[no-untyped-call]  # torch declares no types for it
 
 
 def gather(value: Any) -> list[Any]:

@@ -64,8 +64,7 @@ class Tally:
 
     def shares(self) -> Tensor:
         """Return the mean weights ``[T, E]``."""
-        shares: Tensor = self.share / self.seen.clamp(min=1)[:, None]
-        return shares
+        return self.share / self.seen.clamp(min=1)[:, None]
 
     def _spread(self, values: Tensor, tasks: Sequence[int] | None) -> Tensor:
         """Return ``values [t, ...]`` of ``tasks`` (None: all) as ``[T, ...]``, with 0 for the other tasks."""
@@ -103,8 +102,7 @@ class Tally:
 
     def _active_by_task(self) -> Tensor:
         """Return the mean number of nonzero weights of each task, ``[T]``."""
-        active: Tensor = self.active / self.seen.clamp(min=1)
-        return active
+        return self.active / self.seen.clamp(min=1)
 
 
 @dataclass

@@ -30,8 +30,7 @@ WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|mul
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
     """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
-    data: LightningDataModule = _instantiate(cfg.data)
-    return data
+    return _instantiate(cfg.data)
 
 
 def check_options(cfg: DictConfig) -> None:

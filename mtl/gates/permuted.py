@@ -152,8 +152,7 @@ class PermutedGate(Gate):
         self.sums_to_one, self.reads_inputs = gate.sums_to_one, gate.reads_inputs
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        routing: Routing = self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
-        return routing
+        return self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
 
     def task_parameters(self) -> list[nn.Parameter]:
         return [*self.gate.task_parameters(), *([self.permutation.logits] if self.permutation.per_task else [])]
@@ -176,8 +175,7 @@ def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     for _ in range(rounds):
         x = x - x.logsumexp(-1, keepdim=True)
         x = x - x.logsumexp(-2, keepdim=True)
-    result: Tensor = x.exp().to(logits)  # its type and its device
-    return result
+    return x.exp().to(logits)  # its type and its device
 
 
 def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:

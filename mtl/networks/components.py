@@ -79,8 +79,7 @@ class Convolutions(Component):
         return y.view(len(y), len(copies), y.shape[1] // len(copies), *y.shape[2:])
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
+        return self.body(x)
 
 
 class Pooling(Component):
@@ -97,8 +96,7 @@ class Pooling(Component):
         self.output_dim = (channels, height, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
+        return self.body(x)
 
 
 class Identity(Component):
@@ -114,8 +112,7 @@ class Identity(Component):
             self.output_dim = (channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
+        return self.body(x)
 
 
 class NormRelu(Component):
@@ -127,8 +124,7 @@ class NormRelu(Component):
         self.output_dim, self.kind = input_dim, "norm"
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.norm(x).relu()
-        return result
+        return self.norm(x).relu()
 
 
 class DenseLayers(Component):
@@ -158,8 +154,7 @@ class DenseLayers(Component):
         return y.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
+        return self.body(x)
 
 
 def image(shape: Shape, what: str) -> tuple[int, int, int]:

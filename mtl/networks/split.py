@@ -60,5 +60,4 @@ def read_importance(path: str | None, depth: int, width: int) -> Tensor:
     good = isinstance(scores, Tensor) and tuple(scores.shape) == (depth, width)
     shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     require(good, f"network.importance={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons")
-    result: Tensor = scores
-    return result
+    return scores

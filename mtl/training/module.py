@@ -71,8 +71,7 @@ class MultiTaskModule(LightningModule):
         self._is_shown = True  # whether the values of this training step are to be logged
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        output: NetworkOutput = self.network(inputs, tasks)
-        return output
+        return self.network(inputs, tasks)
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""

@@ -62,8 +62,7 @@ class JacobianWeighting(Weighting):
         parameters, gradients = zip(*pairs, strict=True)
         keep = functools.partial(self._keep, rows, labels)
         apply: Any = _WithGradients.apply
-        loss: Tensor = apply((tasks + others).detach(), gradients, keep, *parameters)
-        return loss
+        return apply((tasks + others).detach(), gradients, keep, *parameters)
 
     def _rows(self, parts: Sequence[Terms]) -> tuple[Tensor, list[bool]]:
         """Return the gradients of the tasks ``[T, P]``, and which of the shared parameters any task uses."""
