@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mtl.checks import require
+from mtl.options import Long, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 from .feeding import Batches, Cut, RowsDataset, RowsLoader, RowsSampler
-from .options import SEEDS, flag, whole
 from .splits import SPLITS
 from .state import changes, fingerprints, reading_state, spec_of, spec_state
 
@@ -32,7 +32,7 @@ class TensorDataModule(LightningDataModule):
     A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``. If it has files to fetch or to
     parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads.
     ``spec`` is available after ``setup()``. ``seed`` sets rows and splits, ``shuffle_seed`` the order in training.
-    ``batch_size`` is per process. The constructor checks all arguments, before any work is done.
+    ``batch_size`` is per process.
 
     Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` gives it back: the data
     module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass
@@ -42,20 +42,18 @@ class TensorDataModule(LightningDataModule):
 
     row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
 
+    @validated
     def __init__(
         self,
-        batch_size: int,
-        eval_batch_size: int = 4096,
-        seed: int = 0,
-        shuffle_seed: int = 0,
+        batch_size: Long,
+        eval_batch_size: Long = 4096,
+        seed: RunSeed = 0,
+        shuffle_seed: RunSeed = 0,
         pin_memory: bool = False,
     ) -> None:
         super().__init__()
-        self.batch_size = whole("batch_size", batch_size, 1)
-        self.eval_batch_size = whole("eval_batch_size", eval_batch_size, 1)
-        self.seed = whole("seed", seed, 0, SEEDS - 1)
-        self.shuffle_seed = whole("shuffle_seed", shuffle_seed, 0, SEEDS - 1)
-        self.pin_memory = flag("pin_memory", pin_memory)
+        self.batch_size, self.eval_batch_size, self.pin_memory = batch_size, eval_batch_size, pin_memory
+        self.seed, self.shuffle_seed = seed, shuffle_seed
         self._spec: DataSpec | None = None
         self.file_digests: dict[str, dict[str, Any]] | None = None  # fingerprints of the sources
         self._files_then: dict[str, dict[str, Any]] | None = None  # when the checkpoint was written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,13 +12,12 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.options import FilePath, Name, shown, validated
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
 
-from . import options
 from .files.several import files_of
-from .options import shown
 from .splits import SPLITS
-from .table_base import OPTION, TableBase, name_of_column, split_names
+from .table_base import OPTION, TableBase, split_names
 from .tables.columns import as_text, cell, named, numbers
 from .tables.encoder import listing
 from .tables.example import NAME, TASKS, write_example
@@ -38,24 +38,22 @@ class TableDataModule(TableBase):
     With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
     """
 
+    @validated
     def __init__(
         self,
-        path: str | None = None,
-        tasks: Mapping[str, Mapping[str, Any]] | None = None,
-        data_dir: str = "data",
-        weight_column: str | None = None,
+        path: FilePath | None = None,
+        tasks: Any = None,
+        data_dir: FilePath = Path("data"),
+        weight_column: Name | None = None,
         **common: Any,
     ) -> None:
-        folder = options.path("data_dir", data_dir, "a folder")
-        self.example = folder if path is None and not tasks else None
+        self.example = data_dir if path is None and not tasks else None
         if self.example is not None:
-            path, tasks = str(self.example / NAME), TASKS
+            path, tasks = self.example / NAME, TASKS
         super().__init__(path, tasks, **common)
-        self.weight_column = name_of_column("weight_column", weight_column)
-        require(
-            weight_column not in self.given.columns,
-            f"data.weight_column={shown(weight_column)}: this column is also named as an input",
-        )
+        self.weight_column = weight_column
+        twice = f"data.weight_column={shown(weight_column)}: this column is also named as an input"
+        require(weight_column not in self.given.columns, twice)
 
     def prepare_data(self) -> None:
         """Write the example table if no file is given; raise InputError if a file is missing."""

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import polars as pl
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.options import Count, FilePath, Long, Name, Names, shown, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
-from . import options
 from .base import TensorDataModule
-from .options import refused, shown
 from .splits import SPLITS, check_shares
 from .tables.columns import as_text, cell
-from .tables.encoder import TableEncoder, listing
+from .tables.encoder import TableEncoder, check_columns
 from .tables.kinds import Given, check_type
 from .tables.labels import Labels
 from .tables.learning import Blocks, learn
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
+Separator = Annotated[
+    str,
+    Field(
+        pattern=r"^[\x01-\x09\x0b\x0c\x0e-!#-\x7f]$",
+        description="one ASCII character, neither a double quote nor a line break",
+    ),
+]
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
@@ -51,82 +57,58 @@ class TableBase(TensorDataModule):
 
     weight_column: str | None = None
 
+    @validated
     def __init__(
         self,
-        path: str | None = None,
-        tasks: Mapping[str, Mapping[str, Any]] | None = None,
-        categorical: Sequence[str] = (),
-        numeric: Sequence[str] = (),
-        dates: Sequence[str] = (),
-        lists: Mapping[str, str | None] | None = None,
-        max_length: int | None = None,
+        path: FilePath | None = None,
+        tasks: Any = None,
+        categorical: Names = (),  # type: ignore[assignment]
+        numeric: Names = (),  # type: ignore[assignment]
+        dates: Names = (),  # type: ignore[assignment]
+        lists: Mapping[Name, str | None] | None = None,
+        max_length: Count | None = None,
         on_bad: Literal["error", "missing"] = "error",
-        ignore: Sequence[str] = (),
+        ignore: Names = (),  # type: ignore[assignment]
         split: Sequence[float] = (0.8, 0.1, 0.1),
-        split_column: str | None = None,
-        group_column: str | None = None,
-        val_path: str | None = None,
-        test_path: str | None = None,
-        min_count: int = 1,
-        separator: str = ",",
+        split_column: Name | None = None,
+        group_column: Name | None = None,
+        val_path: FilePath | None = None,
+        test_path: FilePath | None = None,
+        min_count: Long = 1,
+        separator: Separator = ",",
         null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null", "None"),
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        if tasks is not None and not isinstance(tasks, Mapping):
-            raise refused("tasks", tasks, f"a mapping from names to columns and kinds, {EXAMPLE}")
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
-        self.labels = [Labels.of(name, entry, EXAMPLE) for name, entry in (tasks or {}).items()]
+        self.labels = Labels.each(tasks)
         files = {"train": path, "val": val_path, "test": test_path}
-        self.paths = {
-            name: options.path(OPTION[name], file, "a table") for name, file in files.items() if file is not None
-        }
+        self.paths = {name: file for name, file in files.items() if file is not None}
         own_files = [name for name in self.paths if name != "train"]
         self.shares = dict(zip(SPLITS, check_shares(split, own_files), strict=True))
-        self.split_column = name_of_column("split_column", split_column)
-        self.group_column = name_of_column("group_column", group_column)
-        require(
-            split_column is None or not own_files,
-            f"data.split_column={shown(split_column)} with data.val_path or data.test_path: give one or the other",
-        )
-        self.given = Given(
-            options.names("categorical", categorical, "[city,user]"),
-            options.names("numeric", numeric, "[age]"),
-            options.names("dates", dates, "[signup]"),
-            separators(lists),
-            options.whole("min_count", min_count, 1),
-            None if max_length is None else options.whole("max_length", max_length, 1),
-            "missing" if options.choice("on_bad", on_bad, ("error", "missing")) == "missing" else "error",
-        )
-        self.separator, self.null_values = separator, options.names("null_values", null_values, '["","NA"]')
-        self.ignore = options.names("ignore", ignore, "[comment]")
-        good = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
-        require(
-            good and separator not in '"\r\n\0',
-            f"data.separator={shown(separator)}: must be one ASCII character, neither a double quote nor a line break",
-        )
+        both = split_column is not None and bool(own_files)
+        require(not both, "data.split_column with data.val_path or data.test_path: give one or the other")
+        self.split_column, self.group_column = split_column, group_column
+        separators = {name: text or "" for name, text in (lists or {}).items()}
+        self.given = Given(categorical, numeric, dates, separators, min_count, max_length, on_bad)
+        self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self._check_listed()
 
     def _check_listed(self) -> None:
         """Raise InputError if a column is given two roles."""
         listed = [*self.given.columns, *self.ignore]
         twice = sorted({name for name in listed if listed.count(name) > 1})
-        require(
-            not twice,
-            f"data.{', data.'.join((*Given.NAMING, 'ignore'))}: {', '.join(map(shown, twice))} is named more than once",
-        )
+        options = ", data.".join((*Given.NAMING, "ignore"))
+        require(not twice, f"data.{options}: {', '.join(map(shown, twice))} is named more than once")
         for task in self.labels:
-            require(
-                task.column not in self.given.columns,
-                f"data.tasks.{task.name}: its column {task.column!r} is also named as an input",
+            here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
+            inputs = f"{here}: its column {task.column!r} is also named as an input"
+            require(task.column not in self.given.columns, inputs)
+            grouped = (
+                f"{', '.join(ranking)} ranks the rows of each group; name its column, as in data.group_column=user"
             )
-            ranking = [name for name in task.metrics if metric_family(name) in RANKING]
-            require(
-                not ranking or self.group_column is not None,
-                f"data.tasks.{task.name}.metrics: {', '.join(ranking)} ranks the rows of each group; name its column, "
-                "as in data.group_column=user",
-            )
+            require(not ranking or self.group_column is not None, f"{here}.metrics: {grouped}")
 
     def source_files(self) -> dict[str, Path]:
         """Return the files that are read, by the options that name them."""
@@ -164,35 +146,9 @@ class TableBase(TensorDataModule):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
         if self.row_encoder is None:  # which else knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
-            wanted["data.ignore"] = self.ignore
+            wanted["data.ignore"] = [*self.ignore]
         for option, names in wanted.items():
-            for column in names:
-                near = difflib.get_close_matches(column, columns, 1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                require(
-                    column in columns,
-                    f"{option}: {path} has no column {column!r}{hint}; it has {listing(columns)}",
-                )
-
-
-def separators(lists: Any) -> dict[str, str]:
-    """Return the separator of each column of the option ``data.lists``, "" for null. Raises InputError."""
-    good = lists is None or isinstance(lists, Mapping)
-    good = good and all(
-        isinstance(name, str) and (text is None or isinstance(text, str)) for name, text in (lists or {}).items()
-    )
-    if not good:
-        raise refused(
-            "lists", lists, "a mapping from columns to separators, as in {genres: '|'}; null if cells are lists"
-        )
-    return {name: text or "" for name, text in (lists or {}).items()}
-
-
-def name_of_column(option: str, column: Any) -> str | None:
-    """Return the name of a column, or None; raise InputError for anything else."""
-    good = column is None or (isinstance(column, str) and bool(column))
-    require(good, f"data.{option}={shown(column)}: must be the name of a column, or null")
-    return column
+            check_columns(columns, names, f"{option}: {path}", "")
 
 
 def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:

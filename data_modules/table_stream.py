@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Long, validated
 from mtl.types import Batch, DataSpec
 
-from . import options
 from .feeding import Cut
 from .splits import SPLITS
 from .stream import StreamLoader, in_order, shuffled
@@ -71,9 +71,10 @@ class TableStreamDataModule(TableBase):
     holds the distinct values of the columns that may be categorical. Fingerprints of the files are those of samples.
     """
 
-    def __init__(self, *args: Any, window_rows: int = 1 << 20, **common: Any) -> None:
+    @validated
+    def __init__(self, *args: Any, window_rows: Long = 1 << 20, **common: Any) -> None:
         super().__init__(*args, **common)
-        self.window_rows = options.whole("window_rows", window_rows, 1)
+        self.window_rows = window_rows
         self.parts: dict[str, Part] = {}
 
     def prepare_data(self) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from mtl.checks import require
+from mtl.options import validated
 from mtl.types import Batch, DataSpec
 
 from .base import TensorDataModule, check_labels
 from .feeding import RowsLoader
-from .options import choice, number, whole
 from .texts.rows import RaggedRows
 
-ORDERS = ("round_robin", "natural", "proportional", "temperature", "uniform", "shuffled")
+Order = Literal["round_robin", "natural", "proportional", "temperature", "uniform", "shuffled"]
 POOL = 50  # batches whose rows are sorted by length together
 Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
 Rows = Batch | RaggedRows
@@ -193,17 +194,16 @@ class TasksDataModule(TensorDataModule):
     hold rows of similar lengths. For ``order``, ``temperature`` and ``tasks_per_step`` see ``TaskSampler``.
     """
 
+    @validated
     def __init__(
         self,
-        order: Literal["round_robin", "natural", "proportional", "temperature", "uniform", "shuffled"] = "round_robin",
-        temperature: float = 2.0,
-        tasks_per_step: int = 1,
+        order: Order = "round_robin",
+        temperature: Annotated[float, Field(ge=0.1, le=1e6)] = 2.0,  # below 0.1, n^(1/temperature) may overflow
+        tasks_per_step: Annotated[int, Field(ge=1, le=10_000)] = 1,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.order = choice("order", order, ORDERS)
-        self.temperature = number("temperature", temperature, 0.1, 1e6)  # below 0.1, n^(1/temperature) may overflow
-        self.tasks_per_step = whole("tasks_per_step", tasks_per_step, 1, 10_000)
+        self.order, self.temperature, self.tasks_per_step = order, temperature, tasks_per_step
         self.tasks: Mapping[str, Mapping[str, Rows]] = {}
 
     def load_tasks(self) -> tuple[DataSpec, Mapping[str, Mapping[str, Rows]]]:

@@ -62,7 +62,7 @@ class Source:
         text = options.names(f"{here}.text", given, "[title,body]")
         require(1 <= len(text) <= 2, f"data.{here}.text={shown(text)}: must be one or two columns")
         labels = {key: entry[key] for key in LABEL_OPTIONS if key in entry}
-        found = Labels.of(name, {"column": entry["label"], **labels}, EXAMPLE)
+        [found] = Labels.each({name: {"column": entry["label"], **labels}})
         ranking = [metric for metric in found.metrics if metric_family(metric) in RANKING]
         require(
             not ranking, f"data.{here}.metrics: {', '.join(ranking)} ranks the rows of groups, which texts have not"

@@ -53,7 +53,7 @@ class TextEncoder:
             require(len(different) == 1, f"tasks {', '.join(self.text)} read different columns: name one of them")
             task = next(iter(self.text))
         columns = list(self.text[task])
-        check_columns(frame, columns, where, f"task {task!r}")
+        check_columns(frame.columns, columns, where, f", which task {task!r} reads")
         texts = []
         for name in columns:
             kind = frame[name].dtype

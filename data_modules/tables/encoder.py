@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import shown
 from mtl.types import ROW, Categorical, InputSpec, Numeric
 
-from ..options import shown
 from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled
 from .dates import dates, part_names, parts_of
 from .kinds import Kind, OnBad, check_type
@@ -101,7 +101,7 @@ class TableEncoder:
         or date; the message names the row.
         """
         frame = numbered(frame)
-        check_columns(frame, self.columns, where)
+        check_columns(named(frame), self.columns, where)
         bad = self.bad if self.on_bad == "missing" else None
         if self.empty:
             frame = frame.with_columns(pl.selectors.string().replace(list(self.empty), None))
@@ -173,15 +173,15 @@ def numbered(frame: pl.DataFrame) -> pl.DataFrame:
     return frame if ROW in frame.columns else frame.with_row_index(ROW, offset=1)
 
 
-def check_columns(frame: pl.DataFrame, columns: Sequence[str], where: str, reader: str = "the network") -> None:
-    """Raise InputError, which names them and the columns that there are, if ``frame`` lacks some of ``columns``."""
-    there = named(frame)
+def check_columns(
+    there: Sequence[str], columns: Sequence[str], where: str, end: str = ", which the network reads"
+) -> None:
+    """Raise InputError, which names them and the columns that are ``there``, if some of ``columns`` are not."""
     missing = [name for name in columns if name not in there]
-    if missing:
-        near = difflib.get_close_matches(missing[0], there, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near and len(missing) == 1 else ""
-        which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listing(missing)}"
-        require(False, f"{where} has no {which}{hint}, which {reader} reads; it has {listing(there) or 'none'}")
+    near = difflib.get_close_matches(missing[0], there, 1) if len(missing) == 1 else []
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listing(missing)}"
+    require(not missing, f"{where} has no {which}{hint}{end}; it has {listing(there) or 'none'}")
 
 
 def listing(columns: Sequence[str]) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import polars as pl
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, require
-from mtl.types import MISSING_CLASS, TaskKind, TaskSpec, check_metrics
+from mtl.options import Model, Name, Names, TaskName, shown, valid
+from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from ..options import check_task_name, flag, names, number, refused, shown
 from .columns import as_text, cell, numbers, parse
 from .kinds import check_type
 from .statistics import Counts, Moments
@@ -25,15 +25,13 @@ logger = logging.getLogger(__name__)
 HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
 LIGHTEST = 1e-9  # the smallest weight of positive rows
 LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
-KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression")  # labels of these are values of one column
-OPTIONS = ("column", "kind", "weight", "positive", "metrics", "standardise", "pos_weight", "class_weights")
-BALANCED = "balanced"
+Cell = str | int | float | bool
+Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The labels of task ``name``: their ``column`` and how to read it.
+class LabelOptions(Model):
+    """How to read the labels of a task from a ``column``, by default the one of the task's name.
 
     ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
     sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardise``: the
@@ -46,48 +44,47 @@ class Labels:
     class with N_c of the N labelled training rows. Metrics are without these weights.
     """
 
+    kind: Literal["binary", "multiclass", "regression"]
+    column: Name | int | None = None
+    weight: Weight = 1.0
+    positive: Cell | None = None
+    metrics: Names | None = None
+    standardise: bool | None = None
+    pos_weight: Literal["balanced"] | Annotated[float, Field(ge=LIGHTEST, le=HEAVIEST)] | None = None
+    class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
+
+
+OPTIONS = tuple(LabelOptions.model_fields)
+
+
+class Labels(LabelOptions):
+    """The labels of task ``name``."""
+
     name: str
     column: str
-    kind: TaskKind
-    weight: float = 1.0
-    positive: str | None = None
-    metrics: tuple[str, ...] = ()
-    standardise: bool = True
-    pos_weight: float | str = 1.0
-    class_weights: Mapping[str, float] | str | None = None
+    metrics: Names
 
     @staticmethod
-    def of(name: str, options: Any, example: str) -> Labels:
-        """Return the Labels of one entry of ``data.tasks``; raise InputError if an option is wrong."""
-        here = f"data.tasks.{check_task_name('data.tasks', name)}"
-        require(isinstance(options, Mapping), f"{here}={shown(options)}: must give column and kind, {example}")
-        unknown = [shown(key) for key in options if key not in OPTIONS]
-        require(not unknown, f"{here}: unknown option: {', '.join(unknown)}; accepted are {', '.join(OPTIONS)}")
-        kind = options.get("kind")
-        known = isinstance(kind, str) and kind in KINDS
-        require(known, f"{here}: kind={shown(kind)} must be one of {', '.join(KINDS)}, {example}")
-        weight = number(f"tasks.{name}.weight", options.get("weight", 1.0), 0, HEAVIEST)
-        for option, only in ONLY.items():
-            given = options.get(option)
-            require(given is None or kind == only, f"{here}: {option}={shown(given)} is for kind={only}, not {kind}")
-        metrics = names(f"tasks.{name}.metrics", options.get("metrics") or [], "[accuracy,f1]")
-        check_metrics(here, kind, metrics)
-        standardise, pos_weight = options.get("standardise"), options.get("pos_weight")
-        if isinstance(pos_weight, str) and pos_weight != BALANCED:
-            raise refused(f"tasks.{name}.pos_weight", pos_weight, "a positive number, or balanced")
-        if not (pos_weight is None or isinstance(pos_weight, str)):
-            pos_weight = number(f"tasks.{name}.pos_weight", pos_weight, LIGHTEST, HEAVIEST)
-        return Labels(
-            name,
-            _column(here, name, options, example),
-            kind,
-            weight,
-            _positive(here, options.get("positive")),
-            tuple(metrics),
-            True if standardise is None else flag(f"tasks.{name}.standardise", standardise),
-            1.0 if pos_weight is None else pos_weight,
-            _class_weights(f"tasks.{name}.class_weights", options.get("class_weights")),
-        )
+    def each(tasks: Any) -> list[Labels]:
+        """Return the Labels of each entry of ``data.tasks``; raise InputError if an option is wrong."""
+        options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
+        return [Labels.of(name, given) for name, given in options.items()]
+
+    @staticmethod
+    def of(name: str, given: LabelOptions) -> Labels:
+        """Return the Labels of task ``name``; raise InputError if its options do not fit together."""
+        here = f"data.tasks.{name}"
+        for option, kind in ONLY.items():
+            value = getattr(given, option)
+            fits = value is None or given.kind == kind
+            require(fits, f"{here}: {option}={shown(value)} is for kind={kind}, not {given.kind}")
+        metrics = given.metrics or []
+        check_metrics(here, given.kind, metrics)
+        weights = given.class_weights
+        some = weights is None or isinstance(weights, str) or any(weights.values())
+        require(some, f"{here}.class_weights={shown(weights)}: at least one weight must be greater than 0")
+        column = name if given.column is None else str(given.column)
+        return Labels(**{**dict(given), "name": name, "column": column, "metrics": metrics})
 
     def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
         """Return the TaskSpec that follows from the training rows, with the names of the classes. Raises InputError."""
@@ -110,7 +107,7 @@ class Labels:
             return self._of_classes(found, where)
         self._require_labels(found.count, where)
         mean, std = self._scale(found.mean, found.std)
-        return TaskSpec(self.name, "regression", weight=self.weight, metrics=self.metrics, mean=mean, std=std)
+        return TaskSpec(self.name, "regression", weight=self.weight, metrics=tuple(self.metrics), mean=mean, std=std)
 
     def _of_classes(self, found: Counts, where: str) -> TaskSpec:
         here, table = f"{where}, column {self.column!r}", found.table()
@@ -124,9 +121,9 @@ class Labels:
         if self.kind == "multiclass":
             weights = {"class_weights": self._weights_of(classes, each, here)}
         else:
-            weights = {"pos_weight": each[0] / each[1] if isinstance(self.pos_weight, str) else self.pos_weight}
+            weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1
-        return TaskSpec(self.name, self.kind, many, self.weight, self.metrics, classes=tuple(classes), **weights)
+        return TaskSpec(self.name, self.kind, many, self.weight, tuple(self.metrics), classes=tuple(classes), **weights)
 
     def _require_labels(self, count: int, where: str) -> None:
         here = f"{where}, column {self.column!r}"
@@ -153,13 +150,11 @@ class Labels:
             return ()
         if isinstance(self.class_weights, str):
             return tuple(sum(counts) / (len(classes) * count) for count in counts)
-        unknown = [shown(name) for name in self.class_weights if name not in classes]
-        require(
-            not unknown,
-            f"data.tasks.{self.name}.class_weights: {', '.join(unknown)}: the labels of {here} are "
-            f"{', '.join(map(shown, classes[:10]))}{', ...' if len(classes) > 10 else ''}",
-        )
-        return tuple(self.class_weights.get(name, 1.0) for name in classes)
+        given = {_cell_text(name): weight for name, weight in self.class_weights.items()}
+        unknown = ", ".join(shown(name) for name in given if name not in classes)
+        there = f"{', '.join(map(shown, classes[:10]))}{', ...' if len(classes) > 10 else ''}"
+        require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: the labels of {here} are {there}")
+        return tuple(given.get(name, 1.0) for name in classes)
 
     def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
         """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""
@@ -190,12 +185,13 @@ class Labels:
             f"{here}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
             f"{', '.join(map(shown, classes[:5]))}{', ...' if len(classes) > 5 else ''}; use kind=multiclass",
         )
+        positive = None if self.positive is None else _cell_text(self.positive)
         require(
-            self.positive in (None, *classes),
+            positive in (None, *classes),
             f"data.tasks.{self.name}: positive={shown(self.positive)}; the labels of {here} are "
             f"{', '.join(map(shown, classes))}",
         )
-        return classes[::-1] if self.positive == classes[0] else classes
+        return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
         text = as_text(frame[self.column])
@@ -211,7 +207,7 @@ class Labels:
 
     def _scale(self, mean: float, std: float) -> tuple[float, float]:
         """Return mean and standard deviation of the labels, 1 if they are constant; (0, 1) without ``standardise``."""
-        if self.standardise:
+        if self.standardise is not False:
             logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, mean, std)
             return mean, std if std > 0 else 1.0
         size = max(abs(mean), std)
@@ -226,38 +222,6 @@ class Labels:
         return 0.0, 1.0
 
 
-def _column(here: str, name: str, options: Mapping[str, Any], example: str) -> str:
-    """Return the column of a task, by default the one of the task's name."""
-    column = options.get("column")
-    if isinstance(column, int) and not isinstance(column, bool):
-        return str(column)  # a name such as 2024
-    good = column is None or (isinstance(column, str) and bool(column))
-    require(good, f"{here}: column={shown(column)} must be the name of a column, {example}")
-    return name if column is None else str(column)
-
-
-def _positive(here: str, positive: Any) -> str | None:
-    """Return the label that becomes 1, as text like the cells of a table."""
-    if positive is None:
-        return None
-    require(
-        isinstance(positive, str | int | float),
-        f"{here}: positive={shown(positive)} must be one of the two labels of the column",
-    )
-    return _cell_text(positive)
-
-
-def _class_weights(option: str, weights: Any) -> Mapping[str, float] | str | None:
-    """Return the weights by class, whose names are text like the cells of a table; or "balanced", or None."""
-    if weights is None:
-        return None
-    if weights == BALANCED:
-        return BALANCED
-    if not isinstance(weights, Mapping) or not weights or not any(weights.values()):
-        raise refused(option, weights, "a mapping from classes to numbers, not all 0, as in {rock: 2}, or balanced")
-    return {_cell_text(name): number(f"{option}.{name}", weight, 0, HEAVIEST) for name, weight in weights.items()}
-
-
-def _cell_text(value: str | int | float) -> str:
+def _cell_text(value: Cell) -> str:
     """Return a label as text, as ``as_text`` returns the cells of a table."""
     return str(as_text(pl.Series([value]))[0]) if isinstance(value, bool | float) else str(value).strip()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtl.checks import InputError
 
-from .columns import as_text, cell, parse
+from .columns import as_text, cell, named, parse
 from .encoder import check_columns, numbered
 from .reading import read_blocks
 
@@ -77,7 +77,7 @@ class PairEncoder:
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the ids ``[N]`` by input. Raises InputError for a missing column, and for a user or item not known."""
-        check_columns(frame, self.columns, where)
+        check_columns(named(frame), self.columns, where)
         frame = numbered(frame)
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from mtl.data_modules.task_batches import (
-    ORDERS,
     POOL,
+    Order,
     TaskEvaluationSampler,
     TaskSampler,
     TasksDataModule,
@@ -57,7 +57,7 @@ def test_random_orders_have_the_stated_probabilities(order: str, options: dict[s
         assert abs(names.count(task) / count - chance) < 5 * (chance * (1 - chance) / count) ** 0.5
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", get_args(Order))
 @pytest.mark.parametrize("tasks_per_step", [1, 2, 3])
 def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> None:
     def same(one: Any, other: Any) -> bool:
@@ -119,9 +119,9 @@ def test_data_module_serves_batches_of_one_task_and_super_batches() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"order": "random"}, "data.order=random"),
-        ({"temperature": 0}, "data.temperature=0"),
-        ({"tasks_per_step": 0}, "data.tasks_per_step=0"),
+        ({"order": "random"}, "order=random"),
+        ({"temperature": 0}, "temperature=0"),
+        ({"tasks_per_step": 0}, "tasks_per_step=0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -178,7 +178,7 @@ def test_batches_hold_rows_of_similar_lengths() -> None:
     assert longest != sorted(longest)  # not from short to long
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", get_args(Order))
 def test_order_of_lengths_depends_on_seed_and_epoch_and_resumes(order: str) -> None:
     def steps(epoch: int, done: int = 0, seed: int = 5) -> list[Any]:
         return list(map(items, TaskSampler(SIZES, 2, seed, lambda: (epoch, done), order, lengths=LENGTHS)))

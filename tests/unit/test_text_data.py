@@ -134,7 +134,7 @@ def test_without_tasks_an_example_is_served(tmp_path: Path, caplog: pytest.LogCa
             {"path": "FILE", **SPAM, "text": ["a", "b", "c"]},
             r"data\.tasks\.t\.text=\[a,b,c\]: must be one or two columns",
         ),
-        ({"path": "FILE", **SPAM, "kind": "class"}, r"data\.tasks\.t: kind=class must be one of"),
+        ({"path": "FILE", **SPAM, "kind": "class"}, r"data\.tasks\.t\.kind=class: must be one of"),
         (
             {"path": "FILE", **SPAM, "metrics": ["mse"]},
             r"data\.tasks\.t: metrics=\[mse\]: a binary task has auroc",
