@@ -1,14 +1,15 @@
 """The register of private or undocumented names of other libraries that this program touches.
 
-Each entry says why the name is used and what happens without it. ``lookup`` checks a name the first time it is asked
-for, and returns None where the installed version lacks it or it behaves in another way: the caller then takes its
-fallback. After an upgrade, ``tests/unit/test_compat.py`` says which entries broke.
+Each entry says why the name is used and what happens without it. After an upgrade, ``tests/unit/test_compat.py`` says
+which entries broke. ``lookup`` is for names with a fallback: it returns None where the installed version lacks the name
+or it behaves in another way.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,17 @@ def _requirement_works(cache: Any) -> bool:
     return bool(here) and not bool(cache("no-such-package")) and here.requirement == "torch"
 
 
+def _tiny_bert() -> Any:
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
+    return importlib.import_module("transformers").BertConfig(**sizes)
+
+
 REGISTER = {
     "omegaconf.DictConfig._get_full_key": PrivateName(
         why="error messages name the section of the configuration that an option is in",
@@ -63,6 +75,32 @@ REGISTER = {
         fallback="every run imports transformers wherever it is installed",
         find=lambda: importlib.import_module("lightning_utilities.core.imports").RequirementCache,
         works=_requirement_works,
+    ),
+    "pytorch_lightning.Trainer.fit_loop.epoch_loop": PrivateName(
+        why="a resumed run has to know at which batch of the epoch, and of the accumulated step, it stands",
+        fallback="none: training stops",
+        find=lambda: importlib.import_module("pytorch_lightning.loops.training_epoch_loop")._TrainingEpochLoop,
+        works=lambda loop: hasattr(loop, "batch_idx") and "batch_progress" in inspect.getsource(loop.__init__),
+    ),
+    "pytorch_lightning.Trainer.callback_metrics": PrivateName(
+        why="values that no single module logs, such as means over tasks, are put into this dictionary for monitors",
+        fallback="none: monitors miss these values",
+        find=lambda: importlib.import_module("pytorch_lightning").Trainer.callback_metrics.fget,
+        works=lambda getter: "_logger_connector.callback_metrics" in inspect.getsource(getter),
+    ),
+    "transformers.BertLayer": PrivateName(
+        why="network=transformer takes the attention of an encoder's layers and replaces their feed-forward part",
+        fallback="none: network=transformer does not build",
+        find=lambda: importlib.import_module("transformers").BertModel(_tiny_bert()).encoder.layer[0],
+        works=lambda layer: all(
+            hasattr(part, name)
+            for part, names in (
+                (layer.attention, ("self", "output")),
+                (layer.intermediate, ("dense",)),
+                (layer.output, ("dense", "LayerNorm", "dropout")),
+            )
+            for name in names
+        ),
     ),
 }
 
