@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from .reading import as_read, check_alike, check_names, unreadable_parquet
 SUFFIX = ".parquet"
 SAMPLES = 16  # places of a file that its digest covers, besides the footer
 SAMPLE = 1 << 16  # bytes at each of them
-MARK = b"PAR1"  # how a Parquet file ends, behind the length of its footer in 4 bytes
+TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and PAR1
 
 
 @dataclass(frozen=True)
@@ -130,22 +130,15 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _digest(path: Path, digest: Any) -> int:
-    """Add the footer and samples of a file to ``digest``; return its size."""
+    """Add evenly spaced samples of a file, and its footer, to ``digest``; return its size."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
-            for start in _samples(file, size):
+            file.seek(max(0, size - TAIL))
+            footer = max(0, size - TAIL - int.from_bytes(file.read(4), "little"))
+            for start in (*(size * number // SAMPLES for number in range(SAMPLES)), *range(footer, size, SAMPLE)):
                 file.seek(start)
                 digest.update(file.read(SAMPLE))
             return size
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _samples(file: Any, size: int) -> Iterator[int]:
-    """Yield where in a file to read ``SAMPLE`` bytes: evenly spaced places, then all of the footer."""
-    yield from dict.fromkeys(size * number // SAMPLES for number in range(SAMPLES))
-    tail = len(MARK) + 4
-    file.seek(max(0, size - tail))
-    length = int.from_bytes(file.read(4), "little")
-    yield from range(max(0, size - tail - length), size, SAMPLE)
