@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -36,12 +37,9 @@ class GridSampler(BaseSampler):
             if not isinstance(distribution, CategoricalDistribution):
                 raise InputError(f"sampler=grid: space: {name} must be a list of values; it has {distribution}")
             lists[name] = distribution.choices
-        left = trial.number % math.prod(map(len, lists.values()))
-        chosen = {}
-        for name, choices in reversed(lists.items()):
-            left, index = divmod(left, len(choices))
-            chosen[name] = choices[index]
-        return chosen
+        sizes = [len(choices) for choices in lists.values()]
+        indices = np.unravel_index(trial.number % math.prod(sizes), sizes)  # the last one changes fastest
+        return {name: choices[index] for (name, choices), index in zip(lists.items(), indices, strict=True)}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

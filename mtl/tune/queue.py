@@ -26,6 +26,7 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from mtl.checks import InputError
 from mtl.config import build
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
@@ -214,6 +215,14 @@ class Lease:
                     self._lost()
                     return
                 self._queue.renew(self._number)
+
+
+def monitor_of(study: Study) -> str:
+    """Return the metric of a study; InputError if it is none of tune.py."""
+    definition = study.user_attrs.get("definition")
+    if not isinstance(definition, dict) or not isinstance(definition.get("monitor"), str):
+        raise InputError(f"study {study.study_name}: its definition is missing: tune.py did not begin it")
+    return str(definition["monitor"])
 
 
 def study_of(name: str, storage: BaseStorage) -> Study | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mtl.checks import require
 from mtl.cli.results import number
+from mtl.tune.queue import monitor_of
 from mtl.tune.space import words
 
 MOST = 10  # trials of a table
@@ -29,10 +30,9 @@ def show_best(study: Study) -> None:
     console, trials, best = Console(), study.get_trials(deepcopy=False), best_trials(study)
     counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
     counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
-    monitor = study.user_attrs["definition"]["monitor"]
     table = Table(title=f"{study.study_name}: {counted}", title_justify="left")
     table.add_column("trial", justify="right")
-    table.add_column(monitor, justify="right")
+    table.add_column(monitor_of(study), justify="right")
     table.add_column("parameters")
     for trial in best[:MOST]:
         table.add_row(str(trial.number), number(trial.value), " ".join(words(trial.params)))

@@ -14,6 +14,7 @@ from mtl.checks import require
 from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
 from mtl.tune.launch import run_folder
+from mtl.tune.queue import monitor_of
 from mtl.tune.storage import STUDY, open_storage, reached
 
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
@@ -32,7 +33,7 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
     }
     require(bool(found), f"{', '.join(studies)}: no trial has begun")
     study = next(iter(studies.values()))[0]
-    monitor, higher = str(study.user_attrs["definition"]["monitor"]), study.direction == StudyDirection.MAXIMIZE
+    monitor, higher = monitor_of(study), study.direction == StudyDirection.MAXIMIZE
     metric = monitor.replace("/", "_")
     runs = read_named_runs({path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in found.items()})
     trials = [trial for _, trial in found.values()]
@@ -68,7 +69,7 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
 def _folder(trial: FrozenTrial, folder: Path) -> Path:
     """Return the folder of a trial's run: where it is now, or where it was trained."""
     here = run_folder(folder, "", trial.number)
-    return here if here.exists() else Path(trial.user_attrs.get("folder", here))
+    return here if here.exists() else Path(str(trial.user_attrs.get("folder", here)))
 
 
 def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> tuple[str, str | None]:
@@ -78,4 +79,4 @@ def _outcome(trial: FrozenTrial, path: str, state: str, reason: str | None) -> t
         return (FINISHED, None) if state == FINISHED else (UNFINISHED, f"its run is not in {path}")
     if ended == UNFINISHED:
         return UNFINISHED, "waiting" if trial.state == TrialState.WAITING else reason
-    return ended, trial.user_attrs.get("error") if ended == FAILED else f"after epoch {trial.last_step}"
+    return ended, str(trial.user_attrs.get("error", "")) if ended == FAILED else f"after epoch {trial.last_step}"

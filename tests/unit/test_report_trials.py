@@ -114,6 +114,15 @@ def test_what_became_of_trials_is_in_the_storage(folder: Path) -> None:
         read_study("other", None, folder)
 
 
+@pytest.mark.parametrize("definition", [None, 3, {}, {"monitor": 1}])
+def test_a_study_of_another_program_is_one_message(definition: object, folder: Path) -> None:
+    study = optuna.create_study(study_name="foreign")
+    study.set_user_attr("definition", definition)
+    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={"folder": 3, "seed": "x", "error": [1]}))
+    with pytest.raises(InputError, match="study foreign: its definition is missing"):
+        read_trials({"g": (study, folder)})
+
+
 def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None:
     study = optuna.load_study(study_name="s/comet", storage=open_storage(None, folder))
     moved = read_trials({"COMET": (study, folder.with_name("elsewhere"))})
