@@ -1,4 +1,4 @@
-"""Load-test ``mtl.use.serve``: requests per second and latency of 1, 8 and 64 clients, beside ``model.predict``.
+"""Load-test ``mtl serve``: requests per second and latency of 1, 8 and 64 clients, beside ``model.predict``.
 
     python benchmarks/serve.py [--checkpoint <run>/checkpoints/best.ckpt --rows file.csv]
 
@@ -87,7 +87,7 @@ def largest_difference(answers: Sequence[Sequence[Any]], expected: Sequence[dict
 
 def started(checkpoint: Path, port: int) -> subprocess.Popen[bytes]:
     """Start the server; return it when it is ready."""
-    command = [sys.executable, "-m", "mtl.use.serve", str(checkpoint), "--port", str(port)]
+    command = [sys.executable, "-m", "mtl", "serve", str(checkpoint), "--port", str(port)]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     while True:
         try:
@@ -140,7 +140,7 @@ def main() -> None:
             server.send_signal(signal.SIGTERM)
             status = server.wait(20)
     notes = [f"{given.requests} requests of one row each; the server ended with status {status} after SIGTERM."]
-    write(given, "serve", "Requests to mtl.use.serve", table, notes)
+    write(given, "serve", "Requests to mtl serve", table, notes)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class InteractionsDataModule(TensorDataModule):
                 require(
                     own[column].size <= ids.size and own[column].names == ids.names,
                     f"{self.source}: it has other {column}s than the {ids.size} that the network was trained on; "
-                    "mtl.load and mtl.use.predict take pairs of those that it knows",
+                    "mtl.load and mtl predict take pairs of those that it knows",
                 )
             return self.spec
         self.row_encoder = PairEncoder(own)

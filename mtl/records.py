@@ -10,6 +10,7 @@ LOCK = ".lock"
 COMMAND = "command.json"  # the overrides, choices and seed of a new run, written first of all
 CONFIG = "config.yaml"  # written before a run trains
 LOG = "train.log"
+CHECKPOINTS = "checkpoints"  # the folder of best.ckpt and last.ckpt
 RESULTS = "results.json"  # written last
 
 

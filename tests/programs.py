@@ -21,8 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-import train
-from mtl.cli import resolvers
+from mtl.cli import resolvers, train
 from tests.conftest import ROOT
 
 SMALL = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "callbacks.progress=null", "~logger"]
@@ -73,7 +72,7 @@ class Forked:
         processes: int = 1,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        main: Callable[[], object] = train.cli,
+        main: Callable[[], object] = train.main,
     ) -> None:
         self.words, self.outputs = list(words), [folder / f"output_{rank}.txt" for rank in range(processes)]
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -15,75 +14,132 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, require
-from mtl.config.trust import check_config
+from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 
 log = logging.getLogger(__name__)
 
-_LABEL = b"mtl-sha256:"
-_SEAL = len(_LABEL) + 64  # bytes: the label and the digits
+
+class DamagedError(InputError):
+    """A checkpoint is damaged; another one of the run may be intact."""
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint as ``writing`` does: a kill or a full disk leaves earlier files intact."""
+class Checkpoint(dict[str, Any]):
+    """The content of the checkpoint at ``path``, as Lightning and the callbacks wrote it."""
+
+    def __init__(self, content: Mapping[str, Any], path: Path) -> None:
+        super().__init__(content)
+        self.path = path
+
+    def config(self, trust: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the resolved configuration of the run, which is safe to build.
+
+        Raises InputError if it names classes that neither this program nor the packages of ``trust`` contain.
+        """
+        check_config(self["config"], trust, self.path)
+        return dict(self["config"])
+
+    def data(self) -> dict[str, Any]:
+        """Return the state of the data module; raise InputError if there is none."""
+        state = self.get("data")
+        if not isinstance(state, Mapping) or "spec" not in state:
+            raise InputError(f"checkpoint {self.path} does not describe its data: this program did not write it")
+        return dict(state)
+
+    def weights(self) -> dict[str, Any]:
+        """Return the weights of the network by their names in the network."""
+        names = [name for name in self["state_dict"] if str(name).startswith("network.")]
+        return {name.removeprefix("network."): self["state_dict"][name] for name in names}
+
+
+class CheckpointIO(TorchCheckpointIO):
+    """Write each checkpoint as ``writing`` does: a kill or a full disk leaves earlier files intact.
+
+    ``known``: the checkpoint that the run starts from, which need not be read again.
+    """
+
+    def __init__(self, known: Checkpoint | None = None) -> None:
+        self.known = known
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         with writing(Path(path)) as file:
-            torch.save(checkpoint, file)
-            seal(file)
+            torch.save(dict(checkpoint), file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration is not checked: the Trainer does not use it."""
-        return read_whole(path)
+        known, self.known = self.known, None
+        return known if known is not None and known.path == Path(path) else read(path)
 
 
-def seal(file: Any) -> None:
-    """Append the SHA-256 digest of a zip file, open for reading and writing, as the zip file's comment.
+def file_of(path: str | Path, name: str = "best") -> Path:
+    """Return the checkpoint that ``path`` means: a file, or ``best.ckpt`` or ``last.ckpt`` of a run folder.
 
-    The comment is part of the zip format, so ``torch.load`` and other programs still read the file.
+    ``name``: which of the two; the other one if the run has only that.
     """
-    file.flush()
-    file.seek(-2, os.SEEK_END)
-    if file.read(2) != b"\0\0":  # a zip file without comment ends with the comment's length
-        raise RuntimeError("torch.save wrote a zip file that cannot take a checksum")
-    file.seek(-2, os.SEEK_END)
-    file.write(_SEAL.to_bytes(2, "little") + _LABEL)
-    file.flush()
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    file.seek(0, os.SEEK_END)
-    file.write(digest.encode())
+    path = Path(path)
+    found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
+    return next((file for file in found if file.is_file()), path)
 
 
-def check_seal(path: Path) -> None:
-    """Raise ValueError unless the file ends with its right checksum, InputError if it ends with none.
+def read(path: str | Path, name: str = "best") -> Checkpoint:
+    """Return the checkpoint that ``file_of`` finds; ``Checkpoint.config`` checks its configuration.
 
-    Every damage is found: to the contents, to the zip file's directory and to the checksum itself. Raises ValueError
-    also for files that are no zip file or whose members are compressed: torch does not compress, so it could only be
-    meant to fill the memory.
+    Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
+    """
+    path = file_of(path, name)
+    require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
+    try:
+        _check_sums(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises half a dozen kinds for damaged files
+        raise DamagedError(_damage(path, error)) from None
+    known = isinstance(content, dict) and all(isinstance(content.get(k), Mapping) for k in ("config", "state_dict"))
+    require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
+    bad = [
+        str(name)
+        for name, value in content["state_dict"].items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
+    require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
+    return Checkpoint(content, path)
+
+
+def read_to_resume(path: str | Path) -> Checkpoint:
+    """Return the last checkpoint at ``path`` or, with a warning, its predecessor if it is damaged."""
+    path = file_of(path, "last")
+    try:
+        return read(path)
+    except DamagedError as error:
+        previous = previous_checkpoint(path)
+        if not previous.is_file():
+            raise
+        checkpoint = read(previous)
+        log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
+        return checkpoint
+
+
+def _check_sums(path: Path) -> None:
+    """Raise ValueError unless all members of the zip file have their checksums, and none is compressed.
+
+    torch does not compress: a compressed member could only be meant to fill the memory.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > (
-            path.stat().st_size
-        ):
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        if not stored or sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its members are larger than the file: this is no checkpoint but a zip bomb")
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _SEAL))
-        end = file.read()
-        if not end.startswith(_LABEL):
-            raise InputError(f"checkpoint {path} was not written by this program: it has no checksum")
-        file.seek(0)
-        digest, left = hashlib.sha256(), size - 64
-        while left:
-            block = file.read(min(left, 1 << 20))
-            digest.update(block)
-            left -= len(block)
-    if digest.hexdigest().encode() != end[-64:]:
-        raise ValueError("its checksum is wrong")
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+
+
+def _damage(path: Path, error: Exception) -> str:
+    reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+    others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
+    hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
+    return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"
 
 
 def previous_checkpoint(path: str | Path) -> Path:
@@ -110,80 +166,3 @@ def give_second_name(path: Path, name: Path) -> None:
     except OSError:  # a file system without hard links
         with path.open("rb") as source, writing(name) as copy:
             shutil.copyfileobj(source, copy)
-
-
-class DamagedError(InputError):
-    """A checkpoint is damaged; another one of the run may be intact."""
-
-
-def whole_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> Path:
-    """Return ``path``, or, with a warning, the previous checkpoint if the one at ``path`` is damaged."""
-    path = Path(path)
-    try:
-        read_checkpoint(path, trust)
-    except DamagedError as error:
-        previous = previous_checkpoint(path)
-        if not previous.is_file():
-            raise
-        read_checkpoint(previous, trust)
-        log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
-        return previous
-    return path
-
-
-def read_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the content of a checkpoint of this program, whose configuration is safe to build.
-
-    Raises InputError as ``read_whole`` does, and if the configuration names classes that neither this program nor the
-    packages of ``trust`` contain.
-    """
-    checkpoint = read_whole(path)
-    check_config(checkpoint["config"], trust, path)
-    return checkpoint
-
-
-def read_whole(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of this program; its configuration may still name any class.
-
-    Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
-    """
-    path = Path(path)
-    require(path.is_file(), f"checkpoint {path}: no such file; give a .ckpt file, such as <run>/checkpoints/last.ckpt")
-    try:
-        check_seal(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except InputError:
-        raise
-    except Exception as error:  # torch raises half a dozen kinds for damaged files
-        raise DamagedError(_damage(path, error)) from None
-    content: dict[str, Any] = checkpoint if isinstance(checkpoint, dict) else {}
-    known = all(isinstance(content.get(key), Mapping) for key in ("config", "state_dict"))
-    require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
-    bad = [
-        str(name)
-        for name, value in content["state_dict"].items()
-        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
-    ]
-    require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
-    return content
-
-
-def data_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the data module in a checkpoint; raise InputError if it has none."""
-    state = checkpoint.get("data")
-    if not isinstance(state, Mapping) or "spec" not in state:
-        raise InputError("the checkpoint does not describe its data: this program did not write it")
-    return dict(state)
-
-
-def network_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights of the network in a checkpoint, by their names in the network."""
-    weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
-    return {name.removeprefix("network."): value for name, value in weights.items()}
-
-
-def _damage(path: Path, error: Exception) -> str:
-    reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
-    others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
-    hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
-    return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"

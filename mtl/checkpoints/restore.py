@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from mtl.checkpoints.files import data_state
+from mtl.checkpoints.files import Checkpoint
 from mtl.checks import require
 
 log = logging.getLogger(__name__)
@@ -14,14 +13,14 @@ log = logging.getLogger(__name__)
 Purpose = Literal["resume", "test", "use"]
 
 
-def restore_data(data: Any, checkpoint: Mapping[str, Any], purpose: Purpose, accept: bool = False) -> None:
+def restore_data(data: Any, checkpoint: Checkpoint, purpose: Purpose, accept: bool = False) -> None:
     """Prepare ``data`` with the state of its checkpoint, before ``data.setup()``.
 
     Vocabularies, scales and classes are then those of the training. To ``resume`` on files that have changed raises
     InputError, unless ``accept``; otherwise a warning says what has changed. For a ``test`` only the rows of the test
     will be loaded.
     """
-    data.load_state_dict(data_state(checkpoint), test_only=purpose == "test")
+    data.load_state_dict(checkpoint.data(), test_only=purpose == "test")
     data.prepare_data()
     changes = data.changed_files()
     if purpose == "resume":

@@ -6,32 +6,25 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 from torch import Tensor, nn
 
-from mtl.checkpoints.files import read_whole
+from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError
 from mtl.kinds import listed
 
 log = logging.getLogger(__name__)
 
-NETWORK = "network."  # how the names of a network's weights begin in a checkpoint
 
-
-def start_from(network: nn.Module, path: str | Path) -> None:
-    """Copy every weight of the checkpoint at ``path`` whose name and shape fit into ``network``, and log what does not.
+def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy every weight of ``checkpoint`` whose name and shape fit into ``network``, and log what does not.
 
     Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change:
     they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's weights
     and extra states by name pass through it first. Nothing else of the checkpoint is used. Raises InputError if no
     weight fits.
     """
-    state = {
-        str(name).removeprefix(NETWORK): value
-        for name, value in read_whole(path)["state_dict"].items()
-        if str(name).startswith(NETWORK)
-    }
+    state = checkpoint.weights()
     if callable(adapt := getattr(network, "adapt", None)):
         state = adapt(state)
     options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
@@ -42,8 +35,8 @@ def start_from(network: nn.Module, path: str | Path) -> None:
     fitting = {name: value for name, value in state.items() if name in own and _fits(value, own[name])}
     if not fitting:
         raise InputError(
-            f"start_from={path}: none of its weights fits this network; it has {grouped(state)}, and the network has "
-            f"{grouped(own)}"
+            f"start_from={checkpoint.path}: none of its weights fits this network; it has {grouped(state)}, and the "
+            f"network has {grouped(own)}"
         )
     network.load_state_dict(fitting, strict=False)
     left_out = {
@@ -52,7 +45,7 @@ def start_from(network: nn.Module, path: str | Path) -> None:
         "of another shape": [name for name in own if name in state and name not in fitting],
     }
     reports = [f"; {what}: {grouped(names)}" for what, names in left_out.items() if names]
-    log.info("start_from=%s: %d of %d tensors are set%s", path, len(fitting), len(own), "".join(reports))
+    log.info("start_from=%s: %d of %d tensors are set%s", checkpoint.path, len(fitting), len(own), "".join(reports))
 
 
 def grouped(names: Iterable[str]) -> str:

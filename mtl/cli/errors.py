@@ -1,4 +1,4 @@
-"""Say in one sentence what went wrong, for errors that are not mistakes in the code."""
+"""Say in one sentence what went wrong, for errors that are not mistakes in the code. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import InputError, causes
@@ -42,12 +41,24 @@ def lost_peer(error: BaseException) -> bool:
 @contextmanager
 def as_one_message() -> Iterator[None]:
     """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it."""
+    os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     try:
         yield
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(explain(error)[0])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        end(error)
+
+
+def end(error: BaseException, sentence: str | None = None) -> NoReturn:
+    """Exit with one message for ``error``, by default that of ``explain``; with MTL_FULL_ERROR=1 raise it."""
+    if os.environ.get("MTL_FULL_ERROR") == "1":
+        raise error
+    message, status = (f"error: {sentence}", 1) if sentence else explain(error)
+    if status == 1:
+        sys.exit(message)
+    sys.stderr.write(message + "\n")
+    sys.exit(status)
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -59,7 +70,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         if isinstance(cause, InputError):
             return f"error: {cause}", 1
     if any(isinstance(cause, KeyboardInterrupt) for cause in chain):
-        return "stopped by Ctrl-C; what was saved before can be resumed with ckpt=<run>/checkpoints/last.ckpt", 130
+        return "stopped by Ctrl-C; what was saved before can be resumed with ckpt=RUN", 130
     for cause in chain:
         text = _sentence(cause)
         if text:
@@ -68,8 +79,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def _sentence(error: BaseException) -> str | None:
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in _MEMORY)
-    if memory and isinstance(error, MemoryError | RuntimeError):
+    memory = isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+    if memory or isinstance(error, MemoryError):
         return (
             f"out of memory ({_first_line(error)}); use a smaller data.batch_size, fewer experts "
             "(recipe.num_experts) or smaller ones (recipe.expert_units)"
@@ -84,7 +95,7 @@ def _sentence(error: BaseException) -> str | None:
         return f"the checkpoint does not fit this network and these data: {' '.join(lines[:2])}"
     if isinstance(error, RecursionError):
         return f"the configuration is nested too deeply ({_first_line(error)})"
-    if isinstance(error, MisconfigurationException | OmegaConfBaseException):
+    if isinstance(error, OmegaConfBaseException) or type(error).__name__ == "MisconfigurationException":  # Lightning's
         return _first_line(error)
     return None
 

@@ -36,9 +36,12 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
 
 
 def run_folder(checkpoint: str) -> Path | None:
-    """Return the run folder that holds ``checkpoint``, or None if the checkpoint does not lie in a run folder."""
-    parent = Path(str(checkpoint)).absolute().parent
-    return parent.parent if parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file() else None
+    """Return the run folder that ``checkpoint`` is or lies in, None if it does not lie in a run folder."""
+    path = Path(str(checkpoint)).absolute()
+    folder = path if path.is_dir() else path.parent.parent
+    return (
+        folder if (path.is_dir() or path.parent.name == "checkpoints") and (folder / "config.yaml").is_file() else None
+    )
 
 
 def new_folder(path: str) -> str:

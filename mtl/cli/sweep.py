@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,12 @@ class SweepTable(Callback):
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table after a failure or a signal, where Hydra calls nothing at the end, and how to go on."""
-        from mtl.cli.commands import sweep_command
+        from mtl.cli.commands import GIVEN, sweep_command
         from mtl.report.summary import CSV
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():
-            print(f"finish the sweep with: {sweep_command(sys.argv[1:], config.hydra.sweep.dir)}")
+            print(f"finish the sweep with: {sweep_command(GIVEN, config.hydra.sweep.dir)}")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError

@@ -17,7 +17,7 @@ from pytorch_lightning import LightningDataModule, Trainer
 from torch import nn
 
 from mtl.callbacks.standard import standard_callbacks
-from mtl.checkpoints.files import AtomicCheckpointIO
+from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, require
 from mtl.compat import config_path
 from mtl.training.distillation import Distillation
@@ -88,7 +88,7 @@ def build_module(
 
 
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
-    """Return what makes the weighting of a network; None for a checkpoint that is older than this section."""
+    """Return what makes the weighting of a network, None if there is no such section."""
     if not cfg.get("weighting"):
         return None
     try:
@@ -122,12 +122,12 @@ def _check_weighting(cfg: DictConfig) -> None:
     )
 
 
-def build_trainer(cfg: DictConfig) -> Trainer:
-    """Return the Trainer with its callbacks and loggers."""
+def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> Trainer:
+    """Return the Trainer with its callbacks and loggers; ``checkpoint``: the one that it will start from."""
     chosen = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     loggers = [_instantiate(node) for node in (cfg.get("logger") or {}).values() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
-    files = AtomicCheckpointIO()
+    files = CheckpointIO(checkpoint)
     trainer: Trainer = _instantiate(
         cfg.trainer,
         callbacks=[*standard_callbacks(), *chosen],

@@ -1,28 +1,26 @@
-"""Build the configuration of a run that starts from a checkpoint: the checkpoint's own, with the command line on top.
+"""Compose the configuration of a run that goes on from a checkpoint, or tests it.
 
-A checkpoint holds its configuration with all values filled in. ``conf/`` says how values depend on each other, as in
-``patience: ${recipe.patience}``: a value that still equals the one it refers to follows it again when the command line
-changes that one. What could write files, reach a server or run code comes from ``conf/`` and the command line alone:
-see ``mtl.config.trust``.
+A checkpoint has the words of its run's command line, and the configuration that they gave, with all values filled in. A
+run that starts from it composes ``conf/`` with those words and its own, so that values follow each other as in any run.
+All that the weights depend on must then have the value that the checkpoint names, even if files of ``conf/`` have
+changed. Classes, files and servers come from ``conf/`` and the command line alone: a checkpoint may be a stranger's.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import Checkpoint
+from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, require
-from mtl.config.schema.tables import SEVERAL
-from mtl.config.trust import OWN, check_target, is_trusted
 from mtl.records import flatten
 
 Composer = Callable[[Sequence[str]], DictConfig]
@@ -36,96 +34,127 @@ FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check
 # the training without them, and notices if they have changed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # how they are read
-# Options of callbacks, logger and trainer whose text a checkpoint may set: names of metrics, modes, devices
-NAMES = (
-    "accelerator",
-    "devices",
-    "gradient_clip_algorithm",
-    "max_time",
-    "mode",
-    "monitor",
-    "precision",
-    "shape",
-    "target",
-)
 
-LINK = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # a reference to another value, and nothing else
+LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
+OBJECTS = ("callbacks", "logger", "trainer")  # their texts may be files and servers, but for those of these keys:
+NAMES = ("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor", "precision", "shape")
+NAMES += ("target",)
+TEXTS = ("label", "start_from")  # options whose text is free; other words without a dot choose from a config group
 
 
-def config_from_checkpoint(
-    path: str | Path, words: Sequence[str], compose: Composer, trust: Sequence[str] = (), evaluate: bool = False
-) -> DictConfig:
-    """Return the configuration of a run that starts from the checkpoint at ``path``, resolved.
+def is_harmless(word: str) -> bool:
+    """Return whether a run may take ``word``, as in ``gate.k=4``, from a checkpoint.
 
-    ``words``: the arguments of the command line; ``compose(words)`` returns the configuration of the installed
-    ``conf/`` with ``words``, unresolved, and the options chosen from config groups under ``choices``. A group among the
-    words, as in ``trainer=default``, changes only the values in which it differs from the option that the run chose.
-    ``evaluate``: the run only tests. Raises InputError if the command line asks for another network, gate, data or
-    (unless ``evaluate``) optimizer than the checkpoint's, and for a checkpoint that names classes that are not trusted.
+    Harmless are choices of config groups by plain names, and values that name no class, no place of data, and no file
+    or server of callbacks, loggers and trainer. Messages repeat other words in the commands that they print.
     """
-    checkpoint = read_checkpoint(path, trust)
-    saved = checkpoint["config"]
-    given, choices = {_key(word) for word in words}, saved.get("choices", {})
-    require(isinstance(choices, Mapping), f"checkpoint {path}: choices={choices!r} in its configuration is no section")
-    template, chosen = _template(choices, compose)
-    kept = [word for word in chosen if _key(word) not in given]
-    asked = plain(compose([*kept, *words]))
-
-    merged: dict[str, Any] = linked(saved, template, saved)
-    own = _Own(saved, given, trust, path)
-    for section in OWN:
-        merged[section] = own.merged(section, asked.get(section), saved.get(section))
-    if "schedule" in given:  # it replaces the run's, if only by none
-        without = _built(plain(compose([*kept, "schedule=none"])))
-        callbacks = {name: node for name, node in merged["callbacks"].items() if name not in _built(template) - without}
-        merged["callbacks"] = callbacks | {name: asked["callbacks"][name] for name in _built(asked) - without}
-    _apply(merged, template, asked if "label" in given else asked | {"label": template["label"]})
-    merged["data"] = _with_own_places(merged["data"])
-    always = ("paths", "ckpt", "evaluate", "trust", "changed_data", *(k for k in flatten(asked) if _is_place(k)))
-    for key in [*(given - asked["choices"].keys() - {"experiment"}), *always]:
-        _copy(asked, merged, key)
-    merged["choices"] = {**choices, **{k: v for k, v in asked["choices"].items() if k in given}}
-
     try:
-        final = plain(OmegaConf.create(merged), resolve=True)
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the configuration in checkpoint {path} does not fit this program: {reason}") from None
-    wrong = _differences(
-        saved,
-        final,
-        FIXED_SECTIONS if evaluate else (*FIXED_SECTIONS, "optimizer"),
-        TEST_FILES if evaluate else FILES,
+        override = OverridesParser.create().parse_override(word)
+        key, value = override.key_or_group, override.value()
+    except (HydraException, ValueError):
+        return False
+    section, _, option = key.partition(".")
+    if option == "_target_" and section in BUILT:
+        return is_installed(section, value)
+    is_place = key == "data.data_dir" or (section == "data" and key.endswith("_url"))
+    if section in LOCAL or is_place or any(part.startswith("_") for part in key.split(".")):
+        return False
+    if option or key in TEXTS:
+        return _is_value(value, option.rpartition(".")[2], section in OBJECTS)
+    names = value if isinstance(value, list) else [value]
+    return all(not isinstance(name, str) or re.fullmatch(r"[\w-]+(/[\w-]+)*", name) for name in names)
+
+
+def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
+    """Return whether ``value`` holds plain values alone; with ``numbers_only``, texts only under the keys of NAMES."""
+    if isinstance(value, list):
+        return all(_is_value(item, key, numbers_only) for item in value)
+    if isinstance(value, dict):
+        return all(not str(k).startswith("_") and _is_value(v, str(k), numbers_only) for k, v in value.items())
+    if isinstance(value, str):
+        return "${" not in value and value != "???" and (not numbers_only or key in NAMES)
+    return value is None or isinstance(value, bool | int | float)
+
+
+def key_of(word: str) -> str:
+    """Return the name of the option or group that a word of the command line sets."""
+    return word.lstrip("+~").split("=")[0].split("@")[0]
+
+
+def stored_words(checkpoint: Checkpoint) -> list[str]:
+    """Return the words of the run of ``checkpoint``. Raises InputError if one is none that this program stores."""
+    words = checkpoint["config"].get("words", ())
+    harmful = [word for word in words if not isinstance(word, str) or not is_harmless(word)]
+    require(
+        not harmful,
+        f"checkpoint {checkpoint.path} holds the word {str(harmful[:1])[1:81]}, which could name a class, a file or a "
+        "server; this program stores no such words, so another one wrote it",
     )
+    return list(words)
+
+
+def words_in_force(stored: Sequence[str], given: Sequence[str], cfg: DictConfig | None = None) -> list[str]:
+    """Return those of the ``stored`` words that count beside those ``given`` on the command line, which replace them.
+
+    A given choice of a group, as in ``trainer=default``, keeps the stored words below that group for options which the
+    group has in ``cfg``, the configuration without these words; without ``cfg`` it keeps none of them.
+    """
+    keys, absent = {key_of(word) for word in given}, object()
+    words = []
+    for word in stored:
+        key = key_of(word)
+        is_chosen_anew = any(part in keys for part in key.split(".")[:-1][:2])  # gate.k, callbacks.lr_schedule.warmup
+        known = cfg is not None and OmegaConf.select(cfg, key, default=absent) is not absent
+        words += [word] * (key not in keys and (known or not is_chosen_anew))
+    return words
+
+
+def resumed_config(
+    checkpoint: Checkpoint, words: Sequence[str], compose: Composer, trust: Sequence[str] = (), evaluate: bool = False
+) -> DictConfig:
+    """Return the configuration of a run of ``words`` that starts from ``checkpoint``, resolved.
+
+    ``compose(words)`` returns the configuration of the installed ``conf/``. ``evaluate``: the run only tests. Raises
+    InputError if network, gate, data or (unless ``evaluate``) optimizer are not the checkpoint's, and for a checkpoint
+    that names classes that are not trusted.
+    """
+    saved, stored = checkpoint.config(trust), stored_words(checkpoint)
+    cfg = compose([*(first := words_in_force(stored, words)), *words])
+    if (kept := words_in_force(stored, words, cfg)) != first:
+        cfg = compose([*kept, *words])
+    try:
+        OmegaConf.resolve(cfg)
+    except OmegaConfBaseException as error:
+        raise InputError(str(error).splitlines()[0]) from None
+    if OmegaConf.select(cfg, "network.config", default=0) is None:  # it describes an encoder that the run read
+        cfg.network.config = saved["network"].get("config")
+    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else ((*FIXED_SECTIONS, "optimizer"), FILES)
+    wrong = _differences(saved, plain(cfg), sections, free)
     require(
         not wrong,
-        f"checkpoint {path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use the "
-        "checkpoint's, or start a new run without it",
+        f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use "
+        "the checkpoint's, or start a new run",
     )
-    result = OmegaConf.create(final)
-    OmegaConf.set_struct(result, True)
-    return result
+    return cfg
 
 
-def kept_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
-    """Return those of ``words`` that a run needs again if it starts from a checkpoint of the run of ``cfg``.
-
-    They set what a checkpoint must not set, or does not contain: places, servers, classes, trust.
-    """
-    kept = []
-    for word in words:
-        key = _key(word)
-        section, _, option = key.partition(".")
-        if section in OWN and option:
-            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-            is_kept = not _is_harmless(key.rpartition(".")[2], value)
-        else:
-            is_kept = section in ("trust", "changed_data") or _is_place(key)
-        kept += [word] * is_kept
-    return kept
+def _differences(
+    saved: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str], free: re.Pattern[str]
+) -> list[str]:
+    """Return a phrase for each value of ``sections`` that differs, but for keys that are free or match ``free``."""
+    lines = []
+    for section in sections:
+        before, now = (flatten(config.get(section), section) for config in (saved, new))
+        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        keys = [key for key in keys if not (key in FREE_KEYS or key.endswith("_url") or free.fullmatch(key))]
+        if f"{section}._target_" in keys:  # options of different classes need not be compared
+            keys = [f"{section}._target_"]
+        keys = [key for key in keys if not key.startswith(("network.gate.", "network.permutation."))]  # same as gate
+        lines += [f"{key} is {before.get(key)} in the checkpoint, {now.get(key)} now" for key in keys]
+    return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
 
 
-def check_batches(checkpoint: Mapping[str, Any], batch_size: int, processes: int) -> None:
+def check_batches(checkpoint: Checkpoint, batch_size: int, processes: int) -> None:
     """Raise InputError if a resumed run with so many processes would have batches of another size than before.
 
     ``batch_size``: the rows that each of the processes takes. Within an epoch, batches of another size would also
@@ -145,187 +174,20 @@ def check_batches(checkpoint: Mapping[str, Any], batch_size: int, processes: int
     )
 
 
-def config_to_load(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
+def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
     """Return the configuration in a checkpoint for building its data and network, without training.
 
     Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``; addresses are those of the data modules.
     """
-    config = dict(read_checkpoint(path, trust)["config"])
-    data = _with_own_places(config["data"])
+    config = checkpoint.config(trust)
+    data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
     return OmegaConf.create({"compile": False, "network": config["network"], "data": data})
 
 
-def plain(cfg: DictConfig, resolve: bool = False) -> dict[str, Any]:
-    """Return a configuration as nested dicts and lists; ``resolve`` the interpolations, or leave them."""
-    container = OmegaConf.to_container(cfg, resolve=resolve)
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return a configuration as nested dicts and lists, with all references resolved."""
+    container = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
-
-
-def linked(node: Any, template: Any, saved: Mapping[str, Any]) -> Any:
-    """Return ``node``, a part of ``saved``, with the references of ``template`` wherever they give the same value."""
-    link = LINK.fullmatch(template) if isinstance(template, str) else None
-    if link and _find(saved, link[1]) == node:
-        return template
-    if isinstance(node, Mapping):
-        below = template if isinstance(template, Mapping) else {}
-        return {key: linked(value, below.get(key), saved) for key, value in node.items()}
-    if isinstance(node, list):
-        same = isinstance(template, list) and len(template) == len(node)
-        return [linked(value, template[i] if same else None, saved) for i, value in enumerate(node)]
-    return node
-
-
-@dataclass(frozen=True)
-class _Own:
-    """Add the harmless values of a checkpoint's configuration to callbacks, logger and trainer of this program.
-
-    Harmless are numbers, switches and null, and text under the keys of ``NAMES``. Classes, files and folders are always
-    this program's; an object that it does not have must be of a class that is trusted.
-    """
-
-    saved: Mapping[str, Any]
-    given: Collection[str]  # keys on the command line: the checkpoint's values do not matter there
-    trust: Sequence[str]
-    path: str | Path
-
-    def merged(self, section: str, own: Any, node: Any) -> Any:
-        """Return ``own``, this program's node ``section``, with the harmless values of the checkpoint's ``node``."""
-        if section == "paths" or not isinstance(node, Mapping):
-            return None if node is None and section in self.saved else own
-        result = dict(own) if isinstance(own, Mapping) else {}
-        for key, value in node.items():
-            here, known = f"{section}.{key}", result.get(key)
-            if isinstance(value, Mapping) and here not in self.given:
-                target = value.get("_target_")
-                same = isinstance(known, Mapping) and known.get("_target_") == value.get(
-                    "_target_", known.get("_target_")
-                )
-                if not same:
-                    where = f"checkpoint {self.path}: {here}"
-                    check_target(section.split(".")[0], target, self.trust, where)
-                    known = {"_target_": target} if not is_trusted(str(target), self.trust) else value
-                result[key] = self.merged(here, known, value)
-            elif not isinstance(value, Mapping) and _is_harmless(key, value):
-                result[key] = linked(value, known, self.saved)
-        if section in SEVERAL:
-            asked = {key.split(".")[1] for key in self.given if key.startswith(f"{section}.")}
-            result = {key: value for key, value in result.items() if key in node or key in asked}
-        return result
-
-
-def _built(config: Mapping[str, Any]) -> set[str]:
-    """Return the names of the callbacks that a run of ``config`` has."""
-    return {name for name, node in config["callbacks"].items() if isinstance(node, Mapping) and "_target_" in node}
-
-
-def _is_harmless(key: str, value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_harmless(key, item) for item in value)
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and key in NAMES)
-
-
-def _apply(merged: dict[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Change ``merged`` wherever ``after`` differs from ``before``; an object of another class replaces it whole."""
-    for name in before.keys() - after.keys():
-        merged.pop(name, None)
-    for name, value in after.items():
-        old, node = before.get(name), merged.get(name)
-        if old == value and name in before:
-            continue
-        if (
-            isinstance(node, dict)
-            and isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and old.get("_target_") == value.get("_target_")
-        ):
-            _apply(node, old, value)
-        else:
-            merged[name] = value
-
-
-def _copy(source: Mapping[str, Any], target: dict[str, Any], key: str) -> None:
-    """Set ``key`` of ``target`` to its value in ``source``, if it has one there."""
-    missing = object()
-    value = _find(source, key, missing)
-    if value is missing:
-        return
-    *parents, last = key.split(".")
-    for name in parents:
-        if not isinstance(target.get(name), dict):
-            target[name] = {}
-        target = target[name]
-    target[last] = value
-
-
-def _find(node: Any, key: str, default: Any = None) -> Any:
-    for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return default
-        node = node[name]
-    return node
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").split("=")[0].split("@")[0]
-
-
-def _template(choices: Mapping[str, Any], compose: Composer) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration of ``choices`` (option by config group), and the words that choose them.
-
-    Left out are options that do not exist here: a user's own may lie in a folder that is not given. A choice that is no
-    plain name is refused: it could lead to any file.
-    """
-    words = []
-    for group, option in choices.items():
-        if isinstance(option, str | list):
-            options = [option] if isinstance(option, str) else option
-            plain_names = all(re.fullmatch(r"\w+(/\w+)*", str(name)) for name in (group, *options))
-            require(plain_names, f"choices.{group}={option!r} in the checkpoint is not the name of an option")
-            words.append(f"{group}={option}" if isinstance(option, str) else f"{group}=[{','.join(option)}]")
-    try:
-        return plain(compose(words)), words
-    except HydraException:
-        words = [word for word in words if _composes(compose, word)]
-        return plain(compose(words)), words
-
-
-def _composes(compose: Composer, word: str) -> bool:
-    try:
-        compose([word])
-    except HydraException:
-        return False
-    return True
-
-
-def _differences(
-    saved: Mapping[str, Any], given: Mapping[str, Any], sections: Sequence[str], free: re.Pattern[str] | None = None
-) -> list[str]:
-    """Return a phrase for each value of ``sections`` that differs, but for keys that are free or match ``free``."""
-    lines = []
-    for section in sections:
-        old, new = (flatten(config.get(section), section) for config in (saved, given))
-        keys = sorted(key for key in old.keys() | new.keys() if not _is_free(key) and old.get(key) != new.get(key))
-        keys = [key for key in keys if free is None or not free.fullmatch(key)]
-        if f"{section}._target_" in keys:  # options of different classes need not be compared
-            keys = [f"{section}._target_"]
-        keys = [key for key in keys if not key.startswith(("network.gate.", "network.permutation."))]  # same as gate
-        lines += [f"{key} is {old.get(key)} in the checkpoint, {new.get(key)} given" for key in keys]
-    return lines[:4] + ([f"and {len(lines) - 4} more"] if len(lines) > 4 else [])
-
-
-def _is_place(key: str) -> bool:
-    """Return whether ``key`` says where data are: a checkpoint must not send a user's program to other places."""
-    return key == "data.data_dir" or (key.startswith("data.") and key.endswith("_url"))
-
-
-def _with_own_places(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's section ``data`` with this program's folder, and without addresses."""
-    data = {key: value for key, value in data.items() if not key.endswith("_url")}
-    return data | {"data_dir": "${paths.data_dir}"} if "data_dir" in data else data
-
-
-def _is_free(key: str) -> bool:
-    return key in FREE_KEYS or key.endswith("_url")

@@ -48,8 +48,8 @@ def split_ffn(dense: Mapping[str, Tensor], neurons: Tensor) -> dict[str, Tensor]
 
 
 def read_importance(path: str | None, depth: int, width: int) -> Tensor:
-    """Return the importance ``[depth, width]`` of hidden units that ``mtl.use.importance`` wrote to ``path``."""
-    how = "python -m mtl.use.importance RUN/checkpoints/best.ckpt writes such a file for a dense run"
+    """Return the importance ``[depth, width]`` of hidden units that ``mtl importance`` wrote to ``path``."""
+    how = "mtl importance RUN writes such a file for a dense run"
     require(path is not None, f"network.start=importance needs network.importance=FILE; {how}")
     assert path is not None
     require(Path(path).is_file(), f"network.importance={path}: no such file; {how}")

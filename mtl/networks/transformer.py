@@ -79,7 +79,7 @@ class Transformer(nn.Module):
     ``route="sentence"``, the mean state of the sentence. The hash gate reads the token's id.
 
     Experts start as copies of the dense layer (``start="copy"``), or as parts of it: of its most important neurons
-    (``"importance"``, from the file ``importance`` that ``python -m mtl.use.importance`` writes) or of random ones
+    (``"importance"``, from the file ``importance`` that ``mtl importance`` writes) or of random ones
     (``"random"``). ``shared_neurons`` of an expert's neurons are the same in all experts (None: two thirds).
     """
 

@@ -31,12 +31,17 @@ HARMLESS = (
 
 
 def reproduce(
-    cfg: DictConfig, name: str, options: Sequence[str], compose: Composer, program: Path, own: Sequence[str] = ()
+    cfg: DictConfig,
+    name: str,
+    options: Sequence[str],
+    compose: Composer,
+    program: Sequence[str],
+    own: Sequence[str] = (),
 ) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
     ``name``: of the file in ``conf/paper``. ``options``: of train.py, for all runs. ``compose(words)`` returns the
-    checked configuration of a run; ``program``: train.py. ``own``: the other words of the command line, whose values
+    checked configuration of a run; ``program``: mtl train. ``own``: the other words of the command line, whose values
     are in ``cfg``; the report names those that make its runs differ from the file's.
     """
     make_lasting()

@@ -72,4 +72,4 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
 
 def _is_own(name: str) -> bool:
     """Return whether every run of one setting has a value of its own of this option."""
-    return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name == "label"
+    return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name in ("label", "words")

@@ -33,12 +33,12 @@ def tune(
     options: Sequence[str],
     show: str | None,
     compose: Composer,
-    program: Path,
+    program: Sequence[str],
 ) -> None:
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
     ``name``: of the study's file; ``gates``, ``options``: as in ``definition.read``; ``show``: only print the "best"
-    trials, or that of a number. ``compose(words)`` returns the checked configuration of a run; ``program``: train.py.
+    trials, or that of a number. ``compose(words)`` returns the checked configuration of a run; ``program``: mtl train.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     make_lasting()

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -43,9 +42,9 @@ def run_folder(folder: Path, label: str, number: int) -> Path:
 
 
 class Launcher:
-    """Run trials as ``program``, the path of train.py, in folders below ``folder``; ``monitor`` is the metric."""
+    """Run trials as ``program``, as in ``mtl train``, in folders below ``folder``; ``monitor`` is the metric."""
 
-    def __init__(self, program: Path, folder: Path, monitor: str) -> None:
+    def __init__(self, program: Sequence[str], folder: Path, monitor: str) -> None:
         self.program, self.folder, self.monitor = program, folder, monitor
 
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
@@ -90,7 +89,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         with (folder / OUTPUT).open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, str(self.program), *given],
+                [*self.program, *given],
                 env=os.environ | {VARIABLE: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

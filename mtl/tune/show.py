@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.checks import require
+from mtl.cli.commands import program
 from mtl.cli.results import number
 from mtl.tune.queue import monitor_of
 from mtl.tune.space import words
@@ -55,5 +56,5 @@ def show_trial(study: Study, wanted: int) -> None:
     console.print(f"trial {wanted}: {STATES[trial.state]}{value}")
     if "command" in trial.user_attrs:
         console.print(trial.user_attrs["folder"], soft_wrap=True, highlight=False, markup=False)
-        again = shlex.join(["python", "train.py", *trial.user_attrs["command"]])
+        again = shlex.join([*program(), *trial.user_attrs["command"]])
         console.print(again, soft_wrap=True, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""Export a trained network as a program for other places: ``python -m mtl.use.export <run>/checkpoints/best.ckpt``.
+"""Export a trained network as a program for other places: ``mtl export RUN``.
 
 Writes ``model.pt2``, which needs torch alone (``torch.export.load``), with ``--onnx`` also ``model.onnx``, and
 ``preprocessing.json``: how rows become inputs, and what the outputs are. Both programs map a batch of any size to
@@ -7,27 +7,22 @@ probabilities (binary and multiclass tasks) and to values in the units of the la
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from mtl.checkpoints.files import data_state, read_checkpoint
-from mtl.checkpoints.restore import restore_data
+from mtl.checkpoints.files import Checkpoint, read
 from mtl.checks import InputError, require
-from mtl.cli.errors import as_one_message
-from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import class_names
 from mtl.types import Bag, Categorical, Tokens
 from mtl.use import program
-from mtl.use.trained import TrainedModel, load
+from mtl.use.trained import TrainedModel, data_of, model_of
 from mtl.writing import write_json
 
 ROWS = 256  # on which programs are compared with the network
@@ -52,8 +47,10 @@ def export_run(
     """
     if onnx:
         program.onnx_runtime()  # a missing package is reported before any work is done
-    checkpoint, model = read_checkpoint(path, trust), load(path, trust, "cpu")
-    inputs, of_test = rows_to_compare(model, checkpoint, config_to_load(path, trust, data_dir))
+    checkpoint = read(path)
+    cfg = config_to_load(checkpoint, trust, data_dir)
+    model = model_of(checkpoint, cfg, "cpu")
+    inputs, of_test = rows_to_compare(model, checkpoint, cfg)
     names = [task.name for task in model.spec.tasks]
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
@@ -79,9 +76,7 @@ def export_run(
     return {"differences": differences, "rows": "test" if of_test else "made-up", "dense": dense}
 
 
-def rows_to_compare(
-    model: TrainedModel, checkpoint: Mapping[str, Any], cfg: DictConfig
-) -> tuple[dict[str, Tensor], bool]:
+def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig) -> tuple[dict[str, Tensor], bool]:
     """Return inputs of the test split and True or, if the data are not there, made-up ones and False.
 
     ``cfg``: the configuration of the ``checkpoint``. Ids are int64; nothing is downloaded.
@@ -89,9 +84,7 @@ def rows_to_compare(
     try:
         if "download" in cfg.data:
             cfg.data.download = False
-        data: Any = build.build_data(cfg)
-        restore_data(data, checkpoint, "test")
-        data.setup()
+        data = data_of(checkpoint, cfg, "test")
         rows = next(iter(data.test_dataloader())).inputs
         inputs = {name: rows[name][:ROWS] for name in model.spec.inputs}
     except (InputError, OSError, KeyError, StopIteration):
@@ -106,7 +99,7 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
     return max(float((found[name] - expected[name]).abs().max()) / scales[name] for name in scales)
 
 
-def preprocessing(model: TrainedModel, checkpoint: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return as plain data how rows become ``inputs``, and what the outputs are.
 
     ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
@@ -125,29 +118,5 @@ def preprocessing(model: TrainedModel, checkpoint: Mapping[str, Any], inputs: Ma
             | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
             for task in model.spec.tasks
         },
-        "data": data_state(checkpoint),
+        "data": checkpoint.data(),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, export, and print the differences."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.use.export", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
-    parser.add_argument("--out", type=Path, help="folder to write to; default <run>/exported")
-    parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
-    parser.add_argument("--data-dir", help="folder of the data; default $MTL_DATA_DIR or data")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    given = parser.parse_args(arguments)
-    folder = given.out or Path(given.checkpoint).absolute().parent.parent / "exported"
-    with as_one_message():
-        report = export_run(given.checkpoint, folder, given.onnx, given.trust, given.data_dir)
-    rows = "rows of the test split" if report["rows"] == "test" else "made-up rows, since the data are not there"
-    for file, value in report["differences"].items():
-        print(f"{folder / file}: differs from the network by at most {value:.1e} on {rows}")
-    if report["dense"]:
-        print(f"dense, since the gate depends on the example: {', '.join(report['dense'])}")
-    print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Rank the hidden units of a dense Transformer run: ``python -m mtl.use.importance <run>/checkpoints/best.ckpt``.
+"""Rank the hidden units of a dense Transformer run: ``mtl importance RUN``.
 
 ``network.start=importance network.importance=FILE`` splits dense layers into experts by this ranking (MoEBERT: Zuo et
 al. 2022, section 3.1). The importance of hidden unit j is I_j = sum_n | w1_j . dL_n/dw1_j + w2_j . dL_n/dw2_j |, with
@@ -9,24 +9,21 @@ with the pre-activation a_sj = w1_j . x_s + b_j, the activation h_sj, and d the 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import torch
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.cli.errors import as_one_message
 from mtl.experts.ffn import StackedFFN
 from mtl.networks.packing import real_tokens
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
-from mtl.use.prune import network_and_data
+from mtl.use.trained import network_and_data
 from mtl.writing import writing
 
 
@@ -91,29 +88,14 @@ def recording(layers: Sequence[StackedFFN]) -> Iterator[list[Recorder]]:
                 hook.remove()
 
 
-def importance_of_run(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> Tensor:
-    """Return the importance ``[layers, W]`` of a run's network over its validation rows."""
+def write_importance(
+    path: str | Path, file: Path, trust: Sequence[str] = (), data_dir: str | None = None
+) -> tuple[int, int]:
+    """Write the importance ``[layers, W]`` of a run's network over its validation rows; return the shape."""
     network, data = network_and_data(path, trust, data_dir)
     require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
     assert isinstance(network, Transformer)
-    return importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, compute the importance, and save it."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.use.importance", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt, of a dense Transformer")
-    parser.add_argument("--out", type=Path, help="file to write; default <run>/importance.pt")
-    parser.add_argument("--data-dir", help="folder of the data; default $MTL_DATA_DIR or data")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    given = parser.parse_args(arguments)
-    file = given.out or Path(given.checkpoint).absolute().parent.parent / "importance.pt"
-    with as_one_message():
-        scores = importance_of_run(given.checkpoint, given.trust, given.data_dir)
-        with writing(file) as opened:
-            torch.save({"importance": scores.cpu()}, opened)
-    print(f"{file}: importance of {scores.shape[1]:,} neurons in each of {scores.shape[0]} layers")
-
-
-if __name__ == "__main__":
-    main()
+    scores = importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())
+    with writing(file) as opened:
+        torch.save({"importance": scores.cpu()}, opened)
+    return scores.shape[0], scores.shape[1]

@@ -1,8 +1,7 @@
-"""Predict the rows of a file: ``python -m mtl.use.predict RUN/checkpoints/best.ckpt rows.csv -o out.parquet``."""
+"""Predict the rows of a file: what ``mtl predict RUN rows.csv -o predictions.parquet`` does."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# isort: split
 import polars as pl
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,14 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mtl.checks import InputError, require
-from mtl.cli.errors import as_one_message
 from mtl.types import ROW
 from mtl.use.trained import TrainedModel, load
 from mtl.writing import reported, writing
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")
-FIRST = 10  # rows that are shown if no file is written
 Write = Callable[[pl.DataFrame], None]
 
 
@@ -142,45 +138,3 @@ def shown(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.10g}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, predict, and write or show the predictions."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.use.predict", description=__doc__)
-    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
-    parser.add_argument(
-        "rows", type=Path, help="a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, help=f"file to write ({', '.join(SUFFIXES)}); default: show {FIRST} rows"
-    )
-    parser.add_argument("--tasks", type=listed, metavar="A,B", help="the tasks to predict; default all")
-    parser.add_argument(
-        "--keep", type=listed, metavar="A,B", help="columns of the rows to keep; default all, '' for none"
-    )
-    parser.add_argument("--experts", action="store_true", help="add the experts that each row used, with their weights")
-    parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
-    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
-    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    given = parser.parse_args(arguments)
-    options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts, "batch_size": given.batch_size}
-    with as_one_message():
-        if given.out is None:
-            model = load(given.checkpoint, given.trust, device=given.device)
-            block, share = next(predicted(model, given.rows, **options))
-            show(block[:FIRST])
-            if share < 1 or len(block) > FIRST:
-                print("These are the first rows: add -o FILE to write the predictions for all of them.")
-            return
-        count = predict_file(given.checkpoint, given.rows, given.out, given.force, given.trust, given.device, **options)
-    print(f"{given.out}: predictions for {count:,} rows")
-
-
-def listed(text: str) -> list[str]:
-    """Return the names in a text that commas separate."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-if __name__ == "__main__":
-    main()

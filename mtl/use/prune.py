@@ -1,34 +1,25 @@
-"""Extract the part of a trained network that a task uses: ``python -m mtl.use.prune <run>/checkpoints/best.ckpt``."""
+"""Extract the part of a trained network that a task uses: ``mtl prune RUN``."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from mtl.analysis.flops import forward_flops
-from mtl.checkpoints.files import network_weights, read_checkpoint
-from mtl.checkpoints.restore import restore_data
 from mtl.checks import require
-from mtl.cli.errors import as_one_message
-from mtl.config import build
-from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.types import TaskSpec
 from mtl.use import program
 from mtl.use.program import replace_parts
+from mtl.use.trained import network_and_data
 from mtl.writing import write_json
 
 
@@ -91,30 +82,9 @@ def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Mo
     return program.save(program.export(_Predictor(pruned, task), inputs), path)
 
 
-def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
-    """Return the trained network of a checkpoint, in evaluation mode, and its data module, set up.
-
-    ``trust``: packages of your own whose classes the checkpoint may name. ``data_dir``: the folder of the data, by
-    default $MTL_DATA_DIR or ``data``.
-    """
-    checkpoint, cfg = read_checkpoint(path, trust), config_to_load(path, trust, data_dir)
-    data: Any = build.build_data(cfg)
-    restore_data(data, checkpoint, "use")
-    data.setup()
-    network = build.build_network(cfg, data.spec, fresh=False)
-    network.load_state_dict(network_weights(checkpoint))
-    return network.eval(), data
-
-
-def network_from_checkpoint(path: str | Path, trust: Sequence[str] = ()) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return the trained network of a checkpoint, and the inputs of its first test batch; see ``network_and_data``."""
-    network, data = network_and_data(path, trust)
-    return network, dict(next(iter(data.test_dataloader())).inputs)
-
-
 @torch.no_grad()
 def prune_run(
-    path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = ()
+    path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = (), data_dir: str | None = None
 ) -> dict[str, dict[str, Any]]:
     """Prune the network of a checkpoint for each of ``tasks`` (empty: all); return the savings by task.
 
@@ -122,7 +92,8 @@ def prune_run(
     between the predictions of the exported program and of the full network, on a batch of test rows; of a regression,
     in standard deviations of its labels.
     """
-    network, inputs = network_from_checkpoint(path, trust)
+    network, data = network_and_data(path, trust, data_dir)
+    inputs = dict(next(iter(data.test_dataloader())).inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
@@ -134,28 +105,3 @@ def prune_run(
         report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
     write_json(folder / "savings.json", report)
     return report
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, prune, and print the savings."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.use.prune", description=__doc__)
-    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
-    parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
-    parser.add_argument("--out", type=Path, help="folder to write to; default <run>/pruned")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    given = parser.parse_args(arguments)
-    folder = given.out or Path(given.checkpoint).absolute().parent.parent / "pruned"
-    with as_one_message():
-        report = prune_run(given.checkpoint, given.task, folder, given.trust)
-    table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
-    for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
-        table.add_column(column, justify="left" if column == "task" else "right")
-    for task, row in report.items():
-        numbers = [row[name] for name in ("pruned_parameters", "parameters", "pruned_flops", "flops")]
-        table.add_row(task, *[f"{number:,}" for number in numbers], f"{row['difference']:.1e}")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Answer requests with a trained network: ``python -m mtl.use.serve <run>/checkpoints/best.ckpt``.
+"""Answer requests with a trained network: ``mtl serve RUN``.
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
@@ -8,14 +8,13 @@ the training rows had them. GET /health describes the model.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import platform
 import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,12 +22,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import polars as pl
 import torch
 
 from mtl.checks import InputError, check_number, check_whole, require
-from mtl.cli.errors import as_one_message
 from mtl.predictions import class_names
 from mtl.use.trained import TrainedModel, load
 
@@ -270,29 +267,15 @@ def web_packages() -> tuple[Any, Any]:
         import fastapi
         import uvicorn
     except ImportError as error:
-        raise InputError(f"mtl.use.serve needs the package {error.name}: pip install -e '.[serve]'") from None
+        raise InputError(f"mtl serve needs the package {error.name}: pip install 'mtl[serve]'") from None
     return fastapi, uvicorn
 
 
-def main(arguments: Sequence[str] | None = None, serve: Callable[..., None] | None = None) -> None:
-    """Read the command line, load the model, and answer requests until a signal stops the program."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.use.serve", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkpoint", help="such as <run>/checkpoints/best.ckpt")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
-    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    given = parser.parse_args(arguments)
-    with as_one_message():
-        check_whole("--max-batch", given.max_batch, 1)
-        check_number("--max-wait-ms", given.max_wait_ms, at_least=0)
-        _, uvicorn = web_packages()
-        model = load(given.checkpoint, given.trust)
-        predictor = Predictor(model, given.max_batch, given.max_wait_ms / 1000)
-        app = application(predictor, describe(model, given.checkpoint))
-    (serve or uvicorn.run)(app, host=given.host, port=given.port, access_log=False, http=protocol())
-
-
-if __name__ == "__main__":
-    main()
+def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
+    """Return the application that answers with the network of a run, uvicorn's protocol, and what runs it."""
+    check_whole("--max-batch", max_batch, 1)
+    check_number("--max-wait-ms", max_wait_ms, at_least=0)
+    _, uvicorn = web_packages()
+    model = load(path, trust)
+    app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))
+    return app, protocol(), uvicorn.run

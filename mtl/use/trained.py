@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import polars as pl
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mtl import predictions
-from mtl.checkpoints.files import data_state, network_weights, read_checkpoint
+from mtl.checkpoints.files import Checkpoint, read
+from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
@@ -175,20 +176,48 @@ EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert":
 
 
 def load(path: str | Path, trust: Sequence[str] = (), device: str | torch.device | None = None) -> TrainedModel:
-    """Return the trained model of a checkpoint. No file of the data is needed.
+    """Return the trained model of a run: its folder, or one of its checkpoints. No file of the data is needed.
 
     ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
     default a GPU if there is one. Raises InputError if the checkpoint is damaged, or names classes that are not
     trusted.
     """
-    checkpoint = read_checkpoint(path, trust)
-    cfg = config_to_load(path, trust)
+    checkpoint = read(path)
+    return model_of(checkpoint, config_to_load(checkpoint, trust), device)
+
+
+def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None) -> TrainedModel:
+    """Return the trained model of ``checkpoint``, whose configuration is ``cfg``; see ``load``."""
     data: Any = build.build_data(cfg)
-    data.load_state_dict(data_state(checkpoint))
-    network = build.build_network(cfg, data.spec, fresh=False)
-    network.load_state_dict(network_weights(checkpoint))
+    data.load_state_dict(checkpoint.data())
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return TrainedModel(network.eval().to(place), data.spec, getattr(data, "row_encoder", None), place)
+    network = _network(checkpoint, cfg, data.spec).to(place)
+    return TrainedModel(network, data.spec, getattr(data, "row_encoder", None), place)
+
+
+def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
+    """Return the trained network of a run, in evaluation mode, and its data module, set up.
+
+    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For the others see ``load``.
+    """
+    checkpoint = read(path)
+    cfg = config_to_load(checkpoint, trust, data_dir)
+    data = data_of(checkpoint, cfg, "use")
+    return _network(checkpoint, cfg, data.spec), data
+
+
+def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
+    """Return the data module of ``checkpoint``, whose configuration is ``cfg``, set up."""
+    data: Any = build.build_data(cfg)
+    restore_data(data, checkpoint, purpose)
+    data.setup()
+    return data
+
+
+def _network(checkpoint: Checkpoint, cfg: DictConfig, spec: DataSpec) -> nn.Module:
+    network = build.build_network(cfg, spec, fresh=False)
+    network.load_state_dict(checkpoint.weights())
+    return network.eval()
 
 
 def experts_used(weights: Tensor) -> pl.Series:

@@ -10,18 +10,18 @@ from pathlib import Path
 import polars as pl
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
-import train
-from mtl.config.resume import config_from_checkpoint
+from mtl.checkpoints.files import read, read_to_resume
+from mtl.cli import train
+from mtl.cli.help import groups
+from mtl.cli.run import run
+from mtl.config.resume import resumed_config
 from tests.config_files import keep_files
 from tests.conftest import ROOT
 
 keep_files()
-# The choices that a run makes, as Hydra names them
-FOLDERS = {path.parent.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")}
-NO_CHOICES = (".", "hydra/job_logging", *train.NOT_OURS)
-GROUPS = sorted(str(folder) for folder in FOLDERS if str(folder) not in NO_CHOICES)
+GROUPS = [name for name, _ in groups(ROOT / "conf")]  # the choices that a run makes
 SMALL = [
     "trainer.max_epochs=2",
     "trainer.accelerator=cpu",
@@ -46,21 +46,22 @@ def _composed(words: tuple[str, ...]) -> DictConfig:
 
 def compose_small(run_dir: Path, *words: str) -> DictConfig:
     """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
-    cfg = composed([*SMALL, *words])
-    with open_dict(cfg):
-        cfg.label = "test"
-        cfg.paths.run_dir = str(run_dir)
-    if "tasks_per_group" in cfg.data and not any(word.startswith("data.tasks_per_group=") for word in words):
-        cfg.data.tasks_per_group = 3  # what is logged of each task takes longer than its training
-    if "rows" in cfg.data:
-        cfg.data.rows = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
-    return cfg
+    words = (*SMALL, "label=test", *words)
+    data, given = composed(words).data, {word.partition("=")[0] for word in words}
+    if "tasks_per_group" in data and "data.tasks_per_group" not in given:
+        words += ("data.tasks_per_group=3",)  # what is logged of each task takes longer than its training
+    if "rows" in data and "data.rows" not in given:
+        words += ("data.rows=[60,20,20]" if "source" in data else "data.rows=[600,200,200]",)  # pictures are dear
+    return composed([*words, f"paths.run_dir='{run_dir}'"])
 
 
-def resume_small(path: Path, run_dir: Path, *words: str, evaluate: bool = False) -> DictConfig:
+def resume_small(
+    path: Path, run_dir: Path, *words: str, evaluate: bool = False, trust: Sequence[str] = ()
+) -> DictConfig:
     """Return the configuration of ``python train.py ckpt=<path> <words>``, or ``evaluate=<path>``."""
-    start = f"{'evaluate' if evaluate else 'ckpt'}='{path}'"
-    return config_from_checkpoint(path, [start, f"paths.run_dir='{run_dir}'", *words], composed, evaluate=evaluate)
+    words = (f"{'evaluate' if evaluate else 'ckpt'}='{path}'", f"paths.run_dir='{run_dir}'", *words)
+    checkpoint = read(path) if evaluate else read_to_resume(path)
+    return resumed_config(checkpoint, words, composed, trust, evaluate)
 
 
 def train_table(folder: Path, rows: pl.DataFrame, *words: str) -> Path:
@@ -68,5 +69,5 @@ def train_table(folder: Path, rows: pl.DataFrame, *words: str) -> Path:
     rows.write_csv(folder / "rows.csv")
     sizes = ("recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "recipe.num_experts=3")
     words = ("data=table", f"data.path={folder}/rows.csv", *sizes, "trainer.max_epochs=1", "~logger", *words)
-    train.run(compose_small(folder / "run", *words))
+    run(compose_small(folder / "run", *words))
     return folder / "run"

@@ -12,11 +12,11 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
+from mtl.cli.run import run
 from mtl.cli.signals import Stopped
 from tests.integration.helpers import compose_small
 from tests.integration.test_resume import go_on, same, slow, state
-from train import run
 
 # Epochs of 10 batches and 4 steps (3 + 3 + 3 + 1 batches); hardening and the end of the schedule come after 1.5 epochs
 WORDS = [
@@ -59,7 +59,7 @@ def interrupted(folder: Path, batch: int, *words: str, number: int = signal.SIGT
         cfg.callbacks.stop = {"_target_": f"{__name__}.SignalAt", "batch": batch, "number": int(number)}
     with pytest.raises(Stopped, match=f"stopped by {signal.Signals(number).name} after step"):
         run(cfg)
-    return read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    return read(folder / "checkpoints" / "last.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_run_saved_every_few_steps_resumes_exactly(batch: int, step: int, whole:
         cfg.callbacks.stop = {"_target_": f"{__name__}.KillAt", "batch": batch}
     with pytest.raises(KilledError):
         run(cfg)
-    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == step
+    assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == step
     go_on(tmp_path)
     assert_equal(tmp_path, whole)
 
@@ -146,7 +146,7 @@ def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated:
 def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: Path) -> None:
     assert interrupted(tmp_path, 9, *WORDS, "trainer.max_steps=6")["global_step"] == 4  # at the end of an epoch
     go_on(tmp_path)
-    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 6
+    assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 6
     go_on(tmp_path, "trainer.max_steps=-1")
     assert_equal(tmp_path, whole, ended=True)
 
@@ -169,7 +169,7 @@ def test_run_that_time_ends_within_an_epoch_goes_on(batch: int, whole: Path, tmp
     with open_dict(cfg):
         cfg.callbacks.stop = {"_target_": f"{__name__}.TimeIsUp", "batch": batch}
     run(cfg)
-    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == {3: 2, 13: 6}[batch]
+    assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == {3: 2, 13: 6}[batch]
     go_on(tmp_path)
     assert_equal(tmp_path, whole, ended=True)
 

@@ -14,10 +14,10 @@ from mtl.data_modules.task_batches import TasksDataModule
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.config import build, schema
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
-from train import run
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "recipe.batch_size=8"]
 SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]

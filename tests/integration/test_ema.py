@@ -11,12 +11,12 @@ from omegaconf import open_dict
 from pytorch_lightning import Callback
 from torch import Tensor
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
+from mtl.cli.run import run
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_accumulation import interrupted, rows
 from tests.integration.test_resume import go_on, losses, same, state
 from tests.integration.test_run import losses as results
-from train import run
 
 # Epochs of 10 batches and 5 steps, validated after 4, 8 and 10 batches; the permutation is hardened after step 7
 WORDS = [
@@ -37,7 +37,7 @@ class Watch(Callback):
 
 
 def saved(folder: Path, name: str = "last") -> dict[str, Any]:
-    return read_checkpoint(folder / "checkpoints" / f"{name}.ckpt")
+    return read(folder / "checkpoints" / f"{name}.ckpt")
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
+from mtl.cli.use import export as main
 from mtl.config.resume import config_to_load
 from mtl.use import program
-from mtl.use.export import ROWS, main, rows_to_compare
+from mtl.use.export import ROWS, rows_to_compare
 from tests.disks import largest_file
 from tests.integration.helpers import train_table
 
@@ -49,7 +50,7 @@ def test_without_the_data_rows_are_made_up(trained: Path) -> None:
     model = mtl.load(checkpoint, device="cpu")
     rows.rename(trained.parent / "away.csv")
     try:
-        inputs, of_test = rows_to_compare(model, read_checkpoint(checkpoint), config_to_load(checkpoint))
+        inputs, of_test = rows_to_compare(model, read(checkpoint), config_to_load(read(checkpoint)))
     finally:
         (trained.parent / "away.csv").rename(rows)
     assert not of_test

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
 from tests.conftest import ROOT
 from tests.glue_files import TINY
 
@@ -81,7 +81,7 @@ def losses(folder: Path) -> dict[int, str]:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+    return read(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
@@ -112,7 +112,7 @@ def test_killed_run_resumes_exactly(number: int, whole: tuple[str, str, Path, st
         time.sleep(0.005)
     kill_all(running)
     before = losses(folder)
-    saved = read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"]
+    saved = read(folder / "checkpoints" / "last.ckpt")["global_step"]
     again = start(folder, kind, way, f"ckpt={folder}/checkpoints/last.ckpt", data)
     assert again.wait(600) == 0, log_of(folder)
     after = losses(folder)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from omegaconf import open_dict
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
+from mtl.cli.run import run
 from mtl.cli.signals import Stopped
 from mtl.training.schedules import rate_factor
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import go_on, losses, same, state
-from train import run
 
 # Two parameter groups, in epochs of 5 batches and 3 steps
 WORDS = ["data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "logger=csv", "data.batch_size=128"]
@@ -39,7 +39,7 @@ def scheduled(folder: Path) -> list[int]:
 
 
 def groups(folder: Path) -> Any:
-    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
+    return read(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
 
 
 def stop_at(folder: Path, step: int, *words: str) -> None:

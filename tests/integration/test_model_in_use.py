@@ -15,8 +15,10 @@ from mtl.data_modules.tables.example import visits
 from polars.testing import assert_frame_equal
 
 import mtl
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
 from mtl.checks import InputError
+from mtl.cli import use
+from mtl.cli.run import run
 from mtl.config import build
 from mtl.use import predict
 from tests.conftest import ROOT
@@ -24,7 +26,6 @@ from tests.disks import largest_file
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import attempt
-from train import data_of_checkpoint, run
 
 ROWS = 400
 WORDS = ["recipe.embedding_dim=4", "recipe.expert_units=[8]", "recipe.head_units=[8]", "~logger"]
@@ -94,7 +95,7 @@ def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.
 
 
 def test_state_is_plain_data(trained: Path) -> None:
-    state = read_checkpoint(best(trained))["data"]
+    state = read(best(trained))["data"]
     assert json.loads(json.dumps(state)) == state
     assert state["rows"] == {"train": 320, "val": 40, "test": 40}
     assert state["encoder"]["categorical"]["city"] == ["Bergen", "Cork", "Lyon", "Oslo", "Porto", "Turku"]
@@ -184,7 +185,7 @@ def test_experts_of_each_row(trained: Path) -> None:
 
 
 class TestCommand:
-    """``python -m mtl.use.predict``."""
+    """``mtl predict``."""
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
     def test_file_of_predictions(
@@ -193,7 +194,7 @@ class TestCommand:
         monkeypatch.setattr(blocks, "BYTES", 2000)
         out = tmp_path / f"out{suffix}"
         words = [str(best(trained)), str(trained.parent / "rows.csv"), "-o", str(out), "--keep", "user,city"]
-        predict.main([*words, "--experts", "--device", "cpu"])
+        use.predict([*words, "--experts", "--device", "cpu"])
         assert f"{out}: predictions for 400 rows" in capsys.readouterr().out
         separator = "\t" if suffix == ".tsv" else ","
         found = pl.read_parquet(out) if suffix == ".parquet" else pl.read_csv(out, separator=separator)
@@ -203,7 +204,7 @@ class TestCommand:
         assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
     def test_first_rows_on_the_console(self, trained: Path, capsys: pytest.CaptureFixture) -> None:
-        predict.main([str(best(trained)), str(trained.parent / "rows.csv"), "--tasks", "click", "--keep", ""])
+        use.predict([str(best(trained)), str(trained.parent / "rows.csv"), "--tasks", "click", "--keep", ""])
         printed = capsys.readouterr().out
         assert "click_probability" in printed
         assert "add -o FILE" in printed
@@ -233,7 +234,7 @@ class TestCommand:
         (tmp_path / "there.csv").write_text("mine")
         given = [word.format(tmp_path) for word in words]
         with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
-            predict.main([str(best(trained)), str(tmp_path / "rows.csv"), *given])
+            use.predict([str(best(trained)), str(tmp_path / "rows.csv"), *given])
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "there.csv"]
         assert (tmp_path / "there.csv").read_text() == "mine"
 
@@ -250,7 +251,7 @@ def test_full_disk_is_one_message_and_keeps_the_previous_file(
     out.write_text("old")
     message = rf"^error: .*/out.{suffix} cannot be written: file too large; the previous .* is intact$"
     with largest_file(limit), pytest.raises(SystemExit, match=message):
-        predict.main([str(best(trained)), str(tmp_path / "rows.csv"), "-o", str(out), "--force"])
+        use.predict([str(best(trained)), str(tmp_path / "rows.csv"), "-o", str(out), "--force"])
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "rows.csv"]
 
@@ -259,7 +260,7 @@ def test_predictions_of_a_trainer(trained: Path, tmp_path: Path) -> None:
     """``trainer.predict`` serves the rows of the test."""
     cfg = resume_small(best(trained), tmp_path, evaluate=True)
     data, trainer = build.build_data(cfg), build.build_trainer(cfg)
-    data.load_state_dict(read_checkpoint(best(trained))["data"], test_only=True)
+    data.load_state_dict(read(best(trained))["data"], test_only=True)
     data.setup()
     model = mtl.load(best(trained), device="cpu")
     module = build.build_module(cfg, model.network, data.spec)
@@ -331,9 +332,6 @@ class TestOtherFiles:
         done = attempt(words, tmp_path, small=False)
         assert done.status == 0, done.output
         assert (tmp_path / "run" / "results.json").is_file()
-        assert data_of_checkpoint([words[0], "seed=1"]) == []
-        for path in (f"{tmp_path}/gone.ckpt", "a" * 5000):
-            assert data_of_checkpoint([f"ckpt={path}", "data.path=a.csv"]) == []
 
     def test_new_test_file_needs_no_training_file(self, trained: Path, tmp_path: Path) -> None:
         table().write_parquet(tmp_path / "new.parquet")
@@ -364,8 +362,8 @@ class TestOtherFiles:
         ):
             run(resume_small(last, tmp_path / "run", *go_on))
         run(resume_small(last, tmp_path / "run", *go_on, "changed_data=accept"))
-        state = read_checkpoint(last)["data"]
-        assert state["encoder"] == read_checkpoint(best(trained))["data"]["encoder"]
+        state = read(last)["data"]
+        assert state["encoder"] == read(best(trained))["data"]["encoder"]
         assert state["files"]["data.path"]["size"] == (tmp_path / "rows.csv").stat().st_size
 
     def test_other_split_of_a_resumed_run(self, trained: Path, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.lr_schedule import PlateauRate
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.config import build
 from mtl.types import Batch
 from tests.integration.helpers import compose_small
-from train import run
 
 METRICS = "metrics: [auroc, auprc, f1, accuracy, ece, logloss, base_rate, ndcg@3, mrr]"
 SMALL = [*("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]")]
@@ -56,7 +56,7 @@ def test_one_choice_for_the_best_checkpoint_early_stopping_and_the_learning_rate
     assert record["epochs"] == 2
     assert record["best_val_click_auprc"] == best
     assert 0 < best <= 1
-    saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
+    saved = read(tmp_path / "run" / "checkpoints" / "best.ckpt")
     state = next(state for name, state in saved["callbacks"].items() if name.startswith("BestCheckpoint"))
     assert float(state["best_model_score"]) == best
     test = record["test"]

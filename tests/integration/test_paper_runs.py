@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mtl.cli.run import run
 from mtl.report.runs import read_named_runs
 from tests.integration.helpers import compose_small
 from tests.integration.test_configs import SMALL_OMNIGLOT
 from tests.unit.test_paper import PAPERS, paper
-from train import run
 
 ALIKE = {
     f"comet_{name}" for name in ("books", "jester", "celeba", "digits", "multi_fashion")

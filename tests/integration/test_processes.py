@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import train
-from mtl.checkpoints.files import read_checkpoint
-from mtl.cli import resolvers
+from mtl.checkpoints.files import read
+from mtl.cli import resolvers, train
 from mtl.distributed import announced_wait, destroy_process_group
 from tests.conftest import ROOT
 from tests.programs import Forked, free_port, ranks
@@ -57,7 +56,7 @@ def result(folder: Path) -> dict[str, float]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
+    return read(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: P
     refused = Forked([*go_on, f"hydra.run.dir={two}"], tmp_path / "refused", cwd=ROOT).wait()
     assert "data.batch_size=16 in 1 process makes batches of 16 rows" in refused.output
     assert "batches of 32 (16 in each of 2): to go on with these, give data.batch_size=32" in refused.output
-    assert read_checkpoint(last)["global_step"] == 15
+    assert read(last)["global_step"] == 15
     ended(fork(two, *go_on, "data.batch_size=32"))
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
@@ -230,7 +229,7 @@ def elastic() -> None:
 
 def as_torchrun() -> None:
     resolvers.RANK = os.environ["RANK"]
-    train.cli()
+    train.main()
 
 
 def test_stopped_lost_and_resumed_on_two_nodes(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ def test_stopped_lost_and_resumed_on_two_nodes(tmp_path: Path) -> None:
     outcome = running.wait()
     assert outcome.status == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step" in outcome.output
-    stopped_at, saved_at = read_checkpoint(last)["global_step"], last.stat().st_mtime_ns
+    stopped_at, saved_at = read(last)["global_step"], last.stat().st_mtime_ns
 
     words = [f"ckpt={last}", "callbacks.progress=null"]
     running = Forked(words, tmp_path / "output", cwd=ROOT)
@@ -258,7 +257,7 @@ def test_stopped_lost_and_resumed_on_two_nodes(tmp_path: Path) -> None:
     assert outcome.status == 1
     advice = f"another process of this run has ended; resume with: python train.py ckpt={last}"
     assert outcome.output.count("error: ") == outcome.output.count(advice) == 1
-    assert stopped_at < read_checkpoint(last)["global_step"] < 90
+    assert stopped_at < read(last)["global_step"] < 90
 
     words += ["trainer.devices=1", "trainer.num_nodes=2"]
     env = {"ENDPOINT": f"127.0.0.1:{free_port()}"}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.use.prune import main, network_from_checkpoint
+from mtl.cli.run import run
+from mtl.cli.use import prune as main
+from mtl.use.trained import network_and_data
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small
-from train import run
 
 PAIRS = ("data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "trainer.max_epochs=1")
 MIXTURE = ("gate=topk", "network.static_gate=true", "trainer.max_epochs=1")
@@ -24,7 +25,8 @@ def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pyt
     main([str(checkpoint)])
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "pruned" / "savings.json").read_text())
-    network, inputs = network_from_checkpoint(checkpoint)
+    network, data = network_and_data(checkpoint)
+    inputs = next(iter(data.test_dataloader())).inputs
     assert list(report) == [task.name for task in network.tasks]
     for task, row in report.items():
         assert task in shown

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from mtl.cli import use
 from mtl.experts.dispatch import used_share
 from tests.conftest import ROOT
 from tests.programs import Forked, Outcome
@@ -55,9 +55,8 @@ def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
 
 
 def prune(package: Path, folder: Path, *words: str) -> Outcome:
-    """Run ``python -m mtl.use.prune <words>``."""
-    main = partial(runpy.run_module, "mtl.use.prune", run_name="__main__", alter_sys=True)
-    return Forked(words, folder, cwd=ROOT, env={"PYTHONPATH": str(package)}, main=main).wait()
+    """Run ``mtl prune <words>``."""
+    return Forked(words, folder, cwd=ROOT, env={"PYTHONPATH": str(package)}, main=use.prune).wait()
 
 
 def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path) -> None:

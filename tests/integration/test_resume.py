@@ -18,13 +18,13 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.checkpoints.files import previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.cli.signals import Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import SMALL, compose_small, resume_small
 from tests.programs import LIMIT, Forked
-from train import run
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
@@ -57,7 +57,7 @@ class StopAt(Callback):
 
 def state(folder: Path) -> dict[str, Any]:
     """Return what must be the same: weights, optimiser, best score, early stopping, test."""
-    last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    last = read(folder / "checkpoints" / "last.ckpt")
     callbacks = {k: v for k, v in last["callbacks"].items() if "EarlyStop" in k or "RandomState" in k}
     best = [v["best_model_score"] for k, v in last["callbacks"].items() if "BestCheckpoint" in k]
     test = json.loads((folder / "results.json").read_text())["test"]
@@ -104,7 +104,7 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
         cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
     with pytest.raises(Stopped, match=r"stopped by SIGTERM after step \d+, saved; resume with: python train.py ckpt="):
         run(cfg)
-    saved = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    saved = read(tmp_path / "checkpoints" / "last.ckpt")
     assert saved["global_step"] == step + 1
     torch.manual_seed(99)  # what the new process draws before it goes on does not count
     go_on(tmp_path)
@@ -112,7 +112,7 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
     for key, value in whole["state"].items():
         assert same(value, again[key]), key
     assert logged == whole["losses"]
-    seconds = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["seconds"]
+    seconds = read(tmp_path / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["seconds"]
     assert len(seconds) == 3
     assert 0 < sum(seconds) < time.perf_counter() - began
 
@@ -149,7 +149,7 @@ def test_an_epoch_that_would_end_before_the_checkpoint_is_refused(tmp_path: Path
     words = ["trainer.max_steps=-1", "trainer.limit_train_batches=4"]
     with pytest.raises(InputError, match=r"4 batches of an epoch are done, and an epoch has now 4 of them"):
         run(resume_small(last, tmp_path, *words))
-    assert read_checkpoint(last)["global_step"] == 9
+    assert read(last)["global_step"] == 9
 
 
 def test_stopped_in_float64(tmp_path: Path) -> None:
@@ -204,15 +204,15 @@ def go_on(folder: Path, *words: str) -> None:
 def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(compose_small(tmp_path, "trainer.max_epochs=2"))
     last = tmp_path / "checkpoints" / "last.ckpt"
-    assert whole_checkpoint(last) == last
-    assert read_checkpoint(previous_checkpoint(last))["epoch"] == 0
+    assert read_to_resume(last).path == last
+    assert read(previous_checkpoint(last))["epoch"] == 0
     last.write_bytes(last.read_bytes()[:2000])
-    assert whole_checkpoint(last) == previous_checkpoint(last)
+    assert read_to_resume(last).path == previous_checkpoint(last)
     assert "damaged or truncated" in caplog.text
     assert "resuming from the previous checkpoint" in caplog.text
     previous_checkpoint(last).write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"last.previous.ckpt .* is damaged"):
-        whole_checkpoint(last)
+        read_to_resume(last)
 
 
 def test_full_disk_keeps_previous_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_full_disk_keeps_previous_checkpoints(tmp_path: Path, monkeypatch: pytes
         run(compose_small(tmp_path, "trainer.max_epochs=4"))
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
-    assert read_checkpoint(folder / "last.ckpt")["epoch"] == 1
+    assert read(folder / "last.ckpt")["epoch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"step \d+: .*not finite|is nan|is inf") as error:
         run(cfg)
     assert f"{what} ({kind} 1)" in str(error.value)
-    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    last = read(tmp_path / "checkpoints" / "last.ckpt")
     assert last["epoch"] == 0
     assert all(torch.isfinite(v).all() for v in last["state_dict"].values() if isinstance(v, torch.Tensor))
 
@@ -322,4 +322,4 @@ def test_sigterm_from_outside(tmp_path: Path) -> None:
     assert "stopped by SIGTERM after step" in output
     assert "Traceback" not in output
     assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
-    read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    read(tmp_path / "checkpoints" / "last.ckpt")

@@ -20,8 +20,9 @@ from mtl.data_modules.tables.example import visits
 
 import mtl
 from mtl.checks import InputError
+from mtl.cli.use import serve as main
 from mtl.use import serve
-from mtl.use.serve import FullError, Predictor, application, describe, main, table
+from mtl.use.serve import FullError, Predictor, application, describe, table
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
 
@@ -226,7 +227,7 @@ def test_full_queue_refuses_and_the_end_answers_what_waits(model: TrainedModel) 
 
 def test_command_serves_with_its_options(checkpoint: Path) -> None:
     seen: dict[str, Any] = {}
-    main([str(checkpoint), "--port", "9000"], serve=lambda app, **options: seen.update(options, app=app))
+    main([str(checkpoint), "--port", "9000"], server=lambda app, **options: seen.update(options, app=app))
     assert (seen["host"], seen["port"], seen["app"].title) == ("127.0.0.1", 9000, "mtl")
     with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be a whole number of at least 1"):
         main([str(checkpoint), "--max-batch", "0"])

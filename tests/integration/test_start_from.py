@@ -14,14 +14,15 @@ import torch
 from omegaconf import open_dict
 from torch import Tensor, nn
 
-from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint, read_whole
+from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checkpoints.start import grouped, start_from
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.cli.signals import Stopped
+from mtl.cli.train import start
 from mtl.config import build
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_resume import losses, same, state
-from train import run, start
 
 WORDS = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "recipe.dropout=0.3", "recipe.head_units=[8]"]
 SHORT = ["trainer.max_epochs=1", "logger=csv", "trainer.log_every_n_steps=1"]
@@ -30,7 +31,7 @@ SHORT = ["trainer.max_epochs=1", "logger=csv", "trainer.log_every_n_steps=1"]
 def saved(folder: Path, state: dict[str, Any], **config: Any) -> Path:
     """Write a checkpoint with these weights of a network."""
     content = {"config": config, "state_dict": {f"network.{k}": v for k, v in state.items()}}
-    AtomicCheckpointIO().save_checkpoint(content, folder / "x.ckpt")
+    CheckpointIO().save_checkpoint(content, folder / "x.ckpt")
     return folder / "x.ckpt"
 
 
@@ -53,9 +54,9 @@ def test_weights_and_buffers_are_copied(source: Path, tmp_path: Path, caplog: py
     network = build.build_network(cfg, data.spec)
     before = {name: value.clone() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     with caplog.at_level(logging.INFO):
-        start_from(network, source)
+        start_from(network, read(source))
     [line] = [record.message for record in caplog.records if record.name == "mtl.checkpoints.start"]
-    old = {name.removeprefix("network."): value for name, value in read_whole(source)["state_dict"].items()}
+    old = {name.removeprefix("network."): value for name, value in read(source)["state_dict"].items()}
     copied = 0
     for name, value in network.state_dict().items():
         if isinstance(value, Tensor):
@@ -75,14 +76,14 @@ def test_report_and_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         nn.ModuleDict({"body": stack(3, 4, 6, 2)}),
     )
     with caplog.at_level(logging.INFO):
-        start_from(new, saved(tmp_path, old.state_dict()))
+        start_from(new, read(saved(tmp_path, old.state_dict())))
     assert torch.equal(new["body"][0].weight, old["body"][0].weight)
     assert caplog.messages[-1].endswith(
         "x.ckpt: 2 of 6 tensors are set; not in the checkpoint: body.* (2); not in this network: old.* (4); "
         "of another shape: body.* (2)"
     )
     with pytest.raises(InputError, match=r"none of its weights fits this network; it has body\.\* .* network has 1 "):
-        start_from(nn.Sequential(nn.Identity(), nn.Linear(7, 1)), saved(tmp_path, old.state_dict()))
+        start_from(nn.Sequential(nn.Identity(), nn.Linear(7, 1)), read(saved(tmp_path, old.state_dict())))
     names = [f"part{index}.weight" for index in range(30)]
     assert grouped(names).count("(1)") == 12
     assert grouped(["layers.0.a.weight", "layers.11.a.bias", "unit"]) == "layers.*.a (2), unit (1)"
@@ -101,14 +102,14 @@ class Doubled(nn.Module):
 
 def test_network_adapts_the_weights_of_another_kind_of_network(tmp_path: Path) -> None:
     old, new = stack(3, 4), Doubled()
-    start_from(new, saved(tmp_path, old.state_dict()))
+    start_from(new, read(saved(tmp_path, old.state_dict())))
     assert torch.equal(new.copies.data, torch.stack([old[0].weight.data] * 2))
 
 
 def test_integers_do_not_take_real_numbers(tmp_path: Path) -> None:
     new = stack(3, 4)
     new.register_buffer("table", torch.arange(3))
-    start_from(new, saved(tmp_path, {**stack(3, 4).state_dict(), "table": torch.rand(3)}))
+    start_from(new, read(saved(tmp_path, {**stack(3, 4).state_dict(), "table": torch.rand(3)})))
     assert new.table.tolist() == [0, 1, 2]
 
 
@@ -116,8 +117,8 @@ def test_nothing_of_the_configuration_of_a_stranger_is_used(tmp_path: Path) -> N
     evil = {"data": {"_target_": "os.system", "command": "touch evil"}, "start_from": "${oc.env:HOME}"}
     path = saved(tmp_path, stack(3, 4).state_dict(), **evil)
     with pytest.raises(InputError):
-        read_checkpoint(path)
-    start_from(stack(3, 4), path)
+        read(path).config()
+    start_from(stack(3, 4), read(path))
 
 
 def test_a_run_starts_fresh_and_resumes_without_the_file(
@@ -143,7 +144,7 @@ def test_a_run_starts_fresh_and_resumes_without_the_file(
     for key, value in expected.items():
         assert same(value, found[key]), key
     assert losses(parts) == losses(whole)
-    assert read_checkpoint(whole / "checkpoints" / "last.ckpt")["global_step"] == 10
+    assert read(whole / "checkpoints" / "last.ckpt")["global_step"] == 10
 
 
 @pytest.mark.parametrize("other", ["ckpt", "evaluate"])

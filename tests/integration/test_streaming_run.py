@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import mtl
-from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint
+from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checks import InputError
+from mtl.cli.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import resume_small
 from tests.integration.test_processes import BASE, ended, fork, losses, result, same, weights
 from tests.programs import LIMIT, Forked
-from train import run
 
 STEPS = 12  # of an epoch: 760 training rows in batches of 64
 WORDS = [
@@ -82,7 +82,7 @@ def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_pat
     running.signal(signal.SIGKILL)
     assert running.wait().status == -signal.SIGKILL
     last = folder / "checkpoints" / "last.ckpt"
-    saved = read_checkpoint(last)["global_step"]
+    saved = read(last)["global_step"]
     assert STEPS < saved < 3 * STEPS
     assert saved % STEPS
     ended(Forked([f"ckpt={last}", "callbacks.progress=null"], tmp_path / "output", cwd=ROOT))
@@ -122,8 +122,8 @@ def test_checkpoint_knows_what_the_rows_of_the_training_taught(whole: Path, rows
 
 def test_checkpoint_without_the_state_of_its_data_is_refused(whole: Path, tmp_path: Path) -> None:
     last = whole / "checkpoints" / "last.ckpt"
-    content = read_checkpoint(last)
+    content = read(last)
     content.pop("data")
-    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "without.ckpt")
+    CheckpointIO().save_checkpoint(content, tmp_path / "without.ckpt")
     with pytest.raises(InputError, match="does not describe its data"):
         mtl.load(tmp_path / "without.ckpt")

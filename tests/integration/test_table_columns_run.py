@@ -11,14 +11,13 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.checkpoints.files import network_weights, read_checkpoint
+from mtl.checkpoints.files import read
+from mtl.cli.run import run
+from mtl.cli.use import export, predict
 from mtl.types import Bag
-from mtl.use.export import main as export
-from mtl.use.predict import main as predict
 from mtl.use.serve import Predictor
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import resume_small, train_table
-from train import run
 
 ROWS = 300
 WORDS = [
@@ -110,7 +109,7 @@ def test_checkpoint_is_tested(trained: Path, tmp_path: Path) -> None:
 def test_resumed_run_goes_on_as_if_never_stopped(trained: Path, tmp_path: Path) -> None:
     shorter = train_table(tmp_path, table(), *WORDS, "trainer.max_epochs=1")
     run(resume_small(shorter / "checkpoints" / "last.ckpt", shorter, "trainer.max_epochs=2", "changed_data=accept"))
-    weights = [network_weights(read_checkpoint(folder / "checkpoints" / "last.ckpt")) for folder in (trained, shorter)]
+    weights = [read(folder / "checkpoints" / "last.ckpt").weights() for folder in (trained, shorter)]
     assert weights[0].keys() == weights[1].keys()
     tensors = [name for name, weight in weights[0].items() if isinstance(weight, torch.Tensor)]
     assert len(tensors) > 9

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtl.use.importance import main as importance
+from mtl.cli.run import run
+from mtl.cli.use import importance
 from tests.integration.helpers import compose_small
-from train import run
 
 SMALL = ["network.pretrained=null", "data.tokenizer=null", "network.config={hidden_size: 16}", "data.vocabulary=200"]
 SMALL += ["data.tasks=[rte]", "recipe.batch_size=8", "trainer.max_epochs=2", "+trainer.limit_train_batches=2"]

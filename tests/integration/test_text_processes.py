@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
-from mtl.cli import resolvers
+from mtl.cli import resolvers, train
+from mtl.cli.run import run
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import SMALL, compose_small
 from tests.integration.test_processes import TWO, result, weights
@@ -46,7 +46,7 @@ def run_as(rank: int, ports: list[int], folder: Path, words: dict[str, list[str]
         os.environ |= ranks(rank, 2, port)
         own = [*TWO, *SMALL, *options, "data.batch_size=4", f"hydra.run.dir={folder / name}"]
         sys.argv = ["train.py", *own]
-        train.cli()
+        train.main()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     write_glue(folder / "data" / "glue", {"rte": 30, "sst2": 40, "stsb": 30})
     here = [*WORDS, f"paths.data_dir={folder / 'data'}"]
-    train.run(compose_small(folder / "teacher", *here, "network.mixture_layers=[]", "trainer.max_epochs=1"))
+    run(compose_small(folder / "teacher", *here, "network.mixture_layers=[]", "trainer.max_epochs=1"))
     words = {name: [*here, *options] for name, options in RUNS.items()}
     words["comet"] += ["distillation=dense_run", f"distillation.teacher={folder}/teacher/checkpoints/last.ckpt"]
     ports = [free_port() for _ in words]
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for process in both:
         process.start()
     for name, options in words.items():
-        train.run(compose_small(folder / "one" / name, *options))
+        run(compose_small(folder / "one" / name, *options))
     for process in both:
         process.join(240)
         assert process.exitcode == 0

@@ -12,12 +12,12 @@ from mtl.data_modules.texts import vocabulary
 from mtl.data_modules.texts.rows import Texts
 
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.config import build
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.integration.test_accumulation import interrupted
 from tests.integration.test_resume import go_on, losses, same, state
-from train import run
 
 LOGGED = ["logger=csv", "trainer.log_every_n_steps=1"]
 # Steps of two super-batches of two tasks each, with a soft permutation that is hardened in the second epoch

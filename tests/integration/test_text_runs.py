@@ -12,12 +12,12 @@ import torch
 from omegaconf import open_dict
 from pytorch_lightning import Callback
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
 from mtl.checks import InputError
+from mtl.cli.run import run
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
 from tests.programs import attempt
-from train import run
 
 TASKS = ("rte", "sst2", "stsb")
 LAYERS = (0, 1)
@@ -93,7 +93,7 @@ def test_accumulated_batches_of_other_lengths_equal_the_large_batch(tmp_path: Pa
     words += ["trainer.precision=64-true", "recipe.comet.entropy_weight=0", "~logger", "optimizer=sgd"]
     run(compose_small(tmp_path / "one", *words, "data.batch_size=16"))
     run(compose_small(tmp_path / "two", *words, "data.batch_size=8", "trainer.accumulate_grad_batches=2"))
-    one, two = (read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("one", "two"))
+    one, two = (read(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("one", "two"))
     assert one["global_step"] == two["global_step"] == 2
     for name, value in one["state_dict"].items():
         if not isinstance(value, torch.Tensor):  # the vocabulary's digest

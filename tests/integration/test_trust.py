@@ -14,17 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checkpoints.files import AtomicCheckpointIO, previous_checkpoint, read_checkpoint, whole_checkpoint
+from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
+from mtl.checkpoints.trust import check_config, installed_targets
 from mtl.checks import InputError
-from mtl.config.trust import check_config, installed_targets
-from mtl.use.prune import network_from_checkpoint, prune_run
+from mtl.cli.run import run
+from mtl.config.resume import config_to_load, is_harmless
+from mtl.use.prune import prune_run
+from mtl.use.trained import load
 from tests.integration.helpers import compose_small, resume_small
-from train import run
+from tests.integration.test_resume import same
 
 CONSUMERS: dict[str, Callable[[Path, Path], object]] = {
     "ckpt": lambda path, folder: resume_small(path, folder),
     "evaluate": lambda path, folder: resume_small(path, folder, evaluate=True),
-    "fallback": lambda path, folder: whole_checkpoint(path),
+    "load": lambda path, folder: load(path),
     "prune": lambda path, folder: prune_run(path, [], folder / "pruned"),
 }
 EXPLOITS: list[tuple[str, Any]] = [
@@ -43,13 +46,11 @@ EXPLOITS: list[tuple[str, Any]] = [
     ("gate._target_", {"_target_": "os.system", "command": "touch {0}"}),
     ("gate._target_", ["os.system"]),
     ("gate._target_", None),
-    ("callbacks.mine", {"_target_": "logging.FileHandler", "filename": "{0}"}),
     ("label", "${{oc.env:HOME}}"),
     ("data.base_url", "http://127.0.0.1:9/${{oc.env:HOME}}"),
     ("recipe.k", "${{recipe.num_experts}}"),
     ("data", {"_target_": "pytorch_lightning.loggers.CSVLogger", "save_dir": "{0}"}),
     ("data.seed", {"_target_": "mtl.gates.CometGate"}),
-    ("choices.gate", "../../../tmp/evil"),
 ]
 
 
@@ -81,30 +82,52 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved_with(whole: Path, folder: Path, **changes: Any) -> Path:
-    """Write the checkpoint ``whole`` with other content and a right checksum, as a stranger could."""
-    content = torch.load(whole, weights_only=True)
+    """Write the checkpoint ``whole`` with other content and right checksums, as a stranger could."""
     path = folder / "strange.ckpt"
-    AtomicCheckpointIO().save_checkpoint(content | changes, path)
+    CheckpointIO().save_checkpoint(read(whole) | changes, path)
     return path
 
 
 @pytest.mark.parametrize(("key", "value"), EXPLOITS, ids=str)
 def test_stranger_runs_nothing(key: str, value: Any, whole: Path, tmp_path: Path) -> None:
     sentinel = tmp_path / "sentinel"
-    config = changed(torch.load(whole, weights_only=True)["config"], key, value, sentinel)
-    path = saved_with(whole, tmp_path, config=config)
-    refused = 0
+    path = saved_with(whole, tmp_path, config=changed(read(whole)["config"], key, value, sentinel))
     for name, consumer in CONSUMERS.items():
-        if key in ("callbacks.mine", "choices.gate") and name != "ckpt" and name != "evaluate":
-            continue  # these consumers use neither
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=r"trust=\[|interpolation|lacks"):
             consumer(path, tmp_path / name)
-        refused += (
-            "trust=[" in str(error.value) or "interpolation" in str(error.value) or "not the name" in str(error.value)
-        )
         assert not (tmp_path / name).exists()
-    assert refused
     assert not sentinel.exists()
+
+
+WORDS = [
+    *("gate=../../../tmp/evil", "gate=/tmp/evil", "+experiment=../evil", "logger=[csv,../evil]"),
+    *("gate._target_=os.system", "optimizer._target_=os.system", "+a.b._args_=[x]", "+gate.x={y: '???'}"),
+    *("+callbacks.mine={_target_: logging.FileHandler, filename: x}", "+data.rows=[{_target_: os.system, command: x}]"),
+    *("callbacks.best.dirpath=/elsewhere", "logger.csv.save_dir=/elsewhere", "trainer.profiler=advanced", "trust=[os]"),
+    *("paths.run_dir=/elsewhere", "hydra.run.dir=/elsewhere", "hydra.searchpath=[file:///tmp]", "data.data_dir=/else"),
+    *("data.base_url=http://127.0.0.1:9", "label=${oc.env:HOME}", "seed=${oc.decode:1}", "ckpt=x.ckpt", "evaluate=x"),
+    *("changed_data=accept", "no word", "=", 5, None),
+]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=str)
+def test_words_of_a_stranger_are_refused(word: Any, whole: Path, tmp_path: Path) -> None:
+    path = saved_with(whole, tmp_path, config=read(whole)["config"] | {"words": ["seed=0", word]})
+    for evaluate in (False, True):
+        with pytest.raises(InputError, match=r"holds the word|interpolation"):
+            resume_small(path, tmp_path / "new", evaluate=evaluate)
+
+
+def test_harmless_words_are_kept(whole: Path, tmp_path: Path) -> None:
+    words = ["seed=3", "gate=topk", "logger=[csv,tensorboard]", "experiment=a/b-c", "recipe.patience=7", "~logger.csv"]
+    words += ["callbacks.best.monitor=val/average", "trainer.devices=2", "optimizer._target_=torch.optim.RAdam"]
+    words += ["label=two words", "start_from='/a/b.ckpt'", "data.path=/a/b.csv", "+data.tasks.x={kind: binary}"]
+    assert [word for word in words if not is_harmless(word)] == []
+    stored = [word for word in read(whole)["config"]["words"] if not word.startswith("recipe")]
+    path = saved_with(whole, tmp_path, config=read(whole)["config"] | {"words": [*stored, "recipe.patience=7"]})
+    cfg = resume_small(path, tmp_path / "new")
+    assert cfg.callbacks.early_stopping.patience == 7
+    assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"
 
 
 def callables() -> list[str]:
@@ -147,7 +170,7 @@ def callables() -> list[str]:
 
 
 def test_random_callables_in_random_places_are_refused(whole: Path) -> None:
-    config = torch.load(whole, weights_only=True)["config"]
+    config = read(whole)["config"]
     allowed = set().union(*installed_targets().values())
     names = [name for name in callables() if name not in allowed]
     assert len(names) > 1500
@@ -172,7 +195,7 @@ def test_random_callables_in_random_places_are_refused(whole: Path) -> None:
 
 
 def test_packages_of_the_user_need_trust(whole: Path) -> None:
-    config = changed(torch.load(whole, weights_only=True)["config"], "gate._target_", "my_package.gates.Mine")
+    config = changed(read(whole)["config"], "gate._target_", "my_package.gates.Mine")
     with pytest.raises(InputError, match=r"add trust=\[my_package\]"):
         check_config(config, [], "x.ckpt")
     with pytest.raises(InputError, match=r"trust"):
@@ -181,48 +204,15 @@ def test_packages_of_the_user_need_trust(whole: Path) -> None:
         check_config(config, [trust], "x.ckpt")
 
 
-def test_folders_and_classes_of_callbacks_are_never_those_of_a_checkpoint(whole: Path, tmp_path: Path) -> None:
-    config = torch.load(whole, weights_only=True)["config"]
-    elsewhere = str(tmp_path / "elsewhere")
-    for key in (
-        "callbacks.best.dirpath",
-        "callbacks.best.filename",
-        "callbacks.last.dirpath",
-        "callbacks.routing.dirpath",
-    ):
-        config = changed(config, key, elsewhere)
-    for key in (
-        "trainer.default_root_dir",
-        "logger.tensorboard.save_dir",
-        "logger.tensorboard.name",
-        "paths.run_dir",
-        "paths.output_dir",
-    ):
-        config = changed(config, key, elsewhere)
-    for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best.monitor_op"):
-        config = changed(config, key, elsewhere)
-    config = changed(
-        config, "callbacks.more", {"_target_": "mtl.callbacks.example_images.ExampleImages", "dirpath": elsewhere}
-    )
-    config = changed(config, "callbacks.early_stopping.patience", 7)
+def test_nothing_but_words_and_the_network_comes_from_a_configuration(whole: Path, tmp_path: Path) -> None:
+    config = read(whole)["config"]
+    for key in ("callbacks.best.dirpath", "trainer.default_root_dir", "logger.tensorboard.save_dir", "paths.run_dir"):
+        config = changed(config, key, "/elsewhere")
+    for key in ("data.data_dir", "data.base_url", "trainer.profiler", "trainer._target_", "callbacks.best._target_"):
+        config = changed(config, key, "/elsewhere")
     path = saved_with(whole, tmp_path, config=config)
-    cfg = resume_small(path, tmp_path / "new")
-    assert elsewhere not in str({section: cfg[section] for section in ("callbacks", "trainer", "logger", "paths")})
-    assert cfg.callbacks.early_stopping.patience == 7
-    assert cfg.callbacks.best.dirpath == f"{tmp_path}/new/checkpoints"
-
-
-def test_data_without_a_known_choice_have_the_folder_of_this_program(whole: Path, tmp_path: Path) -> None:
-    config = torch.load(whole, weights_only=True)["config"] | {"choices": {}}
-    data = {
-        "_target_": "mtl.data_modules.movielens.MovieLensDataModule",
-        "data_dir": "/elsewhere",
-        "base_url": "http://x",
-    }
-    path = saved_with(whole, tmp_path, config=config | {"data": data})
-    cfg = resume_small(path, tmp_path / "new")
-    assert "elsewhere" not in str(cfg.data)
-    assert "base_url" not in cfg.data
+    assert "elsewhere" not in str(resume_small(path, tmp_path / "new"))
+    assert "elsewhere" not in str(config_to_load(read(path)))
 
 
 def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> 
     path = tmp_path / "checkpoints" / "last.ckpt"
     assert resume_small(path, tmp_path, "recipe.patience=9").callbacks.early_stopping.patience == 9
     assert resume_small(path, tmp_path, "recipe.max_epochs=9").trainer.max_epochs == 1  # it was set to 1 itself
-    with pytest.raises(InputError, match=r"optimizer.lr is 0.01 in the checkpoint, 0.1 given"):
+    with pytest.raises(InputError, match=r"optimizer.lr is 0.01 in the checkpoint, 0.1 now"):
         resume_small(path, tmp_path, "recipe.learning_rate=0.1")
     with pytest.raises(InputError, match=r"optimizer\._target_"):
         resume_small(path, tmp_path, "optimizer=sgd")
@@ -238,27 +228,26 @@ def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> 
         resume_small(path, tmp_path, "permutation=sinkhorn")
 
 
-def test_stored_configurations_are_resolved(whole: Path) -> None:
-    assert "${" not in str(torch.load(whole, weights_only=True)["config"])
-
-
 def test_every_damage_is_found(whole: Path, tmp_path: Path) -> None:
-    """Flip bits anywhere, also where zip's own sums do not look; cut; append."""
-    content, draw, path = whole.read_bytes(), random.Random(0), tmp_path / "last.ckpt"
-    read_checkpoint(whole)
+    """Flip bits anywhere; cut; append. What is read nevertheless, since no content was hit, is the whole content."""
+    content, draw, path, expected = whole.read_bytes(), random.Random(0), tmp_path / "last.ckpt", read(whole)
+    found = 0
     for trial in range(60):
         data = bytearray(content)
         for _ in range(draw.choice([1, 8])):
             data[draw.randrange(len(data)) if trial % 3 else -draw.randrange(1, 200)] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
+        try:
+            assert same(expected, read(path))
+        except InputError:
+            found += 1
+    assert found > 40
+    for cut in (content[:-1], content[:1000], b"", b"x", content[:-80], content[: len(content) // 2]):
+        path.write_bytes(cut)
         with pytest.raises(InputError):
-            read_checkpoint(path)
-    for data in (content[:-1], content + b"x", content[:1000], b"", b"x", content[:-80], content[1:], content * 2):
-        path.write_bytes(data)
-        with pytest.raises(InputError):
-            read_checkpoint(path)
+            read(path)
     previous_checkpoint(path).write_bytes(content)
-    assert whole_checkpoint(path) == previous_checkpoint(path)
+    assert read_to_resume(path).path == previous_checkpoint(path)
 
 
 def test_bombs_and_other_files_are_refused_before_they_are_loaded(whole: Path, tmp_path: Path) -> None:
@@ -266,23 +255,23 @@ def test_bombs_and_other_files_are_refused_before_they_are_loaded(whole: Path, t
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 10_000_000)
     with pytest.raises(InputError, match="zip bomb"):
-        read_checkpoint(path)
+        read(path)
     legacy = io.BytesIO()
-    torch.save(torch.load(whole, weights_only=True), legacy, _use_new_zipfile_serialization=False)
+    torch.save(dict(read(whole)), legacy, _use_new_zipfile_serialization=False)
     path.write_bytes(legacy.getvalue())
     with pytest.raises(InputError, match="damaged"):
-        read_checkpoint(path)
+        read(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(value: float, whole: Path, tmp_path: Path) -> None:
-    state = dict(torch.load(whole, weights_only=True)["state_dict"])
+    state = dict(read(whole)["state_dict"])
     name = next(name for name, tensor in state.items() if isinstance(tensor, torch.Tensor) and tensor.dim() > 1)
     state[name] = state[name].clone()
     state[name].view(-1)[3] = value
     path = saved_with(whole, tmp_path, state_dict=state)
     with pytest.raises(InputError, match=f"weights are NaN or infinite, the first is {name}"):
-        read_checkpoint(path)
+        read(path)
 
 
 def test_contents_of_other_kinds_are_refused(whole: Path, tmp_path: Path) -> None:
@@ -296,11 +285,5 @@ def test_contents_of_other_kinds_are_refused(whole: Path, tmp_path: Path) -> Non
     for change in changes:
         path = saved_with(whole, tmp_path, **change)
         for name, consumer in CONSUMERS.items():
-            if name in ("ckpt", "evaluate", "prune"):
-                with pytest.raises(InputError):
-                    consumer(path, tmp_path / name)
-
-
-def test_pruning_needs_no_folder_of_the_checkpoint(whole: Path) -> None:
-    network, inputs = network_from_checkpoint(whole)
-    assert network(inputs).predictions
+            with pytest.raises(InputError):
+                consumer(path, tmp_path / name)

@@ -20,8 +20,10 @@ import optuna
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-import tune
 from mtl.checks import InputError
+from mtl.cli import tune
+from mtl.cli.run import run
+from mtl.cli.study import first_run
 from mtl.records import read_json
 from mtl.tune import channel
 from mtl.tune.definition import read
@@ -29,7 +31,6 @@ from mtl.tune.space import distributions, words
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from tests.programs import free_port
-from train import run
 
 STUDIES = sorted((ROOT / "conf" / "study").glob("*.yaml"))
 SMALL = ["data.rows=[400,80,80]", "data.tasks_per_group=3", "data.batch_size=20", "trainer.accelerator=cpu"]
@@ -75,7 +76,7 @@ def test_every_study_has_trials_that_train_accepts(path: Path, gates: str) -> No
         for each in found if gates == "all" else found[-1:]:
             for first in (True, False) if gates == "all" else (False,):
                 values = {key: end(d, first) for key, d in distributions(each.space).items()}
-                assert tune.first_run([*each.words, *words(values)]).monitor == "val/loss"
+                assert first_run([*each.words, *words(values)]).monitor == "val/loss"
 
 
 def end(distribution: Any, first: bool) -> Any:

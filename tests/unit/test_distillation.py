@@ -15,12 +15,12 @@ from mtl.data_modules.base import TensorDataModule
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
-from mtl.checkpoints.files import AtomicCheckpointIO, read_checkpoint
-from mtl.checkpoints.teacher import read_teacher
+from mtl.checkpoints.files import CheckpointIO, read
+from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError
+from mtl.cli.run import run
 from mtl.cli.signals import Stopped
-from mtl.config.resume import config_from_checkpoint
-from mtl.config.trust import check_config
+from mtl.config.teacher import read_teacher
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
 from mtl.networks.heads import Heads
@@ -28,9 +28,8 @@ from mtl.networks.transformer import Transformer
 from mtl.training.distillation import Distillation, prediction_losses, state_losses
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
-from tests.integration.helpers import compose_small, composed
+from tests.integration.helpers import compose_small
 from tests.integration.test_resume import StopAt, same
-from train import run
 
 VOCAB, LENGTH = 50, 12
 BINARY, CLASSES, REAL = (
@@ -282,13 +281,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(teacher: Path, tmp_path: Path
     with pytest.raises(Stopped):
         run(cfg)
     last = parts / "checkpoints" / "last.ckpt"
-    assert read_checkpoint(last, ["tests"])["global_step"] == 7  # in the second of two epochs
-    moved = str(shutil.copy(teacher, tmp_path / "moved.ckpt"))
-    words = ["trust=[tests]", "+callbacks.stop=null", f"distillation.teacher='{moved}'"]
-    words += [f"ckpt='{last}'", f"paths.run_dir='{parts}'"]
-    run(config_from_checkpoint(last, words, composed, ["tests"]))
-    expected, got = (read_checkpoint(folder / "checkpoints" / "last.ckpt", ["tests"]) for folder in (whole, parts))
-    assert got["config"]["distillation"] == {"teacher": moved, "weight": 5, "layers": True, "predictions": True}
+    assert read(last)["global_step"] == 7  # in the second of two epochs
+    moved = shutil.copy(teacher, tmp_path / "moved.ckpt")
+    run(distilled(parts, moved, "distillation.weight=5", f"ckpt='{last}'"))
+    expected, got = (read(folder / "checkpoints" / "last.ckpt") for folder in (whole, parts))
+    assert got["config"]["distillation"] == {"teacher": str(moved), "weight": 5, "layers": True, "predictions": True}
     assert same(expected["state_dict"], got["state_dict"])
     assert same(expected["optimizer_states"], got["optimizer_states"])
     assert logged(whole) == logged(parts)
@@ -302,7 +299,7 @@ def test_the_teacher_is_the_network_of_the_checkpoint(teacher: Path, tmp_path: P
     state = torch.get_rng_state()
     network: Any = found.distillation(student, DataSpec(SPEC.inputs, [BINARY])).teacher
     assert torch.equal(torch.get_rng_state(), state)
-    saved = read_checkpoint(teacher, ["tests"])["state_dict"]
+    saved = read(teacher)["state_dict"]
     assert {f"network.{name}" for name in network.state_dict()} == {n for n in saved if n.startswith("network.")}
     assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in network.named_parameters())
     assert torch.equal(network(batch.inputs).predictions["spam"], network(batch.inputs).predictions["spam"])
@@ -370,7 +367,7 @@ def test_a_foreign_teacher_runs_nothing(teacher: Path, tmp_path: Path) -> None:
     content = torch.load(teacher, weights_only=True)
     content["config"]["network"]["heads"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'sentinel'}"}
     path = tmp_path / "foreign.ckpt"
-    AtomicCheckpointIO().save_checkpoint(content, path)
+    CheckpointIO().save_checkpoint(content, path)
     with pytest.raises(InputError, match=r"distillation.teacher=.*network.heads names 'os.system'"):
         read_teacher(distilled(tmp_path, path))
     for value in ({"_target_": "os.system", "command": "true"}, "${oc.env:HOME}"):

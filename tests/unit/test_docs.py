@@ -11,8 +11,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-import reproduce
-import tune
+from mtl.cli import reproduce, tune
+from mtl.cli.study import split_words
 from mtl.config import schema
 from mtl.paper.definition import read
 from tests.conftest import ROOT
@@ -77,7 +77,7 @@ def test_commands_of_studies_are_accepted() -> None:
     given = commands("tune.py")
     assert len(given) > 1
     for command in given:
-        study, others = tune.split_words(command, tune.STUDY_OPTIONS)
+        study, others = split_words(command, tune.OWN)
         special = dict(word.split("=") for word in others)
         assert set(special) <= {"gate", "show"}
         GlobalHydra.instance().clear()

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import mtl
+from mtl.cli.main import COMMANDS
 from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"checks", "options", "types", "kinds", "compat", "memory", "records", "writing"},
+    {"__version__", "checks", "options", "types", "kinds", "compat", "memory", "records", "writing"},
     {"functional", "dropout", "distributed", "predictions"},
     {"linear"},
     {"gates", "experts"},
@@ -25,8 +26,10 @@ LAYERS = [
     {"report"},
     {"cli", "loggers"},
     {"config", "checkpoints"},
-    {"use", "tune", "report.__main__"},  # commands
+    {"use", "tune", "report.__main__"},
     {"paper"},
+    {"cli.run"},
+    {"cli.train", "cli.study", "cli.tune", "cli.reproduce", "cli.use", "cli.main", "__main__"},  # commands
 ]
 # Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
 # all.
@@ -134,7 +137,12 @@ def test_only_studies_load_optuna() -> None:
     studies = {path for name in ("tune", "paper") for path in (ROOT / "mtl" / name).glob("*.py")}
     light = {path for path in studies if path.stem in ("__init__", "channel")}
     report = ROOT / "mtl" / "report" / "__main__.py"  # a command, which reads studies too
-    for path in {*FILES, ROOT / "train.py"} - (studies - light) - {report}:
+    for path in (
+        {*FILES}
+        - {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce")}
+        - (studies - light)
+        - {report}
+    ):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -189,20 +197,24 @@ def test_config_files_open_with_purpose_and_example() -> None:
         assert "Example: " in first, path
 
 
-def test_program_starts_without_importing_torch() -> None:
-    """``--help``, and what a configuration cannot be composed of, take half a second instead of six."""
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *([name, "--help"] for name in COMMANDS), ["train", "gate=comt"], ["train", "gat.k=1"], ["--version"]],
+    ids=" ".join,
+)
+def test_help_and_mistyped_options_do_not_import_torch(words: list[str], tmp_path: Path) -> None:
+    """They take half a second instead of six."""
     code = (
-        "import atexit, sys, train; sys.argv = ['train.py', '--help']; names = ('torch', 'transformers', 'tokenizers')"
+        "import atexit, sys; from mtl.cli.main import main; names = ('torch', 'transformers', 'polars', 'matplotlib')\n"
+        "atexit.register(lambda: print('imported:', [name for name in names if name in sys.modules]))\n"
+        "main(sys.argv[1:])"
     )
-    code += (
-        "; atexit.register(lambda: print('imported:', [name for name in names if name in sys.modules])); train.cli()"
-    )
-    narrow = os.environ | {"COLUMNS": "80"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=narrow, capture_output=True, text=True, check=True
-    )
-    groups = {line.split(":")[0] for line in done.stdout.partition("\nOptions, ")[0].splitlines()}
-    assert {"distillation", "gate", "network/gate_trunk"} <= groups  # the help is there
-    assert groups.isdisjoint({"study", "sampler", "pruner", "paper"})  # options of tune.py and reproduce.py
-    assert max(map(len, done.stdout.partition("\nseed: 0")[0].splitlines())) <= 80
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "80"}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:7]) == ((0, "") if words[-1].startswith("--") else (1, "error: "))
     assert done.stdout.splitlines()[-1] == "imported: []"
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    if words[0] == "train" and words[-1] == "--help":
+        groups = {line.split(":")[0].strip() for line in done.stdout.partition("Options of")[0].splitlines()}
+        assert {"distillation", "gate", "network/gate_trunk"} <= groups
+        assert groups.isdisjoint({"study", "sampler", "pruner", "paper"})  # options of other commands

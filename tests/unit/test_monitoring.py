@@ -22,12 +22,12 @@ from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from mtl.checkpoints.files import AtomicCheckpointIO
+from mtl.checkpoints.files import CheckpointIO
 from mtl.checks import InputError
+from mtl.cli.run import HARMLESS_WARNINGS
 from mtl.cli.signals import NUMBERS, Stopped, stop_signals
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec
-from train import HARMLESS_WARNINGS
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{message}") for message in HARMLESS_WARNINGS]
 
@@ -73,7 +73,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=options.pop("num_sanity_val_steps", 0),
-        plugins=[AtomicCheckpointIO()],
+        plugins=[CheckpointIO()],
         callbacks=callbacks,
         **options,
     )

@@ -10,8 +10,8 @@ import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-import tune
 from mtl.checks import InputError
+from mtl.cli.study import first_run
 from mtl.paper.definition import Paper, read
 from mtl.tune.definition import Definition
 from mtl.tune.space import distributions, words
@@ -54,11 +54,11 @@ def test_train_accepts_the_runs(path: Path, scale: str, every: bool) -> None:
     pairs = found.pairs()
     for group, gate in pairs if every else pairs[-1:]:
         with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            assert tune.first_run(found.definition(group, gate, chosen=[]).words).monitor == "val/loss"
+            assert first_run(found.definition(group, gate, chosen=[]).words).monitor == "val/loss"
             if found.space_of(gate):
                 search = found.definition(group, gate, chosen=None)
                 values = {key: end(d, first=False) for key, d in distributions(search.space).items()}
-                tune.first_run([*search.words, *words(values)])
+                first_run([*search.words, *words(values)])
         GlobalHydra.instance().clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ def reproduce(tmp_path: Path, words: Sequence[str] = (), own: Sequence[str] = ()
     }
     cfg = OmegaConf.create(options | FILE | {"storage": f"journal:{tmp_path}/log", "heartbeat": 0.3} | changes)
     first: Any = SimpleNamespace(paths=SimpleNamespace(output_dir=str(tmp_path)), monitor="val/loss")
-    command.reproduce(cfg, "mine", words, lambda words: first, tmp_path / "program.py", own)
+    command.reproduce(cfg, "mine", words, lambda words: first, [sys.executable, str(tmp_path / "program.py")], own)
 
 
 def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtl.cli.sweep import SweepTable
-from mtl.config.resume import plain
 from mtl.records import flatten
 from tests.integration.helpers import composed
 from tests.run_folders import write_run
@@ -47,7 +46,7 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     assert capsys.readouterr().out == ""  # no job has begun
     write_run(tmp_path / "0", ["gate=a"], None, log="12:00:00 ERROR mtl: NaN loss\n")
-    monkeypatch.setattr("sys.argv", ["train.py", "-m", "gate=a,b"])
+    monkeypatch.setattr("mtl.cli.commands.GIVEN", ["-m", "gate=a,b"])
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed
@@ -64,11 +63,12 @@ def test_single_runs_have_no_table(tmp_path: Path) -> None:
 
 def test_baselines_differ_in_the_network_alone() -> None:
     configs = [
-        flatten(plain(composed(["data=table", f"network={name}"]))) for name in ("mmoe", "shared_bottom", "single_task")
+        flatten(OmegaConf.to_container(composed(["data=table", f"network={name}"])))
+        for name in ("mmoe", "shared_bottom", "single_task")
     ]
     for other in configs[1:]:
         changed = {key for key in configs[0].keys() | other.keys() if configs[0].get(key) != other.get(key)}
-        assert {key.partition(".")[0] for key in changed} == {"network", "label", "choices"}
+        assert {key.partition(".")[0] for key in changed} == {"network", "label", "choices", "words"}
         assert {key for key in changed if key.startswith("choices")} == {"choices.network"}
         kept = {
             key: value for key, value in other.items() if key.startswith("network.") and not key.endswith("_target_")

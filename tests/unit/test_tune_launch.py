@@ -48,7 +48,7 @@ def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher
     definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", "minimize", n_trials=1, heartbeat=0.3, retries=2)
-    return queue, Launcher(tmp_path / "program.py", tmp_path / "runs", "val/loss")
+    return queue, Launcher([sys.executable, str(tmp_path / "program.py")], tmp_path / "runs", "val/loss")
 
 
 def words_of(tmp_path: Path) -> list[dict[str, str]]:

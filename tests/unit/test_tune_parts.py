@@ -12,9 +12,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-import reproduce
-import tune
 from mtl.checks import InputError
+from mtl.cli import reproduce, tune
 from mtl.tune import channel, definition, space
 from tests.conftest import ROOT
 
@@ -23,7 +22,7 @@ from tests.conftest import ROOT
 def test_help_is_printed(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["x.py", "--help"])
     program.main()
-    assert "heartbeat:" in capsys.readouterr().out
+    assert "heartbeat=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", [5e-5, 1e-16, 0.1, 3, True, None, [50, 50], [[32], 8], "auto", {"a": 0.5, "b": [1]}])

@@ -110,6 +110,7 @@ TOP: dict[str, Kind] = {
     "trust": or_null(ListOf(NAME)),
     "changed_data": Choice(("refuse", "accept")),
     "choices": Fields({}, extra=True),
+    "words": ListOf(NAME),
     "threads": or_null(Whole(1, 1024)),
     "compile": Flag(),
     "monitor": NAME,

@@ -1,6 +1,6 @@
 """Decide what a checkpoint may make this program do: it may come from a stranger.
 
-To continue a run, the program builds the objects that the checkpoint's configuration names, and a name can stand for
+To use a network, the program builds the objects that the checkpoint's configuration names, and a name can stand for
 any function of any library. So only names that the installed ``conf/`` uses are accepted, each in its own section, and
 the optimizers of torch. A user's own classes need ``trust=[my_package]``.
 """
@@ -29,11 +29,8 @@ BUILT = {
     "optimizer": ("optimizer",),
     "weighting": ("weighting",),
 }
-# The sections whose classes and paths are those of the installed conf/ and of the command line; of a checkpoint's
-# values only numbers, switches and names are used (see ``mtl.config.resume``)
-OWN = ("callbacks", "logger", "trainer", "paths")
-
-REQUIRED = ("callbacks", "data", "network", "optimizer", "recipe", "trainer")
+OWN = ("callbacks", "logger", "trainer", "paths")  # nothing is ever built from what a checkpoint says of these
+REQUIRED = ("data", "network", "optimizer")
 
 NAMED = {
     "optimizer": {
@@ -41,13 +38,6 @@ NAMED = {
         for name in (
             *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam"),
             *("RMSprop", "Rprop", "SGD"),
-        )
-    },
-    "callbacks": {
-        f"pytorch_lightning.callbacks.{name}"
-        for name in (
-            *("DeviceStatsMonitor", "GradientAccumulationScheduler", "LearningRateMonitor", "ModelSummary"),
-            *("RichModelSummary", "StochasticWeightAveraging", "ThroughputMonitor", "Timer", "TQDMProgressBar"),
         )
     },
 }
@@ -76,11 +66,15 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
             check_target(str(key[0]), value, trust, f"{where}: {'.'.join(map(str, key[:-1]))}")
 
 
+def is_installed(section: str, target: Any) -> bool:
+    """Return whether the installed ``conf/`` names the class ``target`` in ``section``, or it is torch's optimizer."""
+    allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
+    return isinstance(target, str) and target in allowed | NAMED.get(section, set())
+
+
 def check_target(section: str, target: Any, trust: Sequence[str], where: str) -> None:
     """Raise InputError unless a checkpoint may name ``target`` in ``section``; ``where`` begins the message."""
-    allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
-    allowed |= NAMED.get(section, set())
-    if not isinstance(target, str) or not (target in allowed or is_trusted(target, trust)):
+    if not isinstance(target, str) or not (is_installed(section, target) or is_trusted(target, trust)):
         package = target.split(".")[0] if isinstance(target, str) else "my_package"
         raise InputError(
             f"{where} names {str(target)[:80]!r}, which this program does not use there. It could run any code: if it "
@@ -115,12 +109,17 @@ def leaves(
 @cache
 def installed_targets() -> Mapping[str, frozenset[str]]:
     """Return the classes that the installed ``conf/`` names, by section of the configuration."""
+    return targets_in(CONF)
+
+
+def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
+    """Return the classes that the YAML files in ``folder`` name, by section of the configuration."""
     found: dict[str, set[str]] = {}
-    for file in sorted(CONF.rglob("*.yaml")):
+    for file in sorted(Path(folder).rglob("*.yaml")):
         text = file.read_text()
-        folder = file.relative_to(CONF).parts[:-1]
+        parents = file.relative_to(folder).parts[:-1]
         first = text.split("\n", 1)[0]
-        package = first.removeprefix("# @package ").strip() if first.startswith("# @package ") else ".".join(folder)
+        package = first.removeprefix("# @package ").strip() if first.startswith("# @package ") else ".".join(parents)
         start = () if package in ("_global_", "") else tuple(package.split("."))
         for key, value in leaves(yaml.safe_load(text) or {}, start):
             if key[-1] == "_target_":

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from mtl.checkpoints.files import read_checkpoint
+from mtl.checkpoints.files import read
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load, plain
@@ -72,7 +72,7 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
 
     Raises InputError if the checkpoint is damaged, or if it names classes that are not trusted, as for any checkpoint.
     """
-    options = plain(cfg.distillation) if "distillation" in cfg else {}  # a checkpoint may be older than this section
+    options = plain(cfg.distillation)
     path, trust = options.pop("teacher", None), list(cfg.get("trust") or [])
     if path is None or cfg.evaluate:
         return None
@@ -83,7 +83,8 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
         "trains without a teacher",
     )
     try:
-        checkpoint, config = read_checkpoint(path, trust), config_to_load(path, trust)
+        checkpoint = read(path)
+        config = config_to_load(checkpoint, trust)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     for title, network in (("this run", cfg.network), ("the teacher", config.network)):
@@ -95,15 +96,13 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
     try:
         tasks = tuple(_task(entry) for entry in checkpoint["tasks"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"{where}: this checkpoint does not say which tasks it has; train the teacher anew") from error
-    state = checkpoint["state_dict"]
-    weights = {name.removeprefix("network."): value for name, value in state.items() if name.startswith("network.")}
-    return Teacher(path, config, weights, tasks, options)
+        raise InputError(f"{where}: this checkpoint does not say which tasks it has") from error
+    return Teacher(path, config, checkpoint.weights(), tasks, options)
 
 
 def _task(entry: Mapping[str, Any]) -> TaskSpec:
-    """Return the task that a checkpoint describes; earlier checkpoints have no mean and no standard deviation."""
-    mean, std = float(entry.get("mean", 0.0)), float(entry.get("std", 1.0))
+    """Return the task that a checkpoint describes."""
+    mean, std = float(entry["mean"]), float(entry["std"])
     return TaskSpec(str(entry["name"]), entry["kind"], entry["num_classes"], mean=mean, std=std)
 
 

@@ -1,0 +1,79 @@
+"""The help of commands whose options are lines of YAML files: each option with the comment of its line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+LINE = re.compile(r"(?P<indent> *)(?P<name>\w+): *(?P<value>.*?)(?: +# (?P<comment>.*))?")
+NOT_OURS = ("hydra", "paper", "pruner", "sampler", "study")  # folders of conf/ that a run has no choice of
+COLUMN = 32  # where comments begin
+FLAGS = (
+    "  --config-dir FOLDER           your own YAML files, whose classes are trusted",
+    "  --trust PACKAGE               your package, whose classes checkpoints may name",
+    "  --version                     the version of mtl",
+)
+LONGEST = 60  # letters of a value that is shown
+
+
+def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
+    """Print ``usage``, the options of ``file`` and of each choice among ``words`` and, of a run, all choices."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    conf, lines = file.parent, []
+    for paragraph in usage.strip().replace("``", "").split("\n\n"):
+        lines += [paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width), ""]
+    if file.name == "train.yaml":
+        lines += ["Choices, as in gate=topk; --config-dir FOLDER adds those of your own:", ""]
+        for group, names in groups(conf):
+            lines += textwrap.wrap(
+                f"{group}: {', '.join(names)}", width, initial_indent="  ", subsequent_indent="      "
+            )
+    chosen = [conf / f"{word.replace('=', '/')}.yaml" for word in words if re.fullmatch(r"[\w/]+=\w+", word)]
+    for path in [file, *(path for path in chosen if path.is_file())]:
+        lines += [f"Options of {path.relative_to(conf)}, as in NAME=VALUE:", ""]
+        first = path.read_text().partition("\n")[0]
+        package = ".".join(path.parent.relative_to(conf).parts)
+        package = first.removeprefix("# @package ") if first.startswith("# @package ") else package
+        prefix = f"{package}." if package not in ("", "_global_") else ""
+        for name, value, comment in options(path):
+            shown = value if len(value) <= LONGEST else "..."
+            lines += _described(f"{prefix}{name}={shown}", comment, width)
+        lines.append("")
+    lines += ["Flags:", "", *FLAGS]
+    print("\n".join(lines))
+
+
+def groups(conf: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the config groups of a run with the choices that each has."""
+    for folder in sorted(path for path in conf.rglob("*") if path.is_dir()):
+        name, files = str(folder.relative_to(conf)), sorted(folder.glob("*.yaml"))
+        if files and not name.startswith(NOT_OURS):
+            yield name, [path.stem for path in files]
+
+
+def options(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, value, comment) of the options in a YAML file, nested ones as ``section.name``."""
+    parents: list[tuple[int, str]] = []
+    for line in file.read_text().splitlines():
+        match = LINE.fullmatch(line)
+        if match is None:
+            continue
+        indent, name, value = len(match["indent"]), match["name"], match["value"]
+        parents = [(depth, parent) for depth, parent in parents if depth < indent]
+        path = [*(parent for _, parent in parents), name]
+        if not value:
+            parents.append((indent, name))
+        elif path[0] not in ("defaults", "hydra") and not name.startswith("_"):
+            yield ".".join(path), value, match["comment"] or ""
+
+
+def _described(option: str, comment: str, width: int) -> list[str]:
+    """Return the lines of an option and its comment, beside each other where the option is short."""
+    indent = " " * COLUMN
+    short = len(option) < COLUMN - 3
+    first = f"  {option}".ljust(COLUMN) if short else indent
+    lines = textwrap.wrap(comment, width, initial_indent=first, subsequent_indent=indent) or [first.rstrip()]
+    return lines if short else [*textwrap.wrap(option, width, initial_indent="  ", subsequent_indent="    "), *lines]

@@ -1,0 +1,51 @@
+"""The command line: ``mtl COMMAND ...``. Imports nothing slow, so that ``--help`` is answered at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from mtl import __version__
+
+COMMANDS = {  # the module that does it, by a function of its name or ``main``, and what it does
+    "train": ("mtl.cli.train", "train a network, test it and save the results"),
+    "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
+    "tune": ("mtl.cli.tune", "search the options of a data set"),
+    "reproduce": ("mtl.cli.reproduce", "run a table or figure of a paper again"),
+    "report": ("mtl.report.__main__", "compare runs and studies in a page"),
+    "predict": ("mtl.cli.use", "predict the rows of a file"),
+    "export": ("mtl.cli.use", "write a network as a program for other places"),
+    "serve": ("mtl.cli.use", "answer requests over HTTP"),
+    "prune": ("mtl.cli.use", "extract the part of a network that a task uses"),
+    "importance": ("mtl.cli.use", "rank the hidden units of a dense Transformer"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that the command line names."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        lines = [f"  {command:<12}{text}" for command, (_, text) in COMMANDS.items()]
+        print("\n".join(["usage: mtl COMMAND ..., with:", "", *lines, "", "mtl COMMAND --help shows its options."]))
+        return
+    if "--version" in words:
+        print(f"mtl {__version__}")
+        return
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, 1)
+        sys.exit(
+            f"error: {name}: no such command; {f'did you mean {near[0]}?' if near else 'see'} mtl --help lists all"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # classes of your own, as python train.py finds them
+    given = words[1:]
+    if name == "evaluate" and given and not given[0].startswith("-"):
+        from mtl.cli.commands import quoted
+
+        given[0] = given[0] if given[0].startswith("evaluate=") else f"evaluate={quoted(given[0])}"
+    module = importlib.import_module(COMMANDS[name][0])
+    getattr(module, name if COMMANDS[name][0] == "mtl.cli.use" else "main")(given)

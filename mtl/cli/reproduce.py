@@ -1,0 +1,61 @@
+"""Run a table or figure of a paper again: ``mtl reproduce dselect_k_static scale=laptop``.
+
+Words that ``conf/reproduce.yaml`` lists are its own options, all others are options of every run. The same command,
+started again or on other machines, works on the same runs; at the end it writes the report and says which claims of the
+paper hold. ``show=true`` writes the report of what there is. The tables are in ``conf/paper/``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import hydra
+from omegaconf import DictConfig
+
+from mtl.checks import InputError
+from mtl.cli.errors import end
+from mtl.cli.explain import CONF, explain
+from mtl.cli.help import print_help
+from mtl.cli.study import PROGRAM, configured, first_run, own_options, split_words, with_searched
+
+SECTIONS = ("fixed", "groups", "gates", "space", "baseline", "published", "claims", "remarks")
+OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
+
+
+def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], list[str]]:
+    """Return the name of the table, the composed ``conf/reproduce.yaml``, and the words of the runs and of its own."""
+    known = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
+    names = [word for word in words if "=" not in word]
+    if len(names) != 1 or names[0] not in known:
+        given = f"{' '.join(names)}: " if names else ""
+        raise InputError(f"{given}give one of {', '.join(known)}, as in {known[0]} scale=laptop")
+    own, others = split_words([word for word in words if "=" in word], OWN)
+    only = [word.partition("=")[2] for word in own if word.startswith("only=")]  # Hydra would read its comma as a sweep
+    cfg = hydra.compose("reproduce", [f"paper={names[0]}", *(word for word in own if not word.startswith("only="))])
+    cfg.only = only[-1] if only else None
+    return names[0], cfg, others, own
+
+
+def run(words: Sequence[str]) -> None:
+    """Compose and check the runs of a table, do those that are missing, and write the report."""
+    try:
+        from mtl.paper.command import reproduce
+    except ModuleNotFoundError as error:
+        raise InputError(f"mtl reproduce needs the package {error.name}: pip install 'mtl[tune]'") from None
+    with configured():
+        name, cfg, others, own = configuration(words)
+        reproduce(cfg, name, others, first_run, PROGRAM, own)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    words = with_searched(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(words):
+        return print_help(__doc__ or "", CONF / "reproduce.yaml", words)
+    try:
+        run(words)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        end(error, explain(error, words))

@@ -1,0 +1,141 @@
+"""A run: train a network, test its best checkpoint, and write the results."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from pathlib import Path
+
+import pytorch_lightning as pl
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from mtl import distributed, memory
+from mtl.checkpoints.files import Checkpoint, read, read_to_resume
+from mtl.checkpoints.restore import restore_data
+from mtl.checkpoints.start import start_from
+from mtl.checks import InputError, require
+from mtl.cli import errors, results
+from mtl.cli.commands import command
+from mtl.cli.threads import use_threads
+from mtl.config import build, schema
+from mtl.config.resume import check_batches
+from mtl.config.teacher import read_teacher
+from mtl.records import CHECKPOINTS, CONFIG, RESULTS
+from mtl.writing import write_json, write_text
+
+log = logging.getLogger("mtl")
+
+HARMLESS_WARNINGS = (
+    ".*does not have many workers.*",  # batches are slices of tensors in memory: workers would only copy them
+    ".*callbacks used to create the checkpoint need to be provided.*",  # a resumed run may have another schedule
+    ".*Checkpoint directory .* exists and is not empty.*",  # a resumed run writes to its own folder
+    ".*isinstance.treespec, LeafSpec.*",  # inside Lightning
+    ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice
+    ".*Grad strides do not match bucket view strides.*",  # the stride of a dimension of size 1 means nothing
+    ".*broadcast_buffers. is deprecated.*",  # its successor is not in every version that we accept
+    ".*recommended to use .self.log.*sync_dist.*",  # the logged values are already sums over all processes
+)
+
+
+def run(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> float | None:
+    """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
+
+    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already.
+    """
+    with warnings.catch_warnings():
+        for message in HARMLESS_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        memory.keep_freed_memory()
+        try:
+            with contextlib.ExitStack() as ending:
+                return _run(cfg, checkpoint, ending)
+        finally:
+            distributed.destroy_process_group()
+
+
+def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.ExitStack) -> float | None:
+    schema.check(cfg)
+    software = results.versions()  # now, since files may change while it trains
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    folder = Path(cfg.paths.run_dir)
+    if checkpoint is None and (cfg.ckpt or cfg.evaluate):
+        checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
+    source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None  # else the earlier run used it
+    build.check_options(cfg)
+    teacher = read_teacher(cfg)
+    use_threads(cfg.get("threads"))
+    data, trainer = build.build_data(cfg), build.build_trainer(cfg, checkpoint)
+    for logger in trainer.loggers:
+        if hasattr(logger, "close"):  # it stays open from the training to the test
+            ending.callback(logger.close)
+    require(
+        trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
+        f"-m with {trainer.world_size} processes: each would run the whole sweep again. Use one device per job "
+        "(trainer=default), or several devices without -m",
+    )
+    if checkpoint is not None:
+        if cfg.ckpt:
+            check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
+        accept = cfg.get("changed_data") == "accept"
+        restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
+    else:
+        data.prepare_data()
+    data.setup()
+    network = build.build_network(cfg, data.spec, fresh=checkpoint is None)
+    if source is not None:
+        start_from(network, source)
+    distillation = teacher and teacher.distillation(network, data.spec)
+    module = build.build_module(cfg, network, data.spec, distillation)
+    log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
+    if trainer.is_global_zero:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
+
+    if trainer.world_size > 1:
+        first = trainer.node_rank * trainer.num_devices
+        ranks = range(first, first + trainer.num_devices)
+        ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
+    path = None if checkpoint is None else str(checkpoint.path)
+    if cfg.evaluate:
+        tested, best, monitor = path, None, "val/loss"
+    else:
+        tested, best, monitor = _fit(cfg, trainer, module, data, path)
+    fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
+    trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
+    # What the test returns lacks values that no logger is given
+    test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+    main, label = module.evaluation.main_metrics(), tested or "last weights"
+    training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
+    record = results.collect(
+        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
+    )
+    if trainer.is_global_zero:
+        write_json(folder / RESULTS, record)
+        results.print_results(record, folder)
+    return best if best is not None else record["test"]["loss"]
+
+
+def _fit(
+    cfg: DictConfig, trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, ckpt: str | None
+) -> tuple[str | None, float | None, str]:
+    """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
+    last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
+    except RuntimeError as error:
+        if not errors.lost_peer(error):
+            raise
+        raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
+    saved = trainer.checkpoint_callback
+    score = getattr(saved, "best_model_score", None)
+    best = None if score is None else float(score)
+    monitor = getattr(saved, "monitor", None) or "val/loss"
+    checkpoint = str(getattr(saved, "best_model_path", "")) or None
+    if checkpoint is None:
+        log.warning("no finite %s was measured: testing the last weights", monitor)
+    if cfg.tested == "last":
+        checkpoint = str(trainer.strategy.broadcast(last))
+    return checkpoint, best, monitor

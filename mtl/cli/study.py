@@ -1,0 +1,69 @@
+"""What ``mtl tune`` and ``mtl reproduce`` have in common: many runs of ``mtl train`` from one command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from mtl.checks import InputError
+from mtl.cli import resolvers
+from mtl.cli.explain import CONF, explain
+from mtl.cli.train import composed
+
+resolvers.register()
+PROGRAM = (sys.executable, "-m", "mtl", "train")
+BOTH = "hydra.searchpath"  # where further YAML files are
+
+
+def own_options(file: str, *others: str) -> list[str]:
+    """Return the options of a study in ``conf/FILE``, without its sections ``others``."""
+    return [str(name) for name in OmegaConf.load(CONF / file) if name not in ("defaults", *others)]
+
+
+def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of the options ``own``, and those of runs. Of an option given twice, the last one counts."""
+    given = {word.partition("=")[0]: word for word in words}
+    ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
+    return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
+
+
+def with_searched(arguments: Sequence[str]) -> list[str]:
+    """Return ``arguments`` with ``--config-dir FOLDER`` and ``--trust PACKAGE`` as words for all runs."""
+    words, rest = [], iter(arguments)
+    for word in rest:
+        if word.partition("=")[0] in ("--config-dir", "--trust"):
+            flag, _, value = word.partition("=")
+            value = value or next(rest, "")
+            word = (
+                f"hydra.searchpath=[file://{os.path.abspath(value)}]" if flag == "--config-dir" else f"trust=[{value}]"
+            )
+        words.append(word)
+    return words
+
+
+def first_run(words: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run of ``words``, with every value checked."""
+    from mtl.config import schema
+
+    try:
+        cfg = composed(words)
+    except Exception as error:
+        sentence = explain(error, words)
+        if sentence is None:
+            raise
+        raise InputError(sentence) from error
+    cfg.label, cfg.paths.run_dir = "trial", "."
+    schema.check(cfg, words)
+    return cfg
+
+
+@contextmanager
+def configured() -> Iterator[None]:
+    """Let Hydra compose files of ``conf/`` inside this context."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield

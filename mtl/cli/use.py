@@ -1,0 +1,161 @@
+"""The commands on a finished run: predict, export, prune, importance and serve. Slow imports are in functions."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mtl import __version__
+from mtl.cli.commands import program
+from mtl.cli.errors import as_one_message
+
+FIRST = 10  # rows that predict shows if it writes no file
+
+
+def parser_of(name: str, text: str, data: bool = False) -> ArgumentParser:
+    """Return the parser of a command on a run; ``data``: the command reads the data of the run too."""
+    parser = ArgumentParser(prog=" ".join(program(name)), description=text)
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    parser.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="your own YAML files, whose classes are trusted",
+    )
+    parser.add_argument("--version", action="version", version=f"mtl {__version__}")
+    if data:
+        parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
+    return parser
+
+
+def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
+    """Return the arguments with the classes of ``--config-dir`` among those that are trusted."""
+    given = parser.parse_args(arguments)
+    if given.config_dir:
+        from mtl.checkpoints.trust import targets_in
+
+        given.trust += [name for folder in given.config_dir for names in targets_in(folder).values() for name in names]
+    return given
+
+
+def beside(run: str, name: str) -> Path:
+    """Return the path ``name`` in the folder of a run, given as for ``mtl.load``."""
+    from mtl.checkpoints.files import file_of
+
+    return file_of(run).absolute().parent.parent / name
+
+
+def predict(arguments: Sequence[str] | None = None) -> None:
+    """Write or show the predictions for the rows of a file."""
+    parser = parser_of("predict", "Predict the rows of a file: mtl predict RUN rows.csv -o predictions.parquet")
+    parser.add_argument(
+        "rows", type=Path, help="a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help=f"file to write, in one of these formats; default: show {FIRST} rows"
+    )
+    parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to predict; default all")
+    parser.add_argument(
+        "--keep", type=names, metavar="A,B", help="columns of the rows to keep; default all, '' for none"
+    )
+    parser.add_argument("--experts", action="store_true", help="add the experts that each row used, with their weights")
+    parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    parser.add_argument("--device", help="such as cpu or cuda:1; default a GPU if there is one")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.predict import predict_file, predicted, show
+        from mtl.use.trained import load
+
+        options = {"tasks": given.tasks, "keep": given.keep, "experts": given.experts, "batch_size": given.batch_size}
+        if given.out is not None:
+            count = predict_file(given.run, given.rows, given.out, given.force, given.trust, given.device, **options)
+            print(f"{given.out}: predictions for {count:,} rows")
+            return
+        block, share = next(predicted(load(given.run, given.trust, given.device), given.rows, **options))
+        show(block[:FIRST])
+        if share < 1 or len(block) > FIRST:
+            print("These are the first rows: add -o FILE to write the predictions for all of them.")
+
+
+def export(arguments: Sequence[str] | None = None) -> None:
+    """Write the network of a run as a program for other places, and print how well it agrees."""
+    parser = parser_of(
+        "export", "Export a trained network as a program that needs torch alone: mtl export RUN", data=True
+    )
+    parser.add_argument("--out", type=Path, help="folder to write to; default RUN/exported")
+    parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install 'mtl[onnx]')")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.export import export_run
+
+        folder = given.out or beside(given.run, "exported")
+        report = export_run(given.run, folder, given.onnx, given.trust, given.data_dir)
+        rows = "rows of the test split" if report["rows"] == "test" else "made-up rows, since the data are not there"
+        for file, value in report["differences"].items():
+            print(f"{folder / file}: differs from the network by at most {value:.1e} on {rows}")
+        if report["dense"]:
+            print(f"dense, since the gate depends on the example: {', '.join(report['dense'])}")
+        print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
+
+
+def prune(arguments: Sequence[str] | None = None) -> None:
+    """Write the part of a run's network that each task uses, and print what it saves."""
+    parser = parser_of("prune", "Extract the part of a trained network that a task uses: mtl prune RUN", data=True)
+    parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
+    parser.add_argument("--out", type=Path, help="folder to write to; default RUN/pruned")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from rich.console import Console
+        from rich.table import Table
+
+        from mtl.use.prune import prune_run
+
+        folder = given.out or beside(given.run, "pruned")
+        report = prune_run(given.run, given.task, folder, given.trust, given.data_dir)
+        table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
+        for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
+            table.add_column(column, justify="left" if column == "task" else "right")
+        for task, row in report.items():
+            numbers = [row[name] for name in ("pruned_parameters", "parameters", "pruned_flops", "flops")]
+            table.add_row(task, *[f"{number:,}" for number in numbers], f"{row['difference']:.1e}")
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        print(folder)
+
+
+def importance(arguments: Sequence[str] | None = None) -> None:
+    """Write the importance of the hidden units of a dense Transformer run."""
+    text = "Rank the hidden units of a dense Transformer run, for network.start=importance: mtl importance RUN"
+    parser = parser_of("importance", text, data=True)
+    parser.add_argument("--out", type=Path, help="file to write; default RUN/importance.pt")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.importance import write_importance
+
+        file = given.out or beside(given.run, "importance.pt")
+        layers, width = write_importance(given.run, file, given.trust, given.data_dir)
+        print(f"{file}: importance of {width:,} neurons in each of {layers} layers")
+
+
+def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | None = None) -> None:
+    """Answer requests until a signal stops the program; ``server`` runs the application instead of uvicorn."""
+    parser = parser_of("serve", "Answer requests over HTTP with a trained network: mtl serve RUN --port 8000")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
+    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="time to gather requests; default 2")
+    with as_one_message():
+        given = read_given(parser, arguments)
+        from mtl.use.serve import prepare
+
+        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms)
+    (server or run)(app, host=given.host, port=given.port, access_log=False, http=protocol)
+
+
+def names(text: str) -> list[str]:
+    """Return the names in a text that commas separate."""
+    return [name.strip() for name in text.split(",") if name.strip()]
