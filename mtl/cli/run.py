@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from hydra.core.hydra_config import HydraConfig
@@ -67,7 +68,8 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     use_threads(cfg.get("threads"))
-    data, trainer = build.build_data(cfg), build.build_trainer(cfg, checkpoint)
+    data: Any = build.build_data(cfg)
+    trainer = build.build_trainer(cfg, checkpoint)
     for logger in trainer.loggers:
         if hasattr(logger, "close"):  # it stays open from the training to the test
             ending.callback(logger.close)
@@ -87,7 +89,7 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     network = build.build_network(cfg, data.spec, fresh=checkpoint is None)
     if source is not None:
         start_from(network, source)
-    distillation = teacher and teacher.distillation(network, data.spec)
+    distillation = teacher.distillation(network, data.spec) if teacher else None
     module = build.build_module(cfg, network, data.spec, distillation)
     log.info("%s: %s parameters, run folder %s", cfg.label, f"{results.count_parameters(network):,}", folder)
     if trainer.is_global_zero:
@@ -106,7 +108,7 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # What the test returns lacks values that no logger is given
-    test = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+    test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
     record = results.collect(

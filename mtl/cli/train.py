@@ -114,7 +114,7 @@ def task(cfg: DictConfig) -> float | None:
         errors.end(error, sentence_for(error, commands.GIVEN))
 
 
-def start(cfg: DictConfig, hydra_cfg: DictConfig, checkpoint: Any = None, lent: Sequence[str] = ()) -> float | None:
+def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequence[str] = ()) -> float | None:
     """Take possession of the run folder, and run; ``lent``: the words that come from ``checkpoint``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
@@ -138,7 +138,7 @@ def start(cfg: DictConfig, hydra_cfg: DictConfig, checkpoint: Any = None, lent: 
         if record:
             log.info("%s has finished before", folder)
             best = record.get(f"best_{cfg.monitor.replace('/', '_')}")
-            return record["test"]["loss"] if best is None else best
+            return float(record["test"]["loss"] if best is None else best)
         if last.exists() and not (cfg.ckpt or cfg.evaluate):
             cfg.ckpt = str(last)
     resumed = resolvers.run_folder(cfg.ckpt) if cfg.ckpt else None

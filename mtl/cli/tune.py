@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> None:
     with configured():
         cfg = hydra.compose("tune", study, return_hydra_config=True)
         name = cfg.hydra.runtime.choices.study
-        cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+        cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
         gates = [gate for gate in special.get("gate", "").split(",") if gate]
         tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
 

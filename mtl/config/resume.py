@@ -37,8 +37,17 @@ TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # h
 
 LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may be files and servers, but for those of these keys:
-NAMES = ("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor", "precision", "shape")
-NAMES += ("target",)
+NAMES = (
+    "accelerator",
+    "devices",
+    "gradient_clip_algorithm",
+    "max_time",
+    "mode",
+    "monitor",
+    "precision",
+    "shape",
+    "target",
+)
 TEXTS = ("label", "start_from")  # options whose text is free; other words without a dot choose from a config group
 
 
@@ -132,8 +141,8 @@ def resumed_config(
     wrong = _differences(saved, plain(cfg), sections, free)
     require(
         not wrong,
-        f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. Leave these options out to use "
-        "the checkpoint's, or start a new run",
+        f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. Leave these options out "
+        "to use the checkpoint's, or start a new run",
     )
     return cfg
 
