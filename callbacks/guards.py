@@ -15,7 +15,7 @@ from mtl.checks import InputError
 from mtl.distributed import gather, world_size
 from mtl.records import flatten
 
-PLACES = ("ckpt", "evaluate", "paths.")  # options that say where a process reads and writes
+PLACES = ("words", "ckpt", "evaluate", "paths.")  # options that say where a process reads and writes
 EVERY = 50  # steps between looks at the gradients, and on GPUs at the loss
 
 
