@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -20,6 +21,9 @@ from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 
 log = logging.getLogger(__name__)
+
+LABEL = b"mtl-sha256:"
+SEAL = len(LABEL) + 64  # bytes: the label and the digits
 
 
 class DamagedError(InputError):
@@ -67,6 +71,7 @@ class CheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         with writing(Path(path)) as file:
             torch.save(dict(checkpoint), file)
+            _seal(file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration is not checked: the Trainer does not use it."""
@@ -92,8 +97,10 @@ def read(path: str | Path, name: str = "best") -> Checkpoint:
     path = file_of(path, name)
     require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
-        _check_sums(path)
+        _check_seal(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
     known = isinstance(content, dict) and all(isinstance(content.get(k), Mapping) for k in ("config", "state_dict"))
@@ -121,18 +128,45 @@ def read_to_resume(path: str | Path) -> Checkpoint:
         return checkpoint
 
 
-def _check_sums(path: Path) -> None:
-    """Raise ValueError unless all members of the zip file have their checksums, and none is compressed.
+def _seal(file: Any) -> None:
+    """Append the SHA-256 digest of a zip file, open for reading and writing, as the zip file's comment.
 
-    torch does not compress: a compressed member could only be meant to fill the memory.
+    The sums of the zip format leave out its directory. Other programs read the file all the same.
+    """
+    file.flush()
+    file.seek(-2, os.SEEK_END)
+    if file.read(2) != b"\0\0":  # a zip file without comment ends with the comment's length
+        raise RuntimeError("torch.save wrote a zip file that cannot take a checksum")
+    file.seek(-2, os.SEEK_END)
+    file.write(SEAL.to_bytes(2, "little") + LABEL)
+    file.flush()
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0, os.SEEK_END)
+    file.write(digest.encode())
+
+
+def _check_seal(path: Path) -> None:
+    """Raise ValueError unless the file ends with its right checksum, InputError if it ends with none.
+
+    Raises ValueError also for files that are no zip file or whose members are compressed: torch does not compress, so
+    it could only be meant to fill the memory.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
         if not stored or sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its members are larger than the file: this is no checkpoint but a zip bomb")
-        if (damaged := archive.testzip()) is not None:
-            raise ValueError(f"the checksum of {damaged} is wrong")
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        for start in range(0, size - 64, 1 << 20):
+            digest.update(file.read(min(1 << 20, size - 64 - start)))
+        file.seek(max(0, size - SEAL))
+        end = file.read()
+    if not end.startswith(LABEL):
+        raise InputError(f"checkpoint {path} was not written by this program: it has no checksum")
+    if digest.hexdigest().encode() != end[-64:]:
+        raise ValueError("its checksum is wrong")
 
 
 def _damage(path: Path, error: Exception) -> str:

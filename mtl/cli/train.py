@@ -93,7 +93,7 @@ def read_start(given: Sequence[str]) -> None:
 
     Start.checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
     own = [word for word in given if is_override(word)]
-    Start.words = tuple(words_in_force(stored_words(Start.checkpoint), own))
+    Start.words = tuple(words_in_force(stored_words(Start.checkpoint), own)[0])
 
 
 def task(cfg: DictConfig) -> float | None:

@@ -102,20 +102,15 @@ def stored_words(checkpoint: Checkpoint) -> list[str]:
     return list(words)
 
 
-def words_in_force(stored: Sequence[str], given: Sequence[str], cfg: DictConfig | None = None) -> list[str]:
-    """Return those of the ``stored`` words that count beside those ``given`` on the command line, which replace them.
+def words_in_force(stored: Sequence[str], given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return those of the ``stored`` words that the words ``given`` on the command line do not replace.
 
-    A given choice of a group, as in ``trainer=default``, keeps the stored words below that group for options which the
-    group has in ``cfg``, the configuration without these words; without ``cfg`` it keeps none of them.
+    The second list has those below a group that is chosen anew, as ``trainer.devices=2`` is below ``trainer=default``.
     """
-    keys, absent = {key_of(word) for word in given}, object()
-    words = []
-    for word in stored:
-        key = key_of(word)
-        is_chosen_anew = any(part in keys for part in key.split(".")[:-1][:2])  # gate.k, callbacks.lr_schedule.warmup
-        known = cfg is not None and OmegaConf.select(cfg, key, default=absent) is not absent
-        words += [word] * (key not in keys and (known or not is_chosen_anew))
-    return words
+    keys = {key_of(word) for word in given}
+    kept = [word for word in stored if key_of(word) not in keys]
+    below = [word for word in kept if keys.intersection(key_of(word).split(".")[:-1][:2])]  # also callbacks.lr_schedule
+    return [word for word in kept if word not in below], below
 
 
 def resumed_config(
@@ -128,9 +123,13 @@ def resumed_config(
     that names classes that are not trusted.
     """
     saved, stored = checkpoint.config(trust), stored_words(checkpoint)
-    cfg = compose([*(first := words_in_force(stored, words)), *words])
-    if (kept := words_in_force(stored, words, cfg)) != first:
-        cfg = compose([*kept, *words])
+    sure, below = words_in_force(stored, words)
+    cfg = compose([*sure, *words])
+    if below:  # they count where the new choice has the same option, and the same value of it, as the run's own
+        before, now = compose([word for word in stored if word not in below]), cfg
+        old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, now))
+        keys = {key for key in old.keys() & new.keys() if old[key] == new[key]}
+        cfg = compose([*sure, *(word for word in below if key_of(word) in keys), *words])
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException as error:

@@ -238,7 +238,7 @@ def test_a_group_named_on_resume_takes_away_what_its_option_lacks(tmp_path: Path
     )
     path = tmp_path / "checkpoints" / "last.ckpt"
     cfg = resume_small(path, tmp_path, "trainer=default", "logger=csv")
-    assert ("strategy" in cfg.trainer, cfg.trainer.accelerator, cfg.trainer.max_epochs) == (False, "cpu", 1)
+    assert ("strategy" in cfg.trainer, cfg.trainer.accelerator, cfg.trainer.max_epochs) == (False, "auto", 1)
     assert list(cfg.logger) == ["csv"]
 
 

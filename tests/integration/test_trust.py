@@ -22,7 +22,6 @@ from mtl.config.resume import config_to_load, is_harmless
 from mtl.use.prune import prune_run
 from mtl.use.trained import load
 from tests.integration.helpers import compose_small, resume_small
-from tests.integration.test_resume import same
 
 CONSUMERS: dict[str, Callable[[Path, Path], object]] = {
     "ckpt": lambda path, folder: resume_small(path, folder),
@@ -229,21 +228,16 @@ def test_values_follow_the_command_line_unless_they_were_set(tmp_path: Path) -> 
 
 
 def test_every_damage_is_found(whole: Path, tmp_path: Path) -> None:
-    """Flip bits anywhere; cut; append. What is read nevertheless, since no content was hit, is the whole content."""
-    content, draw, path, expected = whole.read_bytes(), random.Random(0), tmp_path / "last.ckpt", read(whole)
-    found = 0
+    """Flip bits anywhere, also where zip's own sums do not look; cut; append."""
+    content, draw, path = whole.read_bytes(), random.Random(0), tmp_path / "last.ckpt"
+    damaged = [content[:-1], content + b"x", content[:1000], b"", b"x", content[:-80], content[1:], content * 2]
     for trial in range(60):
         data = bytearray(content)
         for _ in range(draw.choice([1, 8])):
             data[draw.randrange(len(data)) if trial % 3 else -draw.randrange(1, 200)] ^= 1 << draw.randrange(8)
+        damaged.append(bytes(data))
+    for data in damaged:
         path.write_bytes(data)
-        try:
-            assert same(expected, read(path))
-        except InputError:
-            found += 1
-    assert found > 40
-    for cut in (content[:-1], content[:1000], b"", b"x", content[:-80], content[: len(content) // 2]):
-        path.write_bytes(cut)
         with pytest.raises(InputError):
             read(path)
     previous_checkpoint(path).write_bytes(content)
