@@ -11,21 +11,19 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 
-from .files.cache import cached
-from .files.reading import quote
-from .interactions import InteractionsDataModule, Words, read_lines, repair, versions
+from .files.reading import checked, read_lines
+from .interactions import InteractionsDataModule, columns
 from .options import flag, number, whole
 from .sampling import unique
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the cache; increase it when the content changes
 ROWS = 1_149_780  # of the published file
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
 # a quote inside an ISBN is escaped by a backslash, as in the other files of the release
-RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"\r?$'
+RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"$'
 
 
 class BooksDataModule(InteractionsDataModule):
@@ -40,7 +38,7 @@ class BooksDataModule(InteractionsDataModule):
     only if ``unverified``; every row is checked.
     """
 
-    words = Words("read", "book", item="book", record="record", seen="read", unseen="unread")
+    task, input, item = "read", "book", "book"
 
     def __init__(
         self,
@@ -55,32 +53,27 @@ class BooksDataModule(InteractionsDataModule):
         base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
-        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
+        super().__init__(data_dir, "bookcrossing", alpha, split, download, base_url, negatives, **common)
         self.min_records, self.max_broken = whole("min_records", min_records, 1), number("max_broken", max_broken)
-        self.unverified = flag("unverified", unverified)
-        self.folder = self.data_dir / "bookcrossing"
+        self.unverified, self.key = flag("unverified", unverified), (max_broken,)
         self.source = self.folder / "BX-Book-Ratings.csv"
+        self._names: tuple[list[str], list[str]] = [], []
 
-    def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
+    def fetch_files(self) -> None:
         archive = self.folder / "BX-CSV-Dump.zip"
-        if self.download and not self.unverified:
-            require(
-                self.source.exists() or archive.exists(),
-                f"{self.source} is missing. It has no published checksum, so that a download cannot be verified: "
-                f"get {self.base_url}/{archive.name} in a way that you trust and put it at {archive}, or set "
-                "data.unverified=true to download it all the same",
-            )
-        self.obtain(self.source, archive)
-        self._read()
+        require(
+            self.unverified or not self.download or self.source.exists() or archive.exists(),
+            f"{self.source} is missing. It has no published checksum, so that a download cannot be verified: get "
+            f"{self.base_url}/{archive.name} in a way that you trust and put it at {archive}, or set "
+            "data.unverified=true to download it all the same",
+        )
+        self.obtain(self.source, archive, None)
 
-    def _read(self) -> dict[str, Tensor]:
-        path, key = self.data_dir / "cache" / "books.pt", (FORMAT, self.max_broken, *versions(self.source))
-        return cached(path, lambda: read_records(self.source, self.max_broken), key)
+    def parse(self) -> dict[str, Tensor]:
+        return read_records(self.source, self.max_broken)
 
     def records(self) -> dict[str, Tensor]:
-        """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32, NaN if missing), each ``[R]``."""
-        records = self._read()
+        records = self.parsed()
         total = len(records["user"])
         kept = core(records["user"], records["item"], self.min_records)
         require(
@@ -117,48 +110,33 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     ``users`` are the numbers of the users by rank, ``isbns`` the UTF-8 bytes of the ISBNs by rank, a line each. Raises
     InputError if the share of broken rows exceeds ``max_broken``.
     """
-    frame = read_lines(file)
-    header = frame["line"][0].rstrip("\r")
-    require(header == HEADER, f"{file}, line 1: {quote(header)} is not the header {HEADER}. {repair(file)}")
-    groups = pl.col("line").str.extract_groups(RECORD).struct
-    frame = frame.with_row_index("number", 1)[1:].with_columns(
-        user=groups.field("1").cast(pl.Int64), isbn=groups.field("2"), rating=groups.field("3").cast(pl.Int64)
+    lines = read_lines(file)
+    checked(lines[:1], pl.col("line") == HEADER, file, f"the header {HEADER}")
+    fields = pl.col("line").str.extract_groups(RECORD).struct
+    lines = lines[1:].with_columns(
+        fields.field("1").cast(pl.Int64).alias("user"),
+        fields.field("2").alias("isbn"),
+        fields.field("3").cast(pl.Float32).alias("rating"),
     )
-    require(len(frame) > 0, f"{file} contains no record. {repair(file)}")
-    if len(frame) != ROWS:
-        logger.warning("%s has %d records, the published file %d", file, len(frame), ROWS)
-
-    good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
-    broken = frame.filter(good.not_())
-    if len(broken):
-        first = f"line {broken['number'][0]}: {quote(broken['line'][0].rstrip())}"
-        if len(broken) / len(frame) > max_broken:
-            raise InputError(
-                f"{file}, {first} is not a record; {len(broken)} of {len(frame)} rows are broken, more than the share "
-                f"data.max_broken={max_broken:g}. Expected {HEADER}: a whole number, an ISBN and a whole number in "
-                f"0..10, each in quotes. {repair(file)}, or raise data.max_broken to skip such rows"
-            )
-        logger.warning("%s: skipped %d broken rows, the first is %s", file, len(broken), first)
-
-    frame = frame.filter(good)
-    users, isbns = (frame[name].unique().sort() for name in ("user", "isbn"))
-    frame = frame.with_columns(
+    if len(lines) != ROWS:
+        logger.warning("%s has %d records, the published file %d", file, len(lines), ROWS)
+    good = pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")
+    expected = (
+        f"{HEADER}: a whole number, an ISBN and a whole number in 0..10, each in quotes; or raise data.max_broken"
+    )
+    lines = checked(lines, good, file, expected, max_broken)
+    require(len(lines) > 0, f"{file} contains no record")
+    users, isbns = (lines[name].unique().sort() for name in ("user", "isbn"))
+    lines = lines.with_columns(
         item=pl.col("isbn").rank("dense").cast(pl.Int64) - 1, user=pl.col("user").rank("dense").cast(pl.Int64) - 1
     )
-    pairs = frame.sort("user", "item", pl.col("rating") > 0, "number").unique(
-        ["user", "item"], keep="last", maintain_order=True
-    )
-    if len(pairs) < len(frame):
-        logger.warning(
-            "%s: %d records repeat a pair; ratings take precedence",
-            file,
-            len(frame) - len(pairs),
-        )
-    user, item, rating = (torch.from_numpy(pairs[name].to_numpy(writable=True)) for name in ("user", "item", "rating"))
-    return {
-        "user": user,
-        "item": item,
-        "rating": rating.float().masked_fill(rating == 0, torch.nan),
+    ordered = lines.sort("user", "item", pl.col("rating") > 0, "number")
+    pairs = ordered.unique(["user", "item"], keep="last", maintain_order=True)
+    if len(pairs) < len(lines):
+        logger.warning("%s: %d records repeat a pair; ratings take precedence", file, len(lines) - len(pairs))
+    found = columns(pairs, "user", "item", "rating")
+    return found | {
+        "rating": found["rating"].masked_fill(found["rating"] == 0, torch.nan),
         "users": torch.from_numpy(users.to_numpy(writable=True)),
         "isbns": torch.frombuffer(bytearray("\n".join(isbns).encode()), dtype=torch.uint8).clone(),
     }

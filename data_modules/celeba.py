@@ -72,7 +72,7 @@ class CelebADataModule(TensorDataModule):
     def _parse(self) -> dict[str, Tensor]:
         partition_file = self.folder / celeba_files.PARTITION_FILE
         partition = celeba_files.read_partition(partition_file)
-        attributes = celeba_files.read_attributes(self.folder / celeba_files.ATTRIBUTES_FILE, partition)
+        attributes = celeba_files.read_attributes(self.folder / celeba_files.ATTRIBUTES_FILE, list(partition))
         paths = [self.folder / celeba_files.IMAGES / name for name in partition]
         part = torch.tensor(list(partition.values()))
         # Sort by split before decoding: the splits are then views, and the images need no copy

@@ -15,6 +15,7 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
+from .files.reading import regular_size
 from .files.several import files_of, is_several
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
@@ -93,6 +94,7 @@ def _several(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
+    regular_size(path)  # to open a pipe would wait for ever
     try:
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -75,6 +75,15 @@ def locked(path: Path, doing: str) -> Iterator[None]:
         lock.release()
 
 
+def versions(*files: Path) -> list[int]:
+    """Return size and modification time of each file, for a key: a changed file is parsed again. Raises InputError."""
+    try:
+        stats = [file.stat() for file in files]
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}; prepare_data() fetches it") from error
+    return [number for stat in stats for number in (stat.st_size, stat.st_mtime_ns)]
+
+
 def unwritable(folder: Path, error: BaseException) -> InputError:
     """Return the error for a folder that cannot be written (read-only, full disk, not a folder)."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import polars as pl
 import torch
 from torch import Tensor
 from torchvision.datasets import CelebA
@@ -15,10 +15,9 @@ from torchvision.datasets.utils import download_file_from_google_drive
 
 from mtl.checks import InputError, require
 
-from .archive import extract_zip
-from .cache import locked
-from .download import clean
-from .reading import read_bytes
+from .cache import locked, versions
+from .download import place, unpacked
+from .reading import checked, quote, read_lines
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
@@ -45,7 +44,8 @@ def prepare(folder: Path, download: bool) -> None:
                 require(download, f"{folder / name} is missing and data.download=false: {_by_hand(folder)}")
                 _fetch(folder, name)
         if not (folder / IMAGES).is_dir():
-            extract_zip(folder / ARCHIVE, folder, MAX_BYTES)
+            with unpacked(folder / ARCHIVE, MAX_BYTES) as content:
+                place(content, folder)
         require(_complete(folder), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 
 
@@ -66,7 +66,7 @@ def _fetch(folder: Path, name: str) -> None:
         download_file_from_google_drive(identity, folder, part.name, md5)
         os.replace(part, folder / name)
     except Exception as error:  # no network, daily quota of the file exceeded, wrong checksum
-        reason = clean(str(error)).rstrip(".")
+        reason = quote(str(error), 200)
         raise InputError(f"cannot download {name} from Google Drive: {reason}; {_by_hand(folder)}") from error
     finally:
         part.unlink(missing_ok=True)
@@ -81,57 +81,38 @@ def _by_hand(folder: Path) -> str:
 
 def source_key(folder: Path) -> list[int]:
     """Return the number of images, and size and time of each list: the cache depends on them. Raises InputError."""
-    try:
-        stats = [(folder / name).stat() for name in (ATTRIBUTES_FILE, PARTITION_FILE)]
-        images = sum(entry.name.endswith(".jpg") for entry in os.scandir(folder / IMAGES))
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}; prepare_data() fetches it") from error
-    return [images, *(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns))]
+    lists = versions(folder / ATTRIBUTES_FILE, folder / PARTITION_FILE)
+    return [sum(file.suffix == ".jpg" for file in (folder / IMAGES).iterdir()), *lists]
 
 
 def read_partition(file: Path) -> dict[str, int]:
     """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError, which names the damaged line."""
-    parts: dict[str, int] = {}
-    for number, line in enumerate(_lines(file), start=1):
-        row = re.fullmatch(r"([\w-]+\.jpg)\s+([012])\s*", line, re.ASCII)
-        if row is None or row[1] in parts:
-            raise _damaged(file, number, line, "NAME.jpg and 0, 1 or 2 (train, val, test), each image once")
-        parts[row[1]] = int(row[2])
-    return parts
+    fields = pl.col("line").str.extract_groups(r"^([\w-]+\.jpg)\s+([012])\s*$").struct
+    lines = read_lines(file).with_columns(
+        fields.field("1").alias("name"), fields.field("2").cast(pl.Int64).alias("part")
+    )
+    expected = "NAME.jpg and 0, 1 or 2 (train, val, test), each image once"
+    lines = checked(lines, pl.col("part").is_not_null() & pl.col("name").is_first_distinct(), file, expected)
+    return dict(zip(lines["name"], lines["part"], strict=True))
 
 
-def read_attributes(file: Path, names: Iterable[str]) -> Tensor:
+def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
     """Return the attributes ``[N, 40]`` of the images ``names``, in their order: uint8, 1 if an image has it, else 0.
 
     Raises InputError, which names the damaged line.
     """
-    lines = [*_lines(file), "", ""]
-    if not re.fullmatch(r"\d{1,9}\s*", lines[0], re.ASCII):
-        raise _damaged(file, 1, lines[0], "the number of images")
-    if tuple(lines[1].split()) != ATTRIBUTES:
-        raise _damaged(file, 2, lines[1], f"the {len(ATTRIBUTES)} official attribute names")
-    rows, marks = lines[2:-2], {"-1": 0, "1": 1}
-    names = list(names)
+    lines = read_lines(file).with_columns(pl.col("line").str.extract_all(r"\S+").alias("words"))
+    checked(lines[1:2], pl.col("words") == list(ATTRIBUTES), file, f"{len(ATTRIBUTES)} attribute names in line 2")
+    rows = lines[2:]
     require(
-        int(lines[0]) == len(rows) == len(names),
-        f"{file} states {lines[0].strip()} images in its first line and lists {len(rows)}, {PARTITION_FILE} lists "
-        f"{len(names)}: get the official files again",
+        lines["line"][0].strip() == str(len(rows)) and len(rows) == len(names),
+        f"{file} states {quote(lines['line'][0])} images in its first line and lists {len(rows)}, {PARTITION_FILE} "
+        f"lists {len(names)}: get the official files again",
     )
-    values = []
-    for number, (line, wanted) in enumerate(zip(rows, names, strict=True), start=3):
-        name, *row = line.split() or [""]
-        if name != wanted or len(row) != len(ATTRIBUTES) or not marks.keys() >= set(row):
-            raise _damaged(file, number, line, f"{wanted}, as in {PARTITION_FILE}, and {len(ATTRIBUTES)} times 1 or -1")
-        values.append([marks[mark] for mark in row])
-    return torch.tensor(values, dtype=torch.uint8)
-
-
-def _lines(file: Path) -> list[str]:
-    text = read_bytes(file).decode("ascii", errors="replace").rstrip()
-    require(bool(text), f"{file} is empty: get the official file again")
-    return text.split("\n")
-
-
-def _damaged(file: Path, number: int, line: str, expected: str) -> InputError:
-    shown = repr(line if len(line) <= 60 else line[:60] + "...")
-    return InputError(f"{file}, line {number}: {shown} is damaged. Expected {expected}; get the official file again")
+    rows = rows.with_columns(pl.Series("wanted", names), pl.col("words").list.slice(1).alias("marks"))
+    marks = pl.col("marks").list
+    good = (pl.col("words").list.first() == pl.col("wanted")) & (marks.len() == len(ATTRIBUTES))
+    good &= marks.eval(pl.element().is_in(["1", "-1"]).all()).list.first()
+    expected = f"the image as in {PARTITION_FILE}, and {len(ATTRIBUTES)} times 1 or -1"
+    values = checked(rows, good, file, expected)["marks"].explode() == "1"
+    return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))

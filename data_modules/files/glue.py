@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.types import TaskKind
 from mtl.writing import write_text
 
-from .archive import extract_zip
-from .cache import locked, unwritable
-from .download import fetch
-from .reading import quote, read_bytes
+from .cache import locked
+from .download import fetch, place, unpacked
+from .reading import checked, read_lines, repair
 
+UTF8 = "utf-8-sig"
 SITE = "https://dl.fbaipublicfiles.com"
 MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB
 SENTENCES = ("sentence1", "sentence2")
@@ -152,19 +151,16 @@ def prepare(root: Path, task: str, download: bool, base_url: str | None = None) 
     if not _missing(root, source):
         return
     with locked(root / ".fetch.lock", f"fetching GLUE into {root}"):
-        missing = _missing(root, source)
-        archives = [name for _, name, _ in _addresses(task)]
-        if missing and not all((root / name).exists() for name in archives):
-            folder = root / source.folder
-            there = [stem for stem in source.rows if stem not in missing]
-            files = " and ".join(f"{folder / stem}.tsv" for stem in missing)
-            by_hand = f"put {files} there, or the official {' and '.join(archives)} into {root}"
-            beside = " and ".join(f"{stem}.tsv" for stem in there)
-            require(not there, f"task {task}: {beside} is there but {files} is missing: {by_hand}, or drop the task")
-            require(download, f"task {task}: {files} is missing and data.download=false: set it to true, {by_hand}")
-            for place, name, sha256 in _addresses(task):
-                url = f"{base_url or SITE}/{place}/{name}"
-                fetch(url, root / name, sha256=sha256, by_hand=by_hand, max_bytes=MAX_BYTES)
+        missing = [root / source.folder / f"{stem}.tsv" for stem in _missing(root, source)]
+        if missing and not all((root / name).exists() for _, name, _ in _addresses(task)):
+            some = len(missing) < len(source.rows)
+            files = " and ".join(map(str, missing))
+            require(not some, f"task {task}: only {files} is missing: add it, or delete the folder to have it fetched")
+            for site, name, sha256 in _addresses(task):
+                otherwise = f", or put {files} there"
+                fetch(
+                    f"{base_url or SITE}/{site}/{name}", root / name, sha256, download, missing[0], otherwise, MAX_BYTES
+                )
         if missing:
             _split_mrpc(root) if task == "mrpc" else _unpack(root, source)
 
@@ -182,28 +178,19 @@ def _addresses(task: str) -> list[tuple[str, str, str]]:
 
 def _unpack(root: Path, source: Source) -> None:
     """Unpack the archive, and move those of its files into place that are missing."""
-    archive, beside = root / source.archive, root / f".{source.folder}"
-    extract_zip(archive, beside, MAX_BYTES)
-    folder = root / source.folder
-    try:
+    with unpacked(root / source.archive, MAX_BYTES) as content:
         for stem in source.rows:
             # Not below: the archive also has the files that GLUE's were made from
-            found = [path for path in sorted(beside.glob(f"[!_.]*/{stem}.tsv")) if path.is_file()]
-            require(bool(found), f"{archive} contains no {stem}.tsv: delete it and start again")
-            folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / found[0].name).exists():
-                os.replace(found[0], folder / found[0].name)
-    except OSError as error:
-        raise unwritable(root, error) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            found = [path for path in sorted(content.glob(f"[!_.]*/{stem}.tsv")) if path.is_file()]
+            require(bool(found), f"{root / source.archive} contains no {stem}.tsv: delete it and start again")
+            place(found[0], root / source.folder / found[0].name)
 
 
 def _split_mrpc(root: Path) -> None:
     """Write train.tsv and dev.tsv from Microsoft's training rows and GLUE's list of the pairs that are for dev."""
     rows, dev_ids = root / MRPC_TRAIN[0], root / MRPC_DEV_IDS[0]
-    header, *lines = _lines(rows)
-    pairs = {tuple(line.split("\t")[:2]) for line in _lines(dev_ids)}
+    header, *lines = read_lines(rows, UTF8)["line"]
+    pairs = {tuple(line.split("\t")[:2]) for line in read_lines(dev_ids, UTF8)["line"]}
     parts: dict[str, list[str]] = {"train": [header], "dev": [header]}
     for line in lines:
         parts["dev" if tuple(line.split("\t")[1:3]) in pairs else "train"].append(line)
@@ -219,68 +206,28 @@ def read(file: Path, task: str) -> tuple[list[list[str]], Tensor]:
 
     Tabs separate cells, and quotes mean nothing. Raises InputError, which names the first bad line.
     """
-    source, lines = SOURCES[task], _lines(file)
-    header = list(source.columns) or lines[0].split("\t")
+    source, lines = SOURCES[task], read_lines(file, UTF8)
+    header = list(source.columns) or lines["line"][0].split("\t")
     wanted = [*source.texts, source.label]
     missing = [name for name in wanted if name not in header]
-    found = ", ".join(quote(name, 30) for name in header[:20])
-    require(
-        not missing,
-        f"{file}, line 1: task {task} needs the columns {', '.join(wanted)}, but {', '.join(missing)} is missing; "
-        f"there are {found}",
-    )
-    columns = [header.index(name) for name in wanted]
-    texts: list[list[str]] = [[] for _ in source.texts]
-    labels: list[str] = []
-    numbers: list[int] = []  # of the lines
-    for number, line in list(enumerate(lines, 1))[not source.columns :]:
-        cells = line.split("\t")
-        if len(cells) <= max(columns):
-            if source.skip_short and number < len(lines):
-                continue
-            raise InputError(
-                f"{file}, line {number} has {len(cells)} cells, but task {task} needs {max(columns) + 1}, separated by "
-                "tabs: the file may be cut off; delete it to have it fetched again"
-            )
-        for column, values in zip(columns, texts, strict=False):
-            values.append(cells[column])
-        labels.append(cells[columns[-1]].strip())
-        numbers.append(number)
-    require(bool(labels), f"{file} has no rows")
-    return texts, _encoded(labels, numbers, file, task)
-
-
-def _encoded(labels: list[str], numbers: list[int], file: Path, task: str) -> Tensor:
-    """Return the labels as classes or scores; ``numbers`` are the lines that they are from."""
-    source = SOURCES[task]
-    ids = {name: index for index, name in enumerate(source.classes)}
-    values: list[float | None] = [ids.get(label) if ids else _score(label) for label in labels]
-    accepted = ", ".join(ids) if ids else f"numbers from {LOWEST:g} to {HIGHEST:g}"
-    if None in values:
-        bad = values.index(None)
-        raise InputError(
-            f"{file}, line {numbers[bad]}: {quote(labels[bad])} is not a label of task {task}; accepted are {accepted}"
+    require(not missing, f"{file}, line 1: task {task} needs the columns {', '.join(wanted)}, but has no {missing}")
+    places = [header.index(name) for name in wanted]
+    cells = pl.col("line").str.split("\t").list
+    rows = lines[not source.columns :].with_columns(cells.get(at, null_on_oob=True).alias(f"{at}") for at in places)
+    label = pl.col(f"{places[-1]}").str.strip_chars()
+    if source.skip_short:  # but for the last one: the file would be cut off
+        rows = rows.filter((cells.len() > max(places)) | (pl.col("number") == lines["number"][-1]))
+    if source.classes:
+        labels, accepted = (
+            label.replace_strict(source.classes, range(len(source.classes)), default=None),
+            source.classes,
         )
-    return torch.tensor(values, dtype=torch.int64 if source.kind == "multiclass" else torch.float32)
-
-
-def _score(label: str) -> float | None:
-    try:
-        value = float(label)
-    except ValueError:
-        return None
-    return value if LOWEST <= value <= HIGHEST else None
-
-
-def _lines(file: Path) -> list[str]:
-    """Return the lines of a file; raise InputError, which names the line, unless it is UTF-8."""
-    raw = read_bytes(file)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{file}, line {line}: it is not UTF-8 text; delete the file to have it fetched again"
-        ) from None
-    require(bool(text.strip()), f"{file} is empty: delete it to have it fetched again")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    else:
+        labels, accepted = label.cast(pl.Float64, strict=False), (f"numbers from {LOWEST:g} to {HIGHEST:g}",)
+    rows = rows.with_columns(labels.alias("label"))
+    good = (cells.len() > max(places)) & pl.col("label").is_between(LOWEST, HIGHEST)
+    expected = f"{1 + max(places)} cells separated by tabs, {source.label} one of {', '.join(accepted)}"
+    rows = checked(rows, good, file, expected)
+    require(len(rows) > 0, f"{file} has no rows. {repair(file)}")
+    values = torch.tensor(rows["label"].to_list(), dtype=torch.int64 if source.kind == "multiclass" else torch.float32)
+    return [rows[f"{at}"].to_list() for at in places[:-1]], values

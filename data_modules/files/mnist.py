@@ -11,14 +11,15 @@ from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 
 from mtl.checks import require
+from mtl.writing import write_bytes
 
-from .archive import extract_gzip
 from .cache import locked
 from .download import fetch
-from .reading import read_bytes
+from .reading import read_bytes, read_gzip
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
+MAX_BYTES = 500_000_000  # of a file
 IMAGES, LABELS = 2051, 2049  # the numbers that files of images and of labels begin with
 
 
@@ -30,14 +31,10 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
     with locked(raw / ".fetch.lock", f"fetching {source} into {raw}"):
         for name, md5 in dataset.resources:
             file, archive = raw / name.removesuffix(".gz"), raw / name
-            if file.exists():
-                continue
-            url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
-            by_hand = f"get {url} elsewhere and put it at {archive}, or unpacked at {file}"
-            if download:
-                fetch(url, archive, md5=md5, by_hand=by_hand)
-            require(archive.exists(), f"{file} is missing and data.download=false: set it to true, or {by_hand}")
-            extract_gzip(archive, file)
+            if not file.exists():
+                url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
+                fetch(url, archive, f"md5:{md5}", download, file, f", or unpacked at {file}")
+                write_bytes(file, read_gzip(archive, MAX_BYTES))
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:

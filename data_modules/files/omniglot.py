@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,9 +14,8 @@ from torchvision.datasets import Omniglot
 
 from mtl.checks import InputError, require
 
-from .archive import extract_zip
-from .cache import cached, locked
-from .download import fetch
+from .cache import cached, locked, versions
+from .download import fetch, place, unpacked
 
 FORMAT = 1  # of the cache; increase it when the content changes
 SIDE = 105
@@ -34,29 +31,16 @@ def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str |
         return
     with locked(folder / ".fetch.lock", f"fetching Omniglot into {folder}"):
         for part in sorted(PARTS, key=lambda part: not (folder / f"{part}.zip").exists()):
-            archive = folder / f"{part}.zip"
-            url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
-            if _missing(folder, wanted):
-                by_hand = f"get {url} elsewhere and put it at {archive}, or {_choose(folder)}"
-                if download:
-                    fetch(url, archive, md5=Omniglot.zips_md5[part], by_hand=by_hand)
-                what = f"{folder} has no alphabet {', '.join(_missing(folder, wanted))} and data.download=false"
-                require(archive.exists(), f"{what}: set it to true, or {by_hand}")
-                _unpack(archive, folder, part)
-        missing = ", ".join(_missing(folder, wanted))
-        require(not missing, f"data.alphabets: Omniglot has no {missing}; {_choose(folder)}")
-
-
-def _unpack(archive: Path, folder: Path, part: str) -> None:
-    """Unpack ``archive`` and rename its alphabets into place, each complete; keep those that exist already."""
-    beside = folder / f".{part}"
-    extract_zip(archive, beside)
-    require((beside / part).is_dir(), f"{archive} contains no folder {part}: delete it and start again")
-    (folder / part).mkdir(exist_ok=True)
-    for alphabet in sorted((beside / part).iterdir()):
-        if not (folder / part / alphabet.name).exists():
-            os.replace(alphabet, folder / part / alphabet.name)
-    shutil.rmtree(beside)
+            archive, missing = folder / f"{part}.zip", _missing(folder, wanted)
+            if missing:
+                url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
+                md5, otherwise = Omniglot.zips_md5[part], f", or {_choose(folder)}"
+                fetch(url, archive, f"md5:{md5}", download, folder / part / missing[0], otherwise)
+                with unpacked(archive) as content:
+                    require((content / part).is_dir(), f"{archive} contains no folder {part}: delete it, start again")
+                    place(content / part, folder / part)
+        missing = _missing(folder, wanted)
+        require(not missing, f"data.alphabets: Omniglot has no {', '.join(missing)}; {_choose(folder)}")
 
 
 def alphabets(folder: Path) -> dict[str, Path]:
@@ -79,13 +63,8 @@ def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
 
     The result is kept in the folder ``cache`` and used until a file changes. Raises InputError.
     """
-    key: list[str | int] = [FORMAT, side]
-    for file in _files(alphabet):
-        try:
-            status = file.stat()
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}; delete {alphabet} and start again") from None
-        key += [file.parent.name, file.name, status.st_size, status.st_mtime_ns]
+    files = _files(alphabet)
+    key = (FORMAT, side, *(f"{file.parent.name}/{file.name}" for file in files), *versions(*files))
     content = cached(cache / f"omniglot-{alphabet.name}.pt", lambda: parse(alphabet, side), key)
     return content["image"], content["character"]
 

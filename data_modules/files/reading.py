@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import stat
 import zlib
 from pathlib import Path
 
-from mtl.checks import InputError
+import polars as pl
+
+from mtl.checks import InputError, require
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 20  # bytes
 
@@ -60,6 +65,41 @@ def read_gzip(path: Path, limit: int | None = None) -> bytes:
     except MemoryError:
         raise InputError(f"{path} unpacks to more than fits into memory") from None
     return unpacked.getvalue()
+
+
+def as_lines(text: str, file: Path) -> pl.DataFrame:
+    """Return the lines of the ``text`` of ``file`` as the columns ``number``, from 1, and ``line``."""
+    require(bool(text.strip()), f"{file} is empty. {repair(file)}")
+    lines = pl.Series("line", [text.rstrip("\r\n")]).str.split("\n").explode().str.strip_suffix("\r")
+    return lines.to_frame().with_row_index("number", 1)
+
+
+def read_lines(file: Path, encoding: str = "latin-1", limit: int | None = None) -> pl.DataFrame:
+    """Return the lines of a text file, or of one that is packed by gzip, as ``as_lines``."""
+    raw = read_gzip(file, limit) if file.suffix == ".gz" else read_bytes(file, limit)
+    try:
+        return as_lines(raw.decode(encoding), file)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{file}, line {line}: it is not {encoding[:5].upper()} text. {repair(file)}") from None
+
+
+def checked(lines: pl.DataFrame, good: pl.Expr, file: Path, expected: str, skipped: float = 0.0) -> pl.DataFrame:
+    """Return the ``lines`` that are ``good``; raise InputError if more than the share ``skipped`` are not."""
+    bad = lines.filter(good.fill_null(False).not_())
+    if not len(bad):
+        return lines
+    first = (
+        f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])} is damaged, like {len(bad)} of {len(lines)} lines"
+    )
+    require(len(bad) <= skipped * len(lines), f"{first}. Expected {expected}. {repair(file)}")
+    logger.warning("%s; they are skipped", first)
+    return lines.filter(good.fill_null(False))
+
+
+def repair(file: Path) -> str:
+    """Return the advice that ends a message about a damaged file."""
+    return f"Repair the file, or delete the folder {file.parent} to have it fetched again"
 
 
 def quote(text: str, limit: int = 60) -> str:

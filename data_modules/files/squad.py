@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from mtl.checks import InputError, require
 
 from .cache import locked
 from .download import fetch
-from .reading import quote, read_bytes
+from .reading import quote, read_bytes, repair
 
 logger = logging.getLogger(__name__)
 
 SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
-FETCH_AGAIN = "delete the file to have it fetched again"
-NAMES = {str: "a text", int: "a whole number", list: "a list"}
 MISPLACED = 0.01  # the largest share of questions that are left out because an answer is not at its place
 
 
@@ -55,17 +53,48 @@ class Question:
         return next(((start, start + len(text)) for text, start in self.answers), None)
 
 
+class Answer(BaseModel):
+    """A right answer, and the index of its first character in the context."""
+
+    text: str
+    answer_start: int
+
+
+class Entry(BaseModel):
+    """A question of the file."""
+
+    id: str
+    question: str
+    answers: list[Answer]
+
+
+class Paragraph(BaseModel):
+    """A text and the questions about it."""
+
+    context: str
+    qas: list[Entry]
+
+
+class Article(BaseModel):
+    """An article of Wikipedia."""
+
+    paragraphs: list[Paragraph]
+
+
+class Content(BaseModel):
+    """A file."""
+
+    data: list[Article]
+
+
 def prepare(root: Path, download: bool, base_url: str | None = None) -> None:
     """Put the files into ``root``; do nothing if they are there. Raises InputError."""
     if all((root / source.name).exists() for source in SOURCES.values()):
         return
     with locked(root / ".fetch.lock", f"fetching SQuAD into {root}"):
         for source in SOURCES.values():
-            file = root / source.name
-            by_hand = f"put the official {source.name} into {root}"
-            if not file.exists():
-                require(download, f"{file} is missing and data.download=false: set it to true, or {by_hand}")
-                fetch(f"{base_url or SITE}/{source.name}", file, sha256=source.sha256, by_hand=by_hand)
+            if not (root / source.name).exists():
+                fetch(f"{base_url or SITE}/{source.name}", root / source.name, source.sha256, download)
 
 
 def read(file: Path) -> list[Question]:
@@ -74,46 +103,27 @@ def read(file: Path) -> list[Question]:
     Questions with an answer that is not at its place are left out if they are few.
     """
     try:
-        content = json.loads(read_bytes(file))
-    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
-        raise InputError(f"{file} is not a JSON file ({error}): {FETCH_AGAIN}") from None
+        content = Content.model_validate_json(read_bytes(file), strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        why = f"{where}: {problem['msg']}" if where else problem["msg"]
+        raise InputError(f"{file} is not in the format of SQuAD: {quote(why, 200)}. {repair(file)}") from None
     questions: list[Question] = []
     misplaced: list[str] = []
-    for number, article in enumerate(_list(content, "data", str(file))):
-        for paragraph in _list(article, "paragraphs", f"{file}, article {number + 1}"):
-            context = _get(paragraph, "context", str, f"{file}, article {number + 1}, a paragraph")
-            for entry in _list(paragraph, "qas", f"{file}, article {number + 1}, a paragraph"):
-                identity = _get(entry, "id", str, f"{file}, article {number + 1}, a question")
-                here = f"{file}, question {quote(identity)}"
-                text = _get(entry, "question", str, here)
-                answers = [
-                    (_get(answer, "text", str, f"{here}, an answer"), _get(answer, "answer_start", int, here))
-                    for answer in _list(entry, "answers", here)
-                ]
-                if all(start >= 0 and context.startswith(answer, start) for answer, start in answers):
-                    questions.append(Question(text, context, number, tuple(answers)))
+    for number, article in enumerate(content.data):
+        for paragraph in article.paragraphs:
+            for entry in paragraph.qas:
+                answers = tuple((answer.text, answer.answer_start) for answer in entry.answers)
+                if all(start >= 0 and paragraph.context.startswith(text, start) for text, start in answers):
+                    questions.append(Question(entry.question, paragraph.context, number, answers))
                 else:
-                    misplaced.append(here)
+                    misplaced.append(entry.id)
     total = len(questions) + len(misplaced)
-    require(total > 0, f"{file} has no questions: {FETCH_AGAIN}")
+    require(total > 0, f"{file} has no questions. {repair(file)}")
     if misplaced:
-        what = f"{misplaced[0]}: an answer is not at its answer_start in the context"
-        require(len(misplaced) <= MISPLACED * total, f"{what}; so it is in {len(misplaced)} of {total} questions")
-        logger.warning("%s; %d of %d questions are left out for that", what, len(misplaced), total)
+        what = f"{file}: {len(misplaced)} of {total} questions have an answer that is not at its answer_start"
+        what = f"{what}, such as {quote(misplaced[0])}"
+        require(len(misplaced) <= MISPLACED * total, f"{what}. {repair(file)}")
+        logger.warning("%s; they are left out", what)
     return questions
-
-
-def _get(entry: Any, key: str, kind: type, where: str) -> Any:
-    """Return ``entry[key]``; raise InputError unless ``entry`` is a mapping that has it as a ``kind``."""
-    if not isinstance(entry, dict):
-        raise InputError(f"{where} is {quote(str(entry))}: must be a mapping with {key!r}; {FETCH_AGAIN}")
-    require(key in entry, f"{where} has no {key!r}; {FETCH_AGAIN}")
-    value = entry[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{where}: {key!r} is {quote(str(value))}: must be {NAMES[kind]}; {FETCH_AGAIN}")
-    return value
-
-
-def _list(entry: Any, key: str, where: str) -> list[Any]:
-    found: list[Any] = _get(entry, key, list, where)
-    return found

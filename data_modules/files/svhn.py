@@ -13,7 +13,7 @@ from torchvision.datasets import SVHN
 
 from mtl.checks import InputError, require
 
-from .cache import cached, locked
+from .cache import cached, locked, versions
 from .download import fetch
 from .reading import quote, regular_size
 
@@ -27,14 +27,11 @@ def prepare(folder: Path, part: str, download: bool, base_url: str | None = None
     """Put the file of ``part`` into ``folder``; do nothing if it is there. Raises InputError."""
     official, name, md5 = SVHN.split_list[part]
     file = folder / name
-    if file.exists():
-        return
-    url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
-    by_hand = f"get {url} elsewhere and put it at {file}"
-    require(download, f"{file} is missing and data.download=false: set it to true, or {by_hand}")
-    with locked(folder / f".{name}.lock", f"fetching {file}"):
-        if not file.exists():
-            fetch(url, file, md5=md5, by_hand=by_hand, max_bytes=MAX_BYTES)
+    if not file.exists():
+        url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
+        with locked(folder / f".{name}.lock", f"fetching {file}"):
+            if not file.exists():
+                fetch(url, file, f"md5:{md5}", download, max_bytes=MAX_BYTES)
 
 
 def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
@@ -43,12 +40,7 @@ def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
     The file is parsed once; the result is kept in the folder ``cache``. Raises InputError.
     """
     file = folder / SVHN.split_list[part][1]
-    try:
-        stat = file.stat()
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}; prepare_data() fetches it") from error
-    key = (FORMAT, stat.st_size, stat.st_mtime_ns)  # a changed file is parsed again
-    content = cached(cache / f"svhn-{part}.pt", lambda: parse(file), key)
+    content = cached(cache / f"svhn-{part}.pt", lambda: parse(file), (FORMAT, *versions(file)))
     return content["image"], content["digit"]
 
 

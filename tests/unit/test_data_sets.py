@@ -1,0 +1,374 @@
+"""What holds for every data set: rows that fit the DataSpec, splits, seeds, caches, missing and damaged files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mtl.data_modules import movielens
+from mtl.data_modules.base import TensorDataModule
+from mtl.data_modules.books import BooksDataModule
+from mtl.data_modules.celeba import CelebADataModule
+from mtl.data_modules.digits import DigitsDataModule
+from mtl.data_modules.files import glue as glue_files
+from mtl.data_modules.files import squad as squad_files
+from mtl.data_modules.four_mnists import FourMNISTsDataModule
+from mtl.data_modules.glue import GlueDataModule
+from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.movielens import MovieLensDataModule
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule
+from mtl.data_modules.omniglot import OmniglotDataModule
+from mtl.data_modules.squad import SquadDataModule
+from mtl.data_modules.synthetic_moe import SyntheticMoEDataModule
+from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
+from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
+from mtl.data_modules.task_batches import TasksDataModule
+from mtl.data_modules.text import TextDataModule
+from torchvision.datasets import MNIST, SVHN, Omniglot
+
+from mtl.checks import InputError
+from mtl.types import MISSING_CLASS, Batch, Categorical, Image, Tokens
+from tests.digit_files import write_digits
+from tests.file_server import serving
+from tests.omniglot_files import write_archive
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set: its class and options, folders of its files, some files to damage, and the first that it misses."""
+
+    kind: Callable[..., TensorDataModule]
+    options: dict[str, Any] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    missing: str = ""
+    seeded: bool = True  # whether ``seed`` changes the rows
+
+    def make(self, root: Path, **options: Any) -> TensorDataModule:
+        where = {"data_dir": str(root), "download": False} if self.folders else {}
+        return self.kind(**{"batch_size": 16, "eval_batch_size": 32} | where | self.options | options)
+
+    def ready(self, root: Path, **options: Any) -> TensorDataModule:
+        data = self.make(root, **options)
+        data.prepare_data()
+        data.setup()
+        return data
+
+
+FACES = ("celeba/list_attr_celeba.txt", "celeba/list_eval_partition.txt", "celeba/img_align_celeba/000003.jpg")
+DRAWING = "omniglot-py/images_background/Gujarati/character01/0001_01.png"
+PIXELS = ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte")
+SYNTHETIC = {"rows": [60, 20, 20]}
+CASES = {
+    "movielens": Case(
+        MovieLensDataModule, {"negatives": "per_user"}, ("ml-1m",), ("ml-1m/ratings.dat",), "ml-1m/ratings.dat"
+    ),
+    "books": Case(
+        BooksDataModule, {"min_records": 1}, ("bookcrossing",), ("bookcrossing/BX-Book-Ratings.csv",), "BX-Book-Ratings"
+    ),
+    "jester": Case(JesterDataModule, {}, ("jester",), ("jester/jester-data-tiny.csv",), "jester/jester-data-1.xls"),
+    "celeba": Case(
+        CelebADataModule,
+        {"attributes": ["Young", "Male"], "workers": 0, "scale": 8},
+        ("celeba",),
+        FACES,
+        "celeba/list_attr_celeba.txt",
+        seeded=False,
+    ),
+    "digits": Case(DigitsDataModule, {}, ("MNIST", "SVHN"), ("SVHN/test_32x32.mat",), PIXELS[0]),
+    "multi_mnist": Case(MultiMNISTDataModule, {"rows": [60, 20, 20]}, ("MNIST",), PIXELS, PIXELS[0]),
+    "four_mnists": Case(FourMNISTsDataModule, {}, ("MNIST",), (), PIXELS[0]),
+    "omniglot": Case(
+        OmniglotDataModule,
+        {"alphabets": ["Gujarati", "Korean"], "side": 35},
+        ("omniglot-py",),
+        (DRAWING,),
+        "images_background/Gujarati",
+    ),
+    "glue": Case(
+        GlueDataModule,
+        {"tasks": ["rte", "stsb"], "vocabulary": 100},
+        ("glue",),
+        ("glue/RTE/train.tsv",),
+        "RTE/train.tsv",
+    ),
+    "squad": Case(
+        SquadDataModule,
+        {"vocabulary": 300, "max_length": 32, "stride": 10, "max_question": 8},
+        ("squad",),
+        ("squad/train-v2.0.json",),
+        "squad/train-v2.0.json",
+    ),
+    "text": Case(TextDataModule, {"vocabulary": 100}),
+    "synthetic_moe": Case(SyntheticMoEDataModule, {"num_groups": 2, "tasks_per_group": 3, **SYNTHETIC}),
+    "synthetic_pairs": Case(SyntheticPairsDataModule, {"num_pairs": 2, "input_dim": 8, **SYNTHETIC}),
+    "synthetic_recovery": Case(SyntheticRecoveryDataModule, SYNTHETIC),
+    "synthetic_published": Case(SyntheticRecoveryDataModule, {"design": "published", **SYNTHETIC}),
+}
+ON_DISK = {name: case for name, case in CASES.items() if case.folders}
+
+
+@pytest.fixture
+def root(tiny_data: Path, tmp_path: Path, case: Case) -> Path:
+    """Return a folder with the files of ``case`` alone."""
+    for folder in case.folders:
+        shutil.copytree(tiny_data / folder, tmp_path / folder)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    monkeypatch.chdir(tmp_path)  # data=text writes its example into ./data
+
+
+def every(cases: dict[str, Case]) -> Any:
+    return pytest.mark.parametrize("case", cases.values(), ids=cases)
+
+
+def rows_of(data: TensorDataModule, split: str) -> dict[str, Batch]:
+    """Return the rows of a split, by task; those that all tasks share under one name."""
+    if isinstance(data, TasksDataModule):
+        return {task: rows.select(torch.arange(len(rows))) for task, rows in data.tasks[split].items()}
+    return {"": data.splits[split]}
+
+
+def content(data: TensorDataModule, split: str) -> dict[str, Any]:
+    """Return all values of a split as lists of bytes, NaN included."""
+    return {
+        f"{task}/{name}": values.numpy().tobytes()
+        for task, rows in rows_of(data, split).items()
+        for name, values in {**rows.inputs, **{f"target {name}": value for name, value in rows.targets.items()}}.items()
+    }
+
+
+@every(CASES)
+def test_rows_fit_the_spec(case: Case, root: Path) -> None:
+    data = case.ready(root)
+    tasks = {task.name: task for task in data.spec.tasks}
+    for split, loader in zip(
+        SPLITS, (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()), strict=True
+    ):
+        found = 0
+        for batch in loader:
+            found += len(batch)
+            assert batch.inputs.keys() - {"row"} == data.spec.inputs.keys()
+            for name, kind in data.spec.inputs.items():
+                values = batch.inputs[name]
+                if isinstance(kind, Image):
+                    assert values.dtype == torch.uint8
+                    assert tuple(values.shape[1:]) == (kind.channels, kind.height, kind.width)
+                elif isinstance(kind, Categorical | Tokens):
+                    most = kind.size if isinstance(kind, Categorical) else kind.vocab
+                    assert values.dtype == torch.int64
+                    assert 0 <= int(values.min()) <= int(values.max()) < most
+                else:
+                    assert (values.dtype, values.shape[1:]) == (torch.float32, (kind.dim,))
+            for name, target in batch.targets.items():
+                task = tasks[name]
+                assert len(target) == len(batch)
+                if task.kind == "regression":
+                    assert target.dtype == torch.float32
+                elif task.kind == "binary":
+                    assert set(target.tolist()) <= {0.0, 1.0}
+                else:
+                    assert target.dtype == torch.int64
+                    most = task.num_classes if task.kind == "multiclass" else batch.inputs["tokens"].shape[1]
+                    assert bool(((target >= 0) & (target < most) | (target == MISSING_CLASS)).all())
+                missing = target.isnan().any() if target.is_floating_point() else False
+                assert not missing or (case.kind.__base__.__name__ == "InteractionsDataModule" and name == "rating")
+        assert found == sum(len(rows) for rows in rows_of(data, split).values()) > 0
+    for kind in data.spec.inputs.values():
+        if isinstance(kind, Image):
+            pixels = [rows.inputs["image"] for rows in rows_of(data, "train").values()]
+            train = torch.cat(pixels).double() / 255
+            assert kind.mean == pytest.approx(float(train.mean()), abs=1e-9)
+            assert kind.std == pytest.approx(float(train.std(correction=0)), abs=1e-9)
+
+
+@every({name: case for name, case in CASES.items() if name != "text"})  # its made-up reviews repeat
+def test_no_row_is_in_two_splits(case: Case, root: Path) -> None:
+    data = case.ready(root)
+    for task in rows_of(data, "train"):
+        seen: list[set[bytes]] = []
+        for split in SPLITS:
+            rows = rows_of(data, split)[task]
+            columns = [values.numpy().reshape(len(rows), -1) for values in rows.inputs.values()]
+            seen.append({b"|".join(column[row].tobytes() for column in columns) for row in range(len(rows))})
+            assert len(seen[-1]) == len(rows) or case.kind is MultiMNISTDataModule  # draws its pairs independently
+        assert sum(map(len, seen)) == len(set.union(*seen))
+
+
+@every(CASES)
+def test_rows_depend_on_the_seed_only_and_a_second_setup_reads_the_cache(case: Case, root: Path) -> None:
+    one = case.ready(root)
+    before = {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*.pt")}
+    again, other = case.ready(root, shuffle_seed=5), case.make(root, seed=1)
+    assert {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*.pt")} == before
+    other.prepare_data()
+    other.setup()
+    for split in SPLITS:
+        assert content(one, split) == content(again, split)
+        assert (content(one, split) == content(other, split)) == (
+            not case.seeded
+            or (split == "test" and case.kind in (FourMNISTsDataModule, GlueDataModule, SquadDataModule))
+        ), split
+    assert one.spec == again.spec
+    restored = case.make(root)
+    restored.load_state_dict(one.state_dict())
+    assert restored.spec == one.spec
+
+
+@every(ON_DISK)
+def test_missing_files_are_one_sentence(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        case.ready(tmp_path)
+    assert case.missing in str(caught.value)
+    assert "data.download=false: " in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def damages(content: bytes) -> list[bytes]:
+    """Return some thirty damaged versions of a file."""
+    chance = random.Random(0)
+    found = [b"", b"\0", b"\xff" * 50, b"\n" * 5, b"<html></html>", content + b"more", content * 2, content[1:]]
+    found += [content[: len(content) * part // 8] for part in range(1, 8)]
+    for _ in range(8):
+        index = min(int(len(content) * chance.random() ** 4), len(content) - 1)  # headers more often than the rest
+        found.append(content[:index] + bytes([chance.randrange(256)]) + content[index + 1 :])
+        found.append(content[:index] + b"9" * 30 + content[index:])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [pytest.param(case, name, id=name) for case in ON_DISK.values() for name in case.files]
+)
+def test_every_damage_is_read_or_refused_by_one_sentence(case: Case, root: Path, name: str) -> None:
+    file, messages = root / name, []
+    for content in damages(file.read_bytes()):
+        file.write_bytes(content)
+        shutil.rmtree(root / "cache", ignore_errors=True)
+        try:
+            case.ready(root)
+        except InputError as error:
+            messages.append(str(error))
+    assert len(messages) > 5
+    assert [message for message in messages if not message.isprintable() or len(message) > 1000] == []
+    file.unlink()
+    for replacement in (file.mkdir, lambda: os.mkfifo(file), lambda: file.symlink_to("nowhere")):
+        replacement()
+        with pytest.raises(InputError):
+            case.ready(root)
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+Digest = Callable[[str, Path], str]
+
+
+def zipped(archive: Path, root: Path, *names: str) -> Path:
+    with zipfile.ZipFile(archive, "w") as content:
+        for name in names:
+            for file in sorted((root / name).rglob("*")) or [root / name]:
+                content.write(file, file.relative_to(root))
+    return archive
+
+
+def movielens_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    archive = zipped(site / "ml-1m.zip", tiny, "ml-1m")
+    variant = replace(movielens.VARIANTS["1m"], md5=digest("md5", archive))
+    patch.setitem(movielens.VARIANTS, "1m", variant)
+    return {"base_url": url}
+
+
+def digits_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    names = write_digits(site, compressed=True)
+    patch.setattr(MNIST, "resources", [(name, digest("md5", site / name)) for name in names])
+    parts = {part: [url, name, digest("md5", tiny / "SVHN" / name)] for part, (_, name, _) in SVHN.split_list.items()}
+    patch.setattr(SVHN, "split_list", parts)
+    for _, name, _ in parts.values():
+        shutil.copy(tiny / "SVHN" / name, site)
+    return {"mnist_url": url, "svhn_url": url}
+
+
+def mnist_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    digits_site(site, tiny, digest, patch, url)
+    return {"base_url": url}
+
+
+def omniglot_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    for part, alphabet in (("images_background", "Gujarati"), ("images_evaluation", "Korean")):
+        write_archive(site, part, {alphabet: 2})
+    patch.setattr(Omniglot, "zips_md5", {part: digest("md5", site / f"{part}.zip") for part in Omniglot.zips_md5})
+    return {"base_url": url}
+
+
+def glue_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    (site / "glue" / "data").mkdir(parents=True)
+    for task in ("rte", "stsb"):
+        source = glue_files.SOURCES[task]
+        archive = zipped(site / "glue" / "data" / source.archive, tiny / "glue", source.folder)
+        patch.setitem(glue_files.SOURCES, task, replace(source, sha256=digest("sha256", archive)))
+    return {"base_url": url}
+
+
+def squad_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    for stem, source in squad_files.SOURCES.items():
+        file = Path(shutil.copy(tiny / "squad" / source.name, site))
+        patch.setitem(squad_files.SOURCES, stem, replace(source, sha256=digest("sha256", file)))
+    return {"base_url": url}
+
+
+SITES = {
+    "movielens": movielens_site,
+    "digits": digits_site,
+    "multi_mnist": mnist_site,
+    "four_mnists": mnist_site,
+    "omniglot": omniglot_site,
+    "glue": glue_site,
+    "squad": squad_site,
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a folder and the address under which it is served."""
+    (tmp_path / "site").mkdir()
+    with serving(tmp_path / "site") as url:
+        yield tmp_path / "site", url
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_missing_files_are_fetched_once_and_checked(
+    name: str, site: tuple[Path, str], tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = site
+    case = CASES[name]
+    digest = lambda kind, file: hashlib.new(kind, file.read_bytes()).hexdigest()  # noqa: E731
+    options = SITES[name](folder, tiny_data, digest, monkeypatch, url) | {"download": True}
+    data = case.ready(tmp_path / "data", **options)
+    assert all(len(rows) > 0 for split in SPLITS for rows in rows_of(data, split).values())
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.name.endswith((".part", ".unpacked"))]
+    other = {key: "http://127.0.0.1:9" for key in options if key.endswith("url")}
+    assert content(case.ready(tmp_path / "data", download=True, **other), "train") == content(data, "train")
+
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with pytest.raises(InputError, match=r"cannot download .*the server answered 404 .*Without the network, get http"):
+        case.ready(tmp_path / "none", **options)
+    options = SITES[name](folder, tiny_data, lambda kind, file: "0" * 64, monkeypatch, url) | {"download": True}
+    with pytest.raises(InputError, match=r"cannot download .*hash of the server's file is not \S*000.*data\.data_dir"):
+        case.ready(tmp_path / "wrong", **options)
+    left = [path.name for path in (tmp_path / "wrong").rglob("*") if path.is_file() and path.stat().st_size]
+    assert left == []

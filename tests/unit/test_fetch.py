@@ -1,0 +1,312 @@
+"""Downloads from a local server that misbehaves on demand, and archives: a file is complete or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import random
+import re
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mtl.data_modules.files import download
+from mtl.data_modules.files.download import fetch, place, unpacked
+from mtl.data_modules.files.reading import read_gzip
+
+from mtl.checks import InputError
+
+CONTENT = bytes(i * 31 % 251 for i in range(300_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Site:
+    """What the server serves and how it behaves; ``requests`` lists the Range headers that it received."""
+
+    url: str = ""
+    content: bytes = CONTENT
+    ranges: bool = True
+    status: int = 200
+    length: bool = True
+    cuts: list[int] = field(default_factory=list)  # bytes sent of each next answer before the connection is closed
+    reason: str | None = None  # reason phrase
+    location: str | None = None  # address to which requests are redirected
+    requests: list[str | None] = field(default_factory=list)
+
+
+def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            asked = self.headers["Range"]
+            site.requests.append(asked)
+            start, status = 0, site.status
+            if asked and site.ranges:
+                start, status = int(asked.removeprefix("bytes=").removesuffix("-")), 206
+            if start >= len(site.content):
+                status = 416
+            body = b"" if status >= 400 else site.content[start:]
+            self.send_response(302 if site.location else status, site.reason)
+            if site.location:
+                self.send_header("Location", site.location)
+            if site.length:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: site.cuts.pop(0)] if site.cuts else body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(site)) as server:
+        site.url = f"http://127.0.0.1:{server.server_port}/file.zip"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield site
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "file.zip"
+
+
+def get(site: Site, dest: Path, known_hash: str | None = SHA256, **options: Any) -> bytes:
+    """Fetch and return the content; check that no other file is left."""
+    fetch(site.url, dest, known_hash, **options)
+    assert [path.name for path in dest.parent.iterdir()] == [dest.name]
+    return dest.read_bytes()
+
+
+def leave_part(dest: Path, content: bytes) -> Path:
+    dest.parent.mkdir()
+    part = dest.with_name(dest.name + ".part")
+    part.write_bytes(content)
+    return part
+
+
+@pytest.mark.parametrize("known_hash", [SHA256, f"md5:{hashlib.md5(CONTENT).hexdigest()}", None])
+def test_file_is_fetched_once(site: Site, dest: Path, known_hash: str | None) -> None:
+    assert get(site, dest, known_hash) == get(site, dest, known_hash) == CONTENT
+    assert site.requests == [None]
+    if known_hash is not None:
+        dest.write_bytes(b"half")
+        assert get(site, dest, known_hash) == CONTENT
+
+
+PARTS: dict[str, Callable[[bytes], bytes]] = {
+    "begun": lambda content: content[:1000],
+    "complete": lambda content: content,
+    "too long": lambda content: content + b"more",
+    "another": lambda content: b"x" * 1000,
+}
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("part", PARTS)
+def test_part_of_an_earlier_run_is_resumed_or_discarded(site: Site, dest: Path, part: str, ranges: bool) -> None:
+    site.ranges = ranges
+    left = PARTS[part](CONTENT)
+    leave_part(dest, left)
+    assert get(site, dest) == CONTENT
+    assert site.requests[0] == f"bytes={len(left)}-"
+    assert len(site.requests) == (1 if part == "begun" or not ranges else 2)
+
+
+def test_without_a_hash_nothing_is_resumed(site: Site, dest: Path) -> None:
+    leave_part(dest, b"x" * 1000)
+    assert get(site, dest, None) == CONTENT
+    assert site.requests == [None]
+
+
+def test_lost_connection_resumes_after_the_bytes_received(site: Site, dest: Path) -> None:
+    site.cuts = [100_000, 150_000]
+    assert get(site, dest) == CONTENT
+    assert site.requests[0] is None
+    begun = [int(asked.removeprefix("bytes=").removesuffix("-")) for asked in site.requests[1:] if asked]
+    assert 0 < begun[0] <= 100_000  # all but the last piece
+    assert begun[0] < begun[1] <= 250_000
+
+
+def test_connection_lost_on_every_retry_keeps_the_part(site: Site, dest: Path) -> None:
+    site.cuts = [100_000] + [1] * download.RETRIES
+    with pytest.raises(InputError, match=r"cannot download file\.zip: .*Without the network, get http"):
+        get(site, dest)
+    assert len(site.requests) == 1 + download.RETRIES
+    assert dest.with_name("file.zip.part").read_bytes() == CONTENT[: dest.with_name("file.zip.part").stat().st_size]
+    assert get(site, dest) == CONTENT
+
+
+def test_silent_server_is_a_lost_connection(dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", (0.1, 0.1))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/file.zip"
+        with pytest.raises(InputError, match=r"cannot download file\.zip: .*timed out"):
+            fetch(url, dest, SHA256)
+    assert download.TIMEOUT == (0.1, 0.1)
+
+
+def test_slow_servers_have_time() -> None:
+    connect, data = download.TIMEOUT
+    assert connect >= 20
+    assert data >= 60
+
+
+def test_wrong_hash_leaves_nothing(site: Site, dest: Path) -> None:
+    with pytest.raises(InputError, match=rf"cannot download file\.zip: .*hash .* not {'0' * 64}.*put it at {dest}"):
+        get(site, dest, "0" * 64)
+    assert list(dest.parent.iterdir()) == []
+    assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize("length", [True, False])
+@pytest.mark.parametrize("left", [b"", CONTENT[:1000]])
+def test_file_over_the_limit_is_given_up(site: Site, dest: Path, length: bool, left: bytes) -> None:
+    site.length = length
+    leave_part(dest, left)
+    with pytest.raises(InputError, match=r"the server sends more than 299,999 bytes, the most that it can have"):
+        get(site, dest, max_bytes=len(CONTENT) - 1)
+    assert list(dest.parent.iterdir()) == []
+    assert get(site, dest, max_bytes=len(CONTENT)) == CONTENT
+
+
+def test_file_missing_on_the_server(site: Site, dest: Path) -> None:
+    site.status, site.reason = 404, "\x1b[31mred\x07 [bold]" + "y" * 1000
+    with pytest.raises(InputError) as caught:
+        get(site, dest, otherwise=", or on the shelf")
+    message = str(caught.value)
+    assert message.startswith(r"cannot download file.zip: 'the server answered 404 \x1b[31mred\x07 [bold]yyy")
+    assert message.endswith(
+        f"Without the network, get {site.url} elsewhere and put it at {dest}, or on the shelf, or set data.data_dir to "
+        "the folder of your data"
+    )
+    assert message.isprintable()
+    assert len(message) < 600
+    assert len(site.requests) == 1
+    assert list(dest.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "nowhere.invalid"])
+def test_no_network_is_one_sentence(dest: Path, host: str) -> None:
+    message = f"cannot download file.zip: .*get http://{host}/file.zip elsewhere and put it at {dest}.*data.data_dir"
+    with pytest.raises(InputError, match=message) as caught:
+        fetch(f"http://{host}/file.zip", dest, SHA256)
+    assert re.search(r": (Connection refused|\S.* (not known|name resolution|hostname)[^.]*)\. ", str(caught.value))
+
+
+@pytest.mark.parametrize("url", ["http://ho st/file.zip", "gopher://host/file.zip", "file:///etc/passwd", "http://"])
+def test_other_addresses_are_not_fetched(dest: Path, site: Site, url: str) -> None:
+    with pytest.raises((InputError, ValueError), match=r"cannot download|Unrecognized URL|Invalid"):
+        fetch(url, dest, SHA256)
+    site.location = url
+    with pytest.raises(InputError, match="cannot download"):
+        get(site, dest)
+    assert not dest.exists()
+
+
+def test_redirects_are_followed(site: Site, dest: Path) -> None:
+    other = Site()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(other)) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        site.location = f"http://127.0.0.1:{server.server_port}/file.zip"
+        assert get(site, dest) == CONTENT
+        server.shutdown()
+
+
+def test_without_download_the_file_has_to_be_there(site: Site, dest: Path) -> None:
+    message = rf"x is missing and data\.download=false: set it to true, or get {site.url} .* at {dest}, or set data\.da"
+    with pytest.raises(InputError, match=message):
+        fetch(site.url, dest, SHA256, download=False, missing=Path("x"))
+    leave_part(dest, b"").rename(dest)
+    fetch(site.url, dest, SHA256, download=False)
+    assert site.requests == []
+
+
+def test_folder_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file, not a folder")
+    with pytest.raises(InputError, match=r"cannot write to the folder .*data: .*data\.data_dir"):
+        fetch(site.url, tmp_path / "data" / "file.zip", SHA256)
+
+
+def make_zip(path: Path, members: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+def unpack(archive: Path, **options: Any) -> None:
+    with unpacked(archive, **options) as content:
+        place(content, archive.parent)
+
+
+def test_zip_adds_missing_files_and_keeps_existing_ones(tmp_path: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x", "a/b/y.txt": "y", "c/z.txt": "z"})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("mine")
+    (tmp_path / ".a.zip.unpacked" / "c").mkdir(parents=True)  # left by a killed process
+    (tmp_path / ".a.zip.unpacked" / "c" / "half.txt").write_text("half")
+    unpack(archive)
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.txt")}
+    assert files == {"a/x.txt": "mine", "a/b/y.txt": "y", "c/z.txt": "z"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.zip", "c"]
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "a/../../out.txt", "C:\\out.txt", "."])
+def test_no_member_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "here").mkdir()
+    archive = make_zip(tmp_path / "here" / "a.zip", {"a/x.txt": "x", name: "bad"})
+    with contextlib.suppress(InputError):
+        unpack(archive)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert not Path("/out.txt").exists()
+
+
+def test_archives_that_unpack_to_more_than_expected_are_refused(tmp_path: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", {"a/x.txt": "x" * 600, "a/y.txt": "y" * 600})
+    with pytest.raises(InputError, match=r"a\.zip unpacks to 1,200 bytes, too many: delete it"):
+        unpack(archive, max_bytes=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(5000)))
+    with pytest.raises(InputError, match=r"a\.gz unpacks to more than 1000 bytes"):
+        read_gzip(tmp_path / "a.gz", 1000)
+    assert read_gzip(tmp_path / "a.gz", 5000) == bytes(5000)
+
+
+def test_every_damage_of_a_zip_gives_one_message(tmp_path: Path) -> None:
+    raw = make_zip(tmp_path / "a.zip", {"a/x.txt": "x" * 100, "b.txt": "y"}).read_bytes()
+    chance, messages = random.Random(0), []
+    damages = [raw[:-30], b"<html>", b""]
+    damages += [raw[:at] + bytes([chance.randrange(256)]) + raw[at + 1 :] for at in range(len(raw))]
+    for content in damages:
+        (tmp_path / "a.zip").write_bytes(content)
+        try:
+            with unpacked(tmp_path / "a.zip"):
+                pass
+        except InputError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    assert all("a.zip" in message and "\n" not in message for message in messages)
+    assert messages[0].endswith(
+        "is damaged ('File is not a zip file'): delete it and start again to fetch it once more"
+    )
