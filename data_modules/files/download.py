@@ -129,7 +129,9 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a full disk, say
                 raise
             why = quote(str(error))
-            raise InputError(f"{archive} is damaged ({why}): delete it and start again to fetch it once more") from error
+            raise InputError(
+                f"{archive} is damaged ({why}): delete it and start again to fetch it once more"
+            ) from error
         yield folder
     except OSError as error:
         raise unwritable(archive.parent, error) from error

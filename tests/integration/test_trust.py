@@ -155,7 +155,7 @@ def callables() -> list[str]:
         "mtl.use.prune",
         "mtl.checkpoints.files",
         "train",
-        "mtl.data_modules.files.archive",
+        "mtl.data_modules.files.download",
         "pytorch_lightning",
         "omegaconf",
     ]

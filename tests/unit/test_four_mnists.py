@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
-from torchvision.datasets import MNIST
 
-from mtl.checks import InputError
-from mtl.types import Batch, TaskSpec
+from mtl.types import Batch
 from tests.digit_files import write_digits
-from tests.file_server import serving
 
 TASKS = ["mnist_1", "mnist_2", "rotated_1", "rotated_2"]
 
@@ -99,50 +96,3 @@ def test_rows_limit_the_splits(root: Path) -> None:
     for task in TASKS:
         assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
         assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])
-
-
-def test_same_seed_same_images(root: Path) -> None:
-    one, again, other = (module(root, seed=seed).tasks["train"] for seed in (3, 3, 4))
-    for task in TASKS:
-        assert torch.equal(one[task].inputs["image"], again[task].inputs["image"])
-        assert not torch.equal(one[task].inputs["image"], other[task].inputs["image"])
-
-
-def test_spec(root: Path) -> None:
-    data = module(root)
-    pixels = data.tasks["train"]["rotated_1"].inputs["image"].double() / 255
-    image = data.spec.inputs["image"]
-    assert (image.channels, image.height, image.width) == (1, 28, 28)
-    assert image.mean == pytest.approx(float(pixels.mean()), abs=0.01)
-    assert image.std == pytest.approx(float(pixels.std(correction=0)), abs=0.01)
-    assert data.spec.tasks == [TaskSpec(task, "multiclass", 10) for task in TASKS]
-
-
-def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = write_digits(tmp_path / "server", compressed=True)
-    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
-    with serving(tmp_path / "server") as url:
-        data = module(tmp_path / "data", download=True, base_url=url)
-        assert len(data.tasks["train"]["mnist_1"]) == 100
-        (tmp_path / "server" / "t10k-labels-idx1-ubyte.gz").unlink()
-        with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz .*answered 404"):
-            module(tmp_path / "other", download=True, base_url=url)
-        monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
-        with pytest.raises(InputError, match=r"cannot download train-images-idx3-ubyte\.gz .*md5 is"):
-            module(tmp_path / "third", download=True, base_url=url)
-
-
-def test_missing_and_damaged_files_and_bad_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train-images-idx3-ubyte is missing and data.download=false"):
-        module(tmp_path)
-    write_digits(tmp_path / "MNIST" / "raw", train=5)
-    with pytest.raises(InputError, match="MNIST: 5 images are too few for training and validation"):
-        module(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(InputError, match="damaged"):
-        module(tmp_path)
-    with pytest.raises(InputError, match=r"data\.rows=\[10,10\]: must be three sizes"):
-        module(tmp_path, rows=[10, 10])
-    with pytest.raises(InputError, match=r"data\.rows=\[10,0,10\]"):
-        module(tmp_path, rows=[10, 0, 10])

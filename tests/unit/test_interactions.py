@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from mtl.data_modules.interactions import InteractionsDataModule, Words, versions
+from mtl.data_modules.files.cache import versions
+from mtl.data_modules.interactions import InteractionsDataModule
 from torch import Tensor
 
 from mtl.checks import InputError
@@ -24,11 +25,10 @@ ARGUMENTS = {
 class InMemory(InteractionsDataModule):
     """Serve the given records."""
 
-    words = Words("heard", "song", item="song", record="play", seen="heard", unseen="unheard")
+    task, input, item = "heard", "song", "song"
 
     def __init__(self, records: dict[str, Tensor], **kwargs: object) -> None:
-        super().__init__("data", **(ARGUMENTS | kwargs))
-        self.folder = self.source = self.data_dir
+        super().__init__("data", "songs", **(ARGUMENTS | kwargs))
         self.given = records
 
     def records(self) -> dict[str, Tensor]:
@@ -102,13 +102,13 @@ def test_spec() -> None:
 def test_messages_use_the_words_of_the_data_set() -> None:
     full = draw_records(0, users=4, items=4, share=1.0)
     with pytest.raises(
-        InputError, match="needs 16 unheard pairs, one per play, but the 4 users x 4 songs of data leav"
+        InputError, match="needs 16 unseen pairs, one for each record, but the 4 users x 4 songs of data/songs leav"
     ):
         load(full)
-    with pytest.raises(InputError, match="data: every user has heard every song, so no pair is unheard"):
+    with pytest.raises(InputError, match="data/songs: every user has seen every song, so none is unseen"):
         load(full, negatives="per_user")
     few = {name: values[:2] for name, values in draw_records(0).items()}
-    with pytest.raises(InputError, match=r"data: too few plays for the (val|test) share of data\.split"):
+    with pytest.raises(InputError, match=r"data/songs: too few rows for the (val|test) share of data\.split"):
         load(few | {"rating": torch.tensor([1.0, 2.0])})
 
 

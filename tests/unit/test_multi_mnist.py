@@ -9,12 +9,9 @@ import pytest
 import torch
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from torch import Tensor
-from torchvision.datasets import MNIST
 
-from mtl.checks import InputError
 from mtl.types import Batch
 from tests.digit_files import write_digits
-from tests.file_server import serving
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +61,6 @@ def test_splits_share_no_image(root: Path) -> None:
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 3000, "val": 800, "test": 900}
 
 
-def test_same_seed_same_pairs(root: Path) -> None:
-    one, again, other = module(root), module(root), module(root, seed=1)
-    for name, rows in one.splits.items():
-        assert torch.equal(rows.inputs["image"], again.splits[name].inputs["image"])
-        assert torch.equal(rows.targets["top_left"], again.splits[name].targets["top_left"])
-        assert not torch.equal(rows.inputs["image"], other.splits[name].inputs["image"])
-
-
-def test_spec_describes_the_training_images(root: Path) -> None:
-    data = module(root)
-    pixels = data.splits["train"].inputs["image"].double() / 255
-    image = data.spec.inputs["image"]
-    assert image.mean == pytest.approx(float(pixels.mean()), abs=1e-6)
-    assert image.std == pytest.approx(float(pixels.std(correction=0)), abs=1e-6)
-    assert [(task.name, task.num_classes) for task in data.spec.tasks] == [("top_left", 10), ("bottom_right", 10)]
-
-
 def test_fresh_pairs_every_epoch(root: Path) -> None:
     def epoch(data: MultiMNISTDataModule, number: int, done: int = 0) -> Tensor:
         loop = SimpleNamespace(
@@ -106,39 +86,3 @@ def test_fresh_pairs_every_epoch(root: Path) -> None:
     assert seen[0] == seen[1]
     val = {bytes(row) for row in fresh.splits["val"].inputs["image"].numpy().reshape(80, -1)}
     assert val == {bytes(row) for row in fixed.splits["val"].inputs["image"].numpy().reshape(80, -1)}
-
-
-def test_files_are_fetched_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = write_digits(tmp_path / "server", compressed=True)
-    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
-    with serving(tmp_path / "server") as url:
-        assert len(module(tmp_path / "data", base_url=url).splits["train"]) == 300
-        monkeypatch.setattr(MNIST, "resources", [(name, "0" * 32) for name in sums])
-        with pytest.raises(InputError, match="md5"):
-            module(tmp_path / "other", base_url=url)
-
-
-def test_fetched_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sums = write_digits(tmp_path / "server", compressed=True)
-    monkeypatch.setattr(MNIST, "resources", [(name, sums[name]) for name in sums])
-    whole = (tmp_path / "server" / "train-images-idx3-ubyte.gz").read_bytes()
-    raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    (raw / "train-images-idx3-ubyte.gz.part").write_bytes(whole[:1000])  # left by a lost connection
-    with serving(tmp_path / "server") as url:
-        assert len(module(tmp_path / "data", base_url=url).splits["train"]) == 300
-        (tmp_path / "server" / "t10k-labels-idx1-ubyte.gz").unlink()
-        with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz .*answered 404 .*Without the network: get"):
-            module(tmp_path / "other", base_url=url)
-
-
-def test_missing_and_damaged_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train-images-idx3-ubyte is missing and data.download=false"):
-        module(tmp_path, download=False)
-    write_digits(tmp_path / "MNIST" / "raw")
-    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(InputError, match="damaged"):
-        module(tmp_path)
-    with pytest.raises(InputError, match=r"data.source=kanji"):
-        MultiMNISTDataModule(str(tmp_path), source="kanji", batch_size=2)

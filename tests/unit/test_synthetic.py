@@ -55,14 +55,6 @@ def test_targets_are_mixtures_of_four_experts() -> None:
     assert values[4] < 1e-5 * values[0]
 
 
-def test_same_seed_same_rows() -> None:
-    for make in (moe, lambda **o: SyntheticRecoveryDataModule(batch_size=8, rows=(500, 50, 50), **o)):
-        a, b, c = make(seed=1).load()[1], make(seed=1).load()[1], make(seed=2).load()[1]
-        assert torch.equal(a["test"].inputs["x"], b["test"].inputs["x"])
-        assert all(torch.equal(a["train"].targets[n], b["train"].targets[n]) for n in a["train"].targets)
-        assert not torch.equal(a["test"].inputs["x"], c["test"].inputs["x"])
-
-
 def test_targets_do_not_depend_on_the_order_of_sums() -> None:
     """Another processor adds in another order; the rounded targets are the same to the last bit."""
     _, splits = moe(tasks_per_group=3, seed=5).load()
