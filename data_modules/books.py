@@ -53,9 +53,10 @@ class BooksDataModule(InteractionsDataModule):
         base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
-        super().__init__(data_dir, "bookcrossing", alpha, split, download, base_url, negatives, **common)
+        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
         self.min_records, self.max_broken = whole("min_records", min_records, 1), number("max_broken", max_broken)
         self.unverified, self.key = flag("unverified", unverified), (max_broken,)
+        self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"
         self._names: tuple[list[str], list[str]] = [], []
 

@@ -48,12 +48,13 @@ class InteractionsDataModule(TensorDataModule):
     task: ClassVar[str]
     input: ClassVar[str]
     item: ClassVar[str]
+    folder: Path  # of the files
+    source: Path  # what messages name
     key: Sequence[float] = ()  # options that decide what ``parse`` returns
 
     def __init__(
         self,
         data_dir: str,
-        folder: str,
         alpha: float,
         split: Sequence[float],
         download: bool,
@@ -65,7 +66,6 @@ class InteractionsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         self.data_dir = path("data_dir", data_dir, "a folder")
-        self.folder = self.source = self.data_dir / folder  # source: what messages name
         self.alpha, self.shares = number("alpha", alpha), check_shares(split)
         self.negatives = choice("negatives", negatives, NEGATIVES)
         self.metrics = self._checked({} if metrics is None else metrics)

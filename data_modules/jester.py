@@ -71,7 +71,8 @@ class JesterDataModule(InteractionsDataModule):
         base_url: str = "https://eigentaste.berkeley.edu/dataset",
         **common: Any,
     ) -> None:
-        super().__init__(data_dir, "jester", alpha, split, download, base_url, **common)
+        super().__init__(data_dir, alpha, split, download, base_url, **common)
+        self.folder = self.source = self.data_dir / "jester"
 
     def fetch_files(self) -> None:
         names = set(self.parts())

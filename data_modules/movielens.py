@@ -58,7 +58,8 @@ class MovieLensDataModule(InteractionsDataModule):
         **common: Any,
     ) -> None:
         self.variant = VARIANTS[choice("variant", variant, list(VARIANTS))]
-        super().__init__(data_dir, self.variant.folder, alpha, split, download, base_url, negatives, **common)
+        super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
+        self.folder = self.data_dir / self.variant.folder
         self.source = self.folder / self.variant.ratings
 
     def fetch_files(self) -> None:

@@ -28,7 +28,8 @@ class InMemory(InteractionsDataModule):
     task, input, item = "heard", "song", "song"
 
     def __init__(self, records: dict[str, Tensor], **kwargs: object) -> None:
-        super().__init__("data", "songs", **(ARGUMENTS | kwargs))
+        super().__init__("data", **(ARGUMENTS | kwargs))
+        self.folder = self.source = self.data_dir
         self.given = records
 
     def records(self) -> dict[str, Tensor]:
@@ -102,13 +103,13 @@ def test_spec() -> None:
 def test_messages_use_the_words_of_the_data_set() -> None:
     full = draw_records(0, users=4, items=4, share=1.0)
     with pytest.raises(
-        InputError, match="needs 16 unseen pairs, one for each record, but the 4 users x 4 songs of data/songs leav"
+        InputError, match="needs 16 unseen pairs, one for each record, but the 4 users x 4 songs of data leav"
     ):
         load(full)
-    with pytest.raises(InputError, match="data/songs: every user has seen every song, so none is unseen"):
+    with pytest.raises(InputError, match="data: every user has seen every song, so none is unseen"):
         load(full, negatives="per_user")
     few = {name: values[:2] for name, values in draw_records(0).items()}
-    with pytest.raises(InputError, match=r"data/songs: too few rows for the (val|test) share of data\.split"):
+    with pytest.raises(InputError, match=r"data: too few rows for the (val|test) share of data\.split"):
         load(few | {"rating": torch.tensor([1.0, 2.0])})
 
 
