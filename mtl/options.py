@@ -66,8 +66,8 @@ Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Long = Annotated[int, Field(ge=1, le=10**9)]  # rows, batches, steps
 LongOrZero = Annotated[int, Field(ge=0, le=10**9)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what torch.Generator takes
-RunSeed = Annotated[int, Field(ge=0, lt=2**32)]  # what Lightning and numpy take
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what torch.Generator takes
+RunSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what Lightning and numpy take
 Number = Annotated[float, Field()]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -109,7 +109,7 @@ PLAIN: dict[Any, str] = {
     list: "a list",
     tuple: "a list",
 }
-BOUNDS = {"Ge": "at least", "Gt": "greater than", "Le": "at most", "Lt": "less than"}
+BOUNDS = {"Ge": "of at least", "Gt": "greater than", "Le": "of at most", "Lt": "less than"}
 LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Collection)
 MAPS = (dict, collections.abc.Mapping)
 
@@ -138,7 +138,10 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
         annotation = _resolved(parameter.annotation, getattr(inner, "__globals__", {}))
         if parameter.default is None and annotation is not Any:
             annotation = annotation | None if isinstance(annotation, type) else typing.Optional[annotation]  # noqa: UP045
-        found[name] = Option(annotation, adapter(annotation), parameter.default is parameter.empty)
+        required = parameter.default is parameter.empty
+        if not required and not fits(annotation, parameter.default):  # its default says that the annotation is wrong
+            annotation = Any
+        found[name] = Option(annotation, adapter(annotation), required)
     return found
 
 
@@ -162,6 +165,15 @@ def adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return TypeAdapter(annotation, config=None if own else CONFIG)
     except Exception:  # a foreign annotation may be anything
         return None
+
+
+def fits(annotation: Any, value: Any) -> bool:
+    """Return whether ``value`` is one that ``annotation`` accepts."""
+    check = adapter(annotation)
+    try:
+        return check is None or check.validate_python(value) is not Ellipsis
+    except ValidationError:
+        return False
 
 
 def validated(function: F) -> F:
@@ -281,14 +293,13 @@ def accepted(annotation: Any) -> str:
     if origin is Annotated:
         notes = [note for note in arguments[1:] if isinstance(note, FieldInfo)]
         described = [note.description for note in notes if note.description]
-        bounds = [
-            f"{BOUNDS[type(limit).__name__]} {_limit(limit)}"
-            for note in notes
-            for limit in note.metadata
-            if type(limit).__name__ in BOUNDS
-        ]
+        limits = {type(limit).__name__: limit for note in notes for limit in note.metadata}
         words = described[-1] if described else accepted(arguments[0])
-        return f"{words} of {' and '.join(bounds)}".replace("of greater", "greater") if bounds else words
+        if {"Ge", "Le"} <= limits.keys():
+            return f"{words} from {_limit(limits['Ge'])} to {_limit(limits['Le'])}"
+        bounds = [f"{word} {_limit(limits[name])}" for name, word in BOUNDS.items() if name in limits]
+        shortest = f", {_limit(limits['MinLen'])} or more" if "MinLen" in limits and not described else ""
+        return f"{words} {' and '.join(bounds)}".strip() + shortest
     if origin in (typing.Required, typing.NotRequired):
         return accepted(arguments[0])
     if origin is Literal:
@@ -306,8 +317,8 @@ def accepted(annotation: Any) -> str:
     if annotation is Any:
         return "something else"
     if origin is collections.abc.Callable or annotation is Callable:
-        return "a function"
-    return PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
+        return "a function (a section with _target_)"
+    return PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)} (a section with _target_)"
 
 
 def _limit(limit: Any) -> str:
@@ -326,6 +337,9 @@ def _hint(value: Any, annotation: Any) -> str:
     ]
     if isinstance(value, int | float) and not isinstance(value, bool) and str in members(annotation):
         return f"; write \"'{shown(value)}'\""
+    lists = [typing.get_args(member)[0] for member in members(annotation) if typing.get_origin(member) in LISTS]
+    if not isinstance(value, list | tuple | Mapping) and any(fits(inner, value) for inner in lists):
+        return f"; write [{shown(value)}]"
     return suggestion(value, names)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError
-from mtl.kinds import listed
+from mtl.options import listed
 
 log = logging.getLogger(__name__)
 

@@ -52,8 +52,12 @@ def check_options(cfg: DictConfig) -> None:
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
     name = cfg.gate.get("input_name") or "id"
     some = Categorical(1, counts=torch.ones(1))  # the data are not there yet: whether they count their ids is open
-    with torch.device("meta"), _plain_errors("gate"):
-        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
+    try:
+        with torch.device("meta"), _plain_errors("gate"):
+            _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
+    except InputError as error:  # the gate names its options alone
+        option = str(error).partition("=")[0]
+        raise InputError(f"gate.{error}" if option in cfg.gate else str(error)) from None
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.checks import require
 from mtl.dropout import Masks
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.kinds import Count, Dropout
+from mtl.options import Count, Dropout, validated
 
 
 class Experts(nn.Module, ABC):
@@ -25,10 +24,9 @@ class Experts(nn.Module, ABC):
     dimension of every parameter and buffer must be E, since pruning selects experts along it.
     """
 
+    @validated
     def __init__(self, num_experts: Count, output_dim: int, dropout: Dropout = 0.0) -> None:
         super().__init__()
-        require(num_experts >= 1, f"num_experts={num_experts}: must be at least 1")
-        require(0 <= dropout < 1, f"dropout={dropout}: must be at least 0 and less than 1")
         self.num_experts, self.output_dim, self.dropout = num_experts, output_dim, dropout
 
     @abstractmethod

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
-from mtl.kinds import Count, CountOrZero, Dropout
 from mtl.linear import matching
+from mtl.options import Count, CountOrZero, Dropout, validated
 
 Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
 
@@ -29,9 +30,6 @@ class Convolution(TypedDict):
     padding: NotRequired[CountOrZero]
 
 
-OPTIONS = {"channels", "kernel", "pool", "padding"}
-
-
 class StackedConv(Experts):
     """Convolutions, each with max-pooling and relu, then dense layers, for each of E experts.
 
@@ -39,25 +37,24 @@ class StackedConv(Experts):
     flattening: see ``StackedDense``. Weights ``[E, O, I, k, k]`` Glorot uniform, biases ``[E, O]`` zero.
     """
 
+    @validated
     def __init__(
         self,
         num_experts: Count,
-        input_dim: Sequence[Count],
+        input_dim: Count | Sequence[Count],
         convolutions: Sequence[Convolution],
         units: Sequence[Count] = (),
         dropout: Dropout = 0.0,
     ) -> None:
-        images = not isinstance(input_dim, int)  # (C, H, W)
-        require(images, "convolutional experts need images as input; experts=dense takes other inputs")
-        require(len(convolutions) >= 1, "recipe.convolutions=[]: convolutional experts need at least one convolution")
+        if isinstance(input_dim, int):
+            raise InputError("convolutional experts need images as input; experts=dense takes other inputs")
+        require(len(convolutions) >= 1, "convolutions=[]: convolutional experts need at least one convolution")
         channels, height, width = input_dim
         super().__init__(num_experts, 0, dropout)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.pools: list[int] = []
         self.paddings: list[int] = []
         for index, layer in enumerate(convolutions):
-            unknown = ", ".join(sorted(set(layer) - OPTIONS))
-            require(not unknown, f"recipe.convolutions[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
             out, kernel = layer["channels"], layer["kernel"]
             pool, padding = layer.get("pool", 1), layer.get("padding", 0)
             bound = (6.0 / ((channels + out) * kernel * kernel)) ** 0.5
@@ -70,7 +67,7 @@ class StackedConv(Experts):
             height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
             require(
                 height >= 1 and width >= 1,
-                f"recipe.convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
+                f"convolutions[{index}]: images of {tuple(input_dim)[1:]} pixels are too small for this layer",
             )
         self.dense = StackedDense(num_experts, channels * height * width, units, dropout)
         self.output_dim = self.dense.output_dim

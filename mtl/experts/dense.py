@@ -8,17 +8,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import require
+from mtl.checks import InputError
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.kinds import Count, Dropout
 from mtl.linear import affine, grouped_linear, matching
+from mtl.options import Count, Dropout, validated
 
 
 class StackedLinear(nn.Module):
     """Apply E affine maps. ``weight [E, H, D]`` Glorot uniform per map, ``bias [E, H]`` zero."""
 
+    @validated
     def __init__(self, num_experts: int, input_dim: int, output_dim: int) -> None:
         super().__init__()
         bound = (6.0 / (input_dim + output_dim)) ** 0.5
@@ -46,10 +47,12 @@ class StackedDense(Experts):
     Without units the experts return their input.
     """
 
-    def __init__(self, num_experts: Count, input_dim: Count, units: Sequence[Count], dropout: Dropout = 0.0) -> None:
-        images = isinstance(input_dim, Sequence)  # (C, H, W)
-        require(not images, f"dense experts cannot take images {input_dim} as input; experts=conv does")
-        require(all(width >= 1 for width in units), f"units={list(units)}: every layer needs at least 1 unit")
+    @validated
+    def __init__(
+        self, num_experts: Count, input_dim: Count | Sequence[Count], units: Sequence[Count], dropout: Dropout = 0.0
+    ) -> None:
+        if not isinstance(input_dim, int):  # (C, H, W)
+            raise InputError(f"dense experts cannot take images {input_dim} as input; experts=conv does")
         widths = [input_dim, *units]
         super().__init__(num_experts, widths[-1], dropout)
         self.input_dim = input_dim

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import require
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
-from mtl.kinds import Choice
+from mtl.options import validated
 from mtl.types import Routing
 
 log = logging.getLogger(__name__)
 
-EXECUTIONS = ("auto", "dense", "sparse")
-Execution = Annotated[str, Choice(EXECUTIONS)]
+Execution = Literal["auto", "dense", "sparse"]
 # Shares of (sample, expert) pairs in use. Sparse and dense cost the same at about 0.7; the gap prevents switching
 # back and forth
 SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.75
@@ -33,9 +31,9 @@ class Dispatch(nn.Module):
     are taken, a routing whose zeros are not exact is executed dense.
     """
 
+    @validated
     def __init__(self, execution: Execution = "auto") -> None:
         super().__init__()
-        require(execution in EXECUTIONS, f"network.execution={execution}: accepted are {', '.join(EXECUTIONS)}")
         self.execution, self.sparse = execution, False
 
     def forward(self, experts: Experts, x: Tensor, routing: Routing) -> Tensor:

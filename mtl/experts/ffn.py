@@ -12,8 +12,8 @@ from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.kinds import Count, Dropout
 from mtl.linear import grouped_linear
+from mtl.options import Count, Dropout, validated
 
 
 class StackedFFN(Experts):
@@ -25,6 +25,7 @@ class StackedFFN(Experts):
     [E, D, W]``, ``down.bias [E, D]`` and, with ``own_norm``, ``norm_weight [E, D]`` and ``norm_bias [E, D]``.
     """
 
+    @validated
     def __init__(
         self,
         num_experts: Count,

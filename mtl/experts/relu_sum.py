@@ -9,12 +9,13 @@ from torch import Tensor
 from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
-from mtl.kinds import Count
+from mtl.options import Count, validated
 
 
 class ReluSum(Experts):
     """E experts f_e(x) = sum_u relu(w_eu . x + b_eu) of ``units`` ReLU units each, without dropout."""
 
+    @validated
     def __init__(self, num_experts: Count, input_dim: Count, units: Count) -> None:
         super().__init__(num_experts, 1)
         self.layer = StackedLinear(num_experts, input_dim, units)

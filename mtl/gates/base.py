@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from mtl.checks import require
 from mtl.distributed import batch_mean
 from mtl.functional import KeepsDigits, at_least_float32, entropy
-from mtl.kinds import Count
 from mtl.linear import affine
+from mtl.options import Count, validated
 from mtl.types import InputSpec, Routing
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -34,6 +33,7 @@ class Gate(KeepsDigits):
     sums_to_one = True
     reads_inputs = False
 
+    @validated
     def __init__(
         self,
         num_tasks: Count,
@@ -43,8 +43,6 @@ class Gate(KeepsDigits):
         shared: bool = False,
     ) -> None:
         super().__init__()
-        check_count("num_tasks", num_tasks)
-        check_count("num_experts", num_experts)
         self.num_tasks, self.num_experts, self.input_dim, self.shared = num_tasks, num_experts, input_dim, shared
         self.num_gates = 1 if shared else num_tasks
 
@@ -117,32 +115,9 @@ def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
     return weight.to(per_example.dtype) * batch_mean(per_example)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is an integer of at least 1."""
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require(good, f"gate.{name}={value!r}: must be an integer of at least 1")
-
-
-def check_k(k: Any, num_experts: int) -> None:
-    """Raise InputError unless ``1 <= k <= num_experts``."""
-    check_count("k", k)
+def check_k(k: int, num_experts: int) -> None:
+    """Raise InputError unless ``k <= num_experts``."""
     require(
         k <= num_experts,
-        f"gate.k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} "
-        "(or raise network.num_experts)",
+        f"k={k}: cannot select {k} of {num_experts} experts; accepted: 1 to {num_experts} (or raise num_experts)",
     )
-
-
-def check_number(name: str, value: Any, minimum: float = 0.0, above: bool = False) -> None:
-    """Raise InputError unless ``value`` is a finite number of at least (with ``above``: greater than) ``minimum``."""
-    good = (
-        isinstance(value, int | float) and not isinstance(value, bool) and value == value and abs(value) != float("inf")
-    )
-    good = good and (value > minimum if above else value >= minimum)
-    bound = "greater than" if above else "at least"
-    require(good, f"gate.{name}={value!r}: must be a number {bound} {minimum:g}")
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise InputError unless ``value`` is one of ``choices``."""
-    require(value in choices, f"gate.{name}={value!r}: accepted are {', '.join(choices)}")

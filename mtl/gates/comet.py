@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mtl.functional import LOG_EPS, smooth_step
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
-from mtl.kinds import Count, NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
+from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -27,6 +27,7 @@ class CometGate(Gate):
 
     entropy_weight: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -38,9 +39,6 @@ class CometGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        check_count("k", k)  # selectors may agree, so k may exceed E
-        check_number("gamma", gamma, above=True)
-        check_number("entropy_weight", entropy_weight)
         self.k, self.gamma = k, gamma
         self.add_schedulable("entropy_weight", entropy_weight)
         self.add_affine("split_", (self.num_gates, num_experts - 1, k), gamma / 100)

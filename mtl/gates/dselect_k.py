@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mtl.distributed import batch_mean
 from mtl.functional import smooth_step
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
-from mtl.kinds import Count, NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
+from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 REACH_EPS = 1e-6  # as in the reference implementation
@@ -32,6 +32,7 @@ class DSelectKGate(Gate):
     sums_to_one = False  # if E is not a power of two; the reference never normalises
     entropy_weight: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -44,10 +45,6 @@ class DSelectKGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        check_count("k", k)  # selectors may agree, so k may exceed E
-        check_number("gamma", gamma, above=True)
-        check_number("entropy_weight", entropy_weight)
-        check_number("reachability_weight", reachability_weight)
         self.k, self.gamma, self.reachability_weight = k, gamma, reachability_weight
         self.num_bits = (num_experts - 1).bit_length()
         self.add_schedulable("entropy_weight", entropy_weight)

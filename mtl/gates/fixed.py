@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
-from mtl.gates.base import Gate, check_choice, check_k
-from mtl.kinds import Choice, Count, NotNegative, Seed
+from mtl.gates.base import Gate, check_k
+from mtl.options import Count, NotNegative, Seed, validated
 from mtl.types import Routing
 
-PATTERNS = ("full", "none", "shared_bottom", "random")
 LONG_NAMES = {"full_sharing": "full", "no_sharing": "none"}
 
 
@@ -28,30 +27,27 @@ class FixedGate(Gate):
 
     weights: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        pattern: Annotated[str, Choice((*PATTERNS, *LONG_NAMES))] = "full",
+        pattern: Literal["full", "none", "shared_bottom", "random", "full_sharing", "no_sharing"] = "full",
         k: Count = 1,
         seed: Seed = 0,
         weights: Sequence[Sequence[NotNegative]] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
-        pattern = LONG_NAMES.get(pattern, pattern)
-        check_choice("pattern", pattern, PATTERNS)
         if weights is not None:
             try:
                 table = torch.tensor([list(row) for row in weights], dtype=torch.get_default_dtype())
             except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"gate.weights={weights!r}: must be a list of numbers for each task ({error})"
-                ) from None
+                raise InputError(f"weights={weights!r}: must be a list of numbers for each task ({error})") from None
             self._check_weights(table)
         else:
-            table = self._pattern(pattern, k, seed)
+            table = self._pattern(LONG_NAMES.get(pattern, pattern), k, seed)
         self.register_buffer("weights", table / table.sum(-1, keepdim=True))
 
     @classmethod
@@ -63,7 +59,7 @@ class FixedGate(Gate):
 
     def _check_weights(self, table: Tensor) -> None:
         wanted = (self.num_gates, self.num_experts)
-        require(tuple(table.shape) == wanted, f"gate.weights: {tuple(table.shape)} given, tasks x experts is {wanted}")
+        require(tuple(table.shape) == wanted, f"weights: {tuple(table.shape)} given, tasks x experts is {wanted}")
         valid = bool((table >= 0).all()) and torch.allclose(
             table.sum(-1), torch.ones(self.num_gates, dtype=table.dtype)
         )
@@ -79,7 +75,7 @@ class FixedGate(Gate):
             block = self.num_experts // self.num_gates
             require(
                 block >= 1,
-                f"gate.pattern=none: {self.num_gates} tasks cannot have experts of their own among {self.num_experts}; "
+                f"pattern=none: {self.num_gates} tasks cannot have experts of their own among {self.num_experts}; "
                 f"set network.num_experts to {self.num_gates} or more",
             )
             for task, row in enumerate(table):

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.functional import at_least_float32, logistic_noise
-from mtl.gates.base import Gate, check_number
-from mtl.kinds import InnerShare, NotNegative, Positive, Share
+from mtl.gates.base import Gate
+from mtl.options import InnerShare, NotNegative, Positive, Share, validated
 from mtl.types import Routing
 
 
@@ -32,6 +31,7 @@ class GumbelMatrixGate(Gate):
     budget_weight: Tensor
     temperature: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -45,12 +45,6 @@ class GumbelMatrixGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
-        check_number("temperature", temperature, above=True)
-        check_number("initial_probability", initial_probability, above=True)
-        require(initial_probability < 1, f"gate.initial_probability={initial_probability}: must be less than 1")
-        check_number("budget", budget)
-        require(budget <= 1, f"gate.budget={budget}: must be at most 1, the share of all connections")
-        check_number("budget_weight", budget_weight)
         self.budget, self.sample_in_evaluation = budget, sample_in_evaluation
         self.add_schedulable("budget_weight", budget_weight)
         self.add_schedulable("temperature", temperature)

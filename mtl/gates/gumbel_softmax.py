@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.checks import require
 from mtl.distributed import batch_mean
 from mtl.functional import logistic_noise
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
-from mtl.kinds import InnerShare, NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate
+from mtl.options import InnerShare, NotNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -31,6 +30,7 @@ class GumbelSoftmaxGate(Gate):
     sparsity_weight: Tensor
     temperature: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -42,10 +42,6 @@ class GumbelSoftmaxGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        check_number("temperature", temperature, above=True)
-        check_number("sparsity_weight", sparsity_weight)
-        check_number("initial_probability", initial_probability, above=True)
-        require(initial_probability < 1, f"gate.initial_probability={initial_probability}: must be less than 1")
         self.add_schedulable("sparsity_weight", sparsity_weight)
         self.add_schedulable("temperature", temperature)
         shape = (self.num_gates, num_experts)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.gates.base import Gate, check_choice, check_count
-from mtl.kinds import Count, Seed
+from mtl.gates.base import Gate
+from mtl.options import Count, Seed, validated
 from mtl.types import Categorical, InputSpec, Routing
 
 
@@ -28,6 +28,7 @@ class HashGate(Gate):
     reads_inputs = True
     table: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -46,18 +47,14 @@ class HashGate(Gate):
             input_name = next(iter(sizes))
         if table_size is None:
             has = ", ".join(f"{name} ({type(spec).__name__})" for name, spec in (inputs or {}).items()) or "none"
-            wanted = (
-                "a categorical input" if input_name is None else f"the categorical input gate.input_name={input_name!r}"
-            )
+            wanted = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
             require(input_name in sizes, f"the hash gate needs {wanted}; the inputs of this data are: {has}")
             table_size = sizes[str(input_name)]
-        check_count("table_size", table_size)
         self.input_name = input_name
         generator = torch.Generator().manual_seed(seed)
-        check_choice("assignment", assignment, ("even", "random", "balanced"))
         counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)
         known = assignment != "balanced" or counts is not None
-        require(known, f"gate.assignment=balanced: the data module does not count the ids of {input_name!r}")
+        require(known, f"assignment=balanced: the data module does not count the ids of {input_name!r}")
         rows = []
         for _ in range(self.num_gates):
             if assignment == "balanced" and counts is not None:

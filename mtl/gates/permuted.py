@@ -11,11 +11,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from mtl.checks import require
 from mtl.distributed import broadcast
 from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.gates.base import Gate
-from mtl.kinds import Count, NotNegative, Positive
+from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing, in_float64
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
@@ -40,6 +39,7 @@ class Permutation(KeepsDigits):
     order: Tensor
     hardened: Tensor
 
+    @validated
     def __init__(
         self,
         num_experts: int,
@@ -51,10 +51,6 @@ class Permutation(KeepsDigits):
         noise: NotNegative = 0.0,
     ) -> None:
         super().__init__()
-        require(tau > 0, f"permutation.tau={tau}: must be greater than 0")
-        require(rounds >= 1, f"permutation.rounds={rounds}: must be at least 1")
-        require(entropy_weight >= 0, f"permutation.entropy_weight={entropy_weight}: must be at least 0")
-        require(noise >= 0, f"permutation.noise={noise}: must be at least 0")
         self.per_task, self.entropy_weight, self.noise = per_task, entropy_weight, noise
         count = num_tasks if per_task else 1
         self.logits = nn.Parameter(torch.empty(count, num_experts, num_experts).uniform_(-LOGIT_RANGE, LOGIT_RANGE))
@@ -146,6 +142,7 @@ class PermutedGate(Gate):
     sum to one.
     """
 
+    @validated
     def __init__(self, gate: Gate, permutation: Permutation) -> None:
         super().__init__(gate.num_tasks, gate.num_experts, gate.input_dim)
         self.gate, self.permutation = gate, permutation

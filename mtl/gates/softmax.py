@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from mtl.gates.base import WEIGHT_RANGE, Gate
+from mtl.options import validated
 from mtl.types import Routing
 
 
 class SoftmaxGate(Gate):
     """weights = softmax(W x + b). Parameters ``weight [T, E, D]``, ``bias [T, E]``; static: only the bias."""
 
+    @validated
     def __init__(self, num_tasks: int, num_experts: int, input_dim: int | None = None, **common: Any) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_count, check_number, entropy_loss
-from mtl.kinds import Count, NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
+from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -23,6 +23,7 @@ class SoftmaxSelectorGate(Gate):
     entropy_weight: Tensor
     temperature: Tensor
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -34,9 +35,6 @@ class SoftmaxSelectorGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        check_count("k", k)  # selectors may agree, so k may exceed E
-        check_number("temperature", temperature, above=True)
-        check_number("entropy_weight", entropy_weight)
         self.k = k
         self.add_schedulable("entropy_weight", entropy_weight)
         self.add_schedulable("temperature", temperature, persistent=True)

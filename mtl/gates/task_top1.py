@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.gates.balance import balance_loss
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_number
-from mtl.kinds import NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate
+from mtl.options import NotNegative, Positive, validated
 from mtl.types import Routing
 
 
@@ -26,6 +26,7 @@ class TaskTop1Gate(Gate):
     false as in the paper, ``bias [T, E]``; a static gate has only the bias.
     """
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -38,8 +39,7 @@ class TaskTop1Gate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
-        check_number("balance_weight", balance_weight)
-        require(bias or input_dim is not None, "gate.bias=false: a static gate has nothing but its bias")
+        require(bias or input_dim is not None, "bias=false: a static gate has nothing but its bias")
         self.balance_weight, self.keep_scale, self.sums_to_one = balance_weight, keep_scale, keep_scale
         self.add_affine("", (self.num_gates, num_experts), WEIGHT_RANGE)
         if initial_std is not None and input_dim is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.gates.balance import balance_loss, importance_loss, load_loss, z_loss
-from mtl.gates.base import WEIGHT_RANGE, Gate, check_choice, check_k, check_number
-from mtl.kinds import Choice, Count, NotNegative, Positive
+from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
+from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 log = logging.getLogger(__name__)
-
-ORDERS = ("before", "after")  # normalise, then keep k, or the other way round
 
 
 class TopKGate(Gate):
@@ -33,6 +31,7 @@ class TopKGate(Gate):
     weight of shape [E], U(+-sqrt(3 / E)).
     """
 
+    @validated
     def __init__(
         self,
         num_tasks: int,
@@ -40,7 +39,7 @@ class TopKGate(Gate):
         input_dim: int | None = None,
         k: Count = 2,
         noisy: bool = False,
-        normalize: Annotated[str, Choice(ORDERS)] = "after",
+        normalize: Literal["before", "after"] = "after",
         importance_weight: NotNegative = 0.0,
         load_weight: NotNegative = 0.0,
         balance_weight: NotNegative = 0.0,
@@ -50,18 +49,15 @@ class TopKGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         check_k(k, num_experts)
-        check_choice("normalize", normalize, ORDERS)
         self.loss_weights = {
             "importance": importance_weight,
             "load": load_weight,
             "balance": balance_weight,
             "z": z_weight,
         }
-        for name, value in self.loss_weights.items():
-            check_number(f"{name}_weight", value)
         require(
             load_weight == 0 or noisy,
-            f"gate.load_weight={load_weight}: the load loss needs noise; set gate.noisy=true, or gate.load_weight=0",
+            f"load_weight={load_weight}: the load loss needs noise; set noisy=true, or load_weight=0",
         )
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
@@ -69,7 +65,6 @@ class TopKGate(Gate):
         self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)
         if initial_range is not None:
-            check_number("initial_range", initial_range, above=True)
             self.add_affine("", shape, initial_range)
         elif input_dim is None:
             self.add_affine("", shape, (3 / num_experts) ** 0.5)

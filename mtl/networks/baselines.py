@@ -8,12 +8,14 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from mtl.networks.heads import Heads, wanted_tasks
+from mtl.options import validated
 from mtl.types import DataSpec, NetworkOutput
 
 
 class SharedBottom(nn.Module):
     """One bottom and one stack of dense layers for all tasks, one head per task."""
 
+    @validated
     def __init__(
         self,
         spec: DataSpec,
@@ -37,6 +39,7 @@ class SharedBottom(nn.Module):
 class SingleTask(nn.Module):
     """A separate network for each task: nothing is shared, so one run trains T single-task baselines."""
 
+    @validated
     def __init__(
         self,
         spec: DataSpec,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.functional import at_least_float32
-from mtl.kinds import Count
+from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
@@ -27,6 +27,7 @@ class ImageBottom(nn.Module):
 
     unit: Tensor
 
+    @validated
     def __init__(self, inputs: Mapping[str, InputSpec]) -> None:
         super().__init__()
         [(self.name, spec), *others] = inputs.items()
@@ -55,9 +56,9 @@ class TabularBottom(nn.Module):
     zeros for an empty one. ``output_dim`` D is known after construction.
     """
 
+    @validated
     def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> None:
         super().__init__()
-        require(embedding_dim >= 1, f"network.bottom.embedding_dim={embedding_dim}: must be at least 1")
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
         self.categorical: list[str] = []  # and lists, in the order of their embeddings
         self.numeric = [name for name, spec in inputs.items() if isinstance(spec, Numeric)]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
-from mtl.kinds import MANY, Choice, Count, Row, Whole
+from mtl.options import Count, Pair, validated
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
-Size = Annotated[Sequence[int], Row((Whole(1, MANY), Whole(1, MANY)))]  # height and width
-Pool = Annotated[str, Choice(("max", "average"))]
+Size = Pair[Count]  # height and width
+Pool = Literal["max", "average"]
 
 
 class Component(nn.Module):
@@ -37,6 +37,7 @@ class Convolutions(Component):
     ``same`` pads so that height and width stay the same.
     """
 
+    @validated
     def __init__(
         self,
         input_dim: Shape,
@@ -85,10 +86,10 @@ class Convolutions(Component):
 class Pooling(Component):
     """Max or average pooling (``kind``) over ``kernel`` x ``kernel`` windows; ``same`` pads by half a kernel."""
 
+    @validated
     def __init__(self, input_dim: Shape, kind: Pool, kernel: Count, stride: Count = 1, same: bool = False) -> None:
         super().__init__()
         channels, height, width = image(input_dim, "Pooling")
-        require(kind in ("max", "average"), f"Pooling: kind={kind}; accepted are max, average")
         pad, self.kind = kernel // 2 if same else 0, kind
         options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": pad}
         self.body = nn.MaxPool2d(**options) if kind == "max" else nn.AvgPool2d(**options, count_include_pad=False)
@@ -102,6 +103,7 @@ class Pooling(Component):
 class Identity(Component):
     """Identity; with ``stride`` above 1, a strided 1 x 1 convolution."""
 
+    @validated
     def __init__(self, input_dim: Shape, stride: Count = 1) -> None:
         super().__init__()
         self.output_dim, self.kind = input_dim, "identity"
@@ -118,6 +120,7 @@ class Identity(Component):
 class NormRelu(Component):
     """GroupNorm and relu."""
 
+    @validated
     def __init__(self, input_dim: Shape, groups: Count) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(groups, image(input_dim, "NormRelu")[0])
@@ -130,6 +133,7 @@ class NormRelu(Component):
 class DenseLayers(Component):
     """Dense layers of ``units``, each with a relu; then, if given, a linear layer with ``outputs`` units."""
 
+    @validated
     def __init__(self, input_dim: Shape, units: Sequence[Count], outputs: Count | None = None) -> None:
         super().__init__()
         require(isinstance(input_dim, int), "DenseLayers: needs vectors as input")

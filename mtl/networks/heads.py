@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.experts.dense import StackedDense, StackedLinear
-from mtl.kinds import Count, Dropout
+from mtl.options import Count, Dropout, validated
 from mtl.types import TaskSpec
 
 
@@ -20,6 +20,7 @@ class Heads(nn.Module):
     Tasks with the same number of outputs share one batched product. A multiclass task has C outputs, others have 1.
     """
 
+    @validated
     def __init__(
         self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
@@ -80,6 +81,7 @@ class SeparateHeads(nn.Module):
     With stacked parameters, momentum and weight decay would also change the rows of tasks that get no gradient.
     """
 
+    @validated
     def __init__(
         self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
@@ -107,6 +109,7 @@ class SeparateHeads(nn.Module):
 class SumHeads(nn.Module):
     """No heads: the prediction of a task is its mixture, or the sum of the mixture's numbers if there are several."""
 
+    @validated
     def __init__(self, tasks: Sequence[TaskSpec], input_dim: Count) -> None:
         super().__init__()
         many = [f"{task.name} ({task.kind})" for task in tasks if task.kind not in ("binary", "regression")]

@@ -12,9 +12,9 @@ from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
-from mtl.kinds import Count
 from mtl.networks.heads import Heads, SumHeads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
+from mtl.options import Count, validated
 from mtl.types import DataSpec, NetworkOutput, sum_losses
 
 
@@ -28,6 +28,7 @@ class MMoE(nn.Module):
     around the gate. ``execution``: see ``Dispatch``.
     """
 
+    @validated
     def __init__(
         self,
         spec: DataSpec,
@@ -42,7 +43,6 @@ class MMoE(nn.Module):
         gate_trunk: Callable[..., nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        require(num_experts >= 1, f"network.num_experts={num_experts}: must be at least 1")
         fits = not (static_gate and gate_trunk)
         require(fits, "network.static_gate=true: a static gate has no input, so remove gate_trunk")
         self.tasks = list(spec.tasks)

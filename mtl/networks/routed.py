@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from mtl.checks import require
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
-from mtl.kinds import Count, Described, ListOf, Share
 from mtl.linear import matching
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
+from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
 Factory = Callable[..., Component]
@@ -26,13 +28,10 @@ Factory = Callable[..., Component]
 class Layer(TypedDict):
     """The options of a routed layer: see ``RoutedLayer``."""
 
-    components: Annotated[Sequence[Factory], ListOf(Described(), low=1)]
+    components: Annotated[Sequence[Factory], Field(min_length=1)]
     after: NotRequired[Sequence[Factory]]
     stride: NotRequired[Count | None]
     copies: NotRequired[Count]
-
-
-OPTIONS = {"components", "after", "stride", "copies"}
 
 
 class RoutedLayer(nn.Module):
@@ -42,17 +41,17 @@ class RoutedLayer(nn.Module):
     by side, with ``stride`` if it is given. All components must have the same output shape.
     """
 
+    @validated
     def __init__(
         self,
         input_dim: Shape,
-        components: Sequence[Factory],
+        components: Annotated[Sequence[Factory], Field(min_length=1)],
         gate: Callable[..., Gate],
         after: Sequence[Factory] = (),
         stride: Count | None = None,
         copies: Count = 1,
     ) -> None:
         super().__init__()
-        require(len(components) >= 1 and copies >= 1, "a routed layer needs at least one component")
         options = {} if stride is None else {"stride": stride}
         built = [component(input_dim=input_dim, **options) for component in components for _ in range(copies)]
         self.copies = copies
@@ -141,6 +140,7 @@ class PrunedLayer(nn.Module):
 
     weights: Tensor
 
+    @validated
     def __init__(
         self, components: Sequence[nn.Module], weights: Tensor, after: nn.Module, sizes: Sequence[int], input_rank: int
     ) -> None:
@@ -166,6 +166,7 @@ class RoutedNetwork(nn.Module):
     heads. With ``heads=None`` the output of the last layer, one number per task, is the prediction.
     """
 
+    @validated
     def __init__(
         self,
         spec: DataSpec,
@@ -188,10 +189,7 @@ class RoutedNetwork(nn.Module):
             return permuted(built, permutation)
 
         self.layers = nn.ModuleList()
-        for index, layer in enumerate(layers):
-            unknown = ", ".join(sorted(set(layer) - OPTIONS))
-            require(not unknown, f"network.layers[{index}]: unknown option: {unknown}; known: {sorted(OPTIONS)}")
-            require("components" in layer, f"network.layers[{index}]: components are missing")
+        for layer in layers:
             built = RoutedLayer(shape, gate=gate_of_layer, **layer)
             self.layers.append(built)
             shape = built.output_dim

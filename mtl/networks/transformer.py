@@ -16,12 +16,12 @@ from mtl.experts.ffn import StackedFFN
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.gates.separate import joined, separate_gates, task_key
-from mtl.kinds import Count, Dropout
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing, real_tokens
 from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
+from mtl.options import Count, Dropout, validated
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 
 HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the paper
@@ -34,6 +34,7 @@ class TransformerLayer(nn.Module):
     mixture is the output.
     """
 
+    @validated
     def __init__(self, attention: Any, feed_forward: MixtureOfExperts | StackedFFN, norm: nn.Module) -> None:
         super().__init__()
         self.attention: Any = attention  # of `transformers`
@@ -83,6 +84,7 @@ class Transformer(nn.Module):
     (``"random"``). ``shared_neurons`` of an expert's neurons are the same in all experts (None: two thirds).
     """
 
+    @validated
     def __init__(
         self,
         spec: DataSpec,

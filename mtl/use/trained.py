@@ -18,8 +18,8 @@ from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
-from mtl.kinds import listed
 from mtl.networks.packing import real_tokens
+from mtl.options import listed
 from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 
 ROWS = "the table"  # what messages call rows that are from no file

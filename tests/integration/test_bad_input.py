@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.config import schema
+from mtl.config.check import check
 from tests.integration.helpers import composed
 from tests.programs import attempt, generated
 
@@ -114,7 +114,7 @@ def found_at_once(words: list[str]) -> bool:
     cfg.label, cfg.paths.run_dir = "test", "."
     OmegaConf.update(cfg, key, OverridesParser.create().parse_override(words[-1]).value(), merge=False)
     try:
-        schema.check(cfg)
+        check(cfg)
     except InputError as error:
         message = str(error)
     else:

@@ -140,7 +140,7 @@ def test_bottom_of_images() -> None:
     ("layers", "message"),
     [
         ([{"channels": 2, "kernel": 13}], r"convolutions\[0\]: images of \(12, 12\) pixels are too small"),
-        ([{"channels": 2, "kernel": 3, "strides": 2}], "unknown option: strides"),
+        ([{"channels": 2, "kernel": 3, "strides": 2}], r"convolutions\[0\].strides: no such option"),
     ],
 )
 def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:

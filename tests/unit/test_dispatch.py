@@ -307,5 +307,5 @@ def test_autocast_stays_in_its_precision_between_layers(name: str, execution: st
 
 
 def test_unknown_execution() -> None:
-    with pytest.raises(InputError, match=r"network.execution=fast: accepted are auto, dense, sparse"):
+    with pytest.raises(InputError, match="execution=fast: must be one of auto, dense, sparse"):
         Dispatch("fast")

@@ -172,7 +172,7 @@ def test_components_say_their_shape(component: object, expected: tuple[int, int,
 def test_bad_layers() -> None:
     with pytest.raises(InputError, match="different shapes"):
         RoutedLayer(5, [partial(DenseLayers, units=[4]), partial(DenseLayers, units=[3])], fixed([[0.5, 0.5]]))
-    with pytest.raises(InputError, match=r"layers\[0\]: unknown option: component"):
+    with pytest.raises(InputError, match=r"layers\[0\].component: no such option"):
         RoutedNetwork(VECTORS, bottom_for, [{"components": [], "component": []}], FixedGate, Heads)
     with pytest.raises(InputError, match="is too small for kernels"):
         Convolutions((1, 4, 4), channels=2, kernels=[5])

@@ -1,0 +1,388 @@
+"""Check the composed configuration before anything is built: types, ranges, choices, names.
+
+What a class accepts follows from the annotations of its constructor (see ``mtl.options``), so a new gate, network or
+data set needs no entry here. ``mtl.config.accepted`` has the options of no class, and those of foreign classes whose
+annotations are too loose.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
+from torch import nn
+
+from mtl.checks import InputError, require
+from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
+from mtl.options import Described, Option, adapter, listed, options_of, sentences, shown, suggestion
+
+MOST = 4  # problems that one message names
+PROCESSES = 8  # on any machine; more on one with more cores
+FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")  # have _partial_: true
+BUILT = ("data", "trainer", *SEVERAL)  # as they are described
+# Arguments that the program fills in, and that are no options where the section leaves them out
+SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
+EXTRAS = {"torchjd": "weighting"}  # packages that conf/ names, and the extra of this project that brings them
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # ${recipe.k}
+REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the beginning of any reference
+
+Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
+
+
+def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
+    """Raise InputError, one sentence for each of the first few problems, if a value of ``cfg`` cannot be right.
+
+    ``words``: those of the command line; something has to read each option that one of them adds. Classes that
+    ``_target_`` names are imported, nothing is built, and no file is read.
+    """
+    found: dict[str, str] = {}
+    for problem in _Check(cfg).problems(words):
+        found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
+    if found:
+        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+        raise InputError("; ".join([*list(found.values())[:MOST], *more]))
+
+
+class _Check:
+    """The configuration as it is written (``raw``) and with all references followed (``values``)."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.raw: Any = OmegaConf.to_container(cfg, resolve=False)
+        for path, value in _leaves(self.raw):
+            require(value != "???", f"{_dotted(path)} is missing; give {_dotted(path)}=...")
+        try:
+            self.values: Any = OmegaConf.to_container(cfg, resolve=True)
+        except Exception as error:  # a resolver may raise anything
+            raise InputError(self._unresolved(error)) from None
+
+    def problems(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield a sentence for each problem."""
+        texts = [value for _, value in _leaves(self.raw) if isinstance(value, str)]
+        references = {name for text in texts for name in REFERRED.findall(text)}
+        read = {name.split(".")[0] for name in references}
+        for name, value in self.values.items():
+            if name in TOP:
+                yield from self.unfit(TOP[name], (name,), value)
+            elif name in OBJECTS:
+                yield from self._section((name,), value, optional=OBJECTS[name])
+            elif name == "recipe":
+                yield from self._recipe(value, references)
+            elif name in SEVERAL:
+                yield from self._several(name, value)
+            elif name != "hydra" and name not in read:
+                known = [*TOP, *OBJECTS, *SEVERAL, "recipe"]
+                near = self._elsewhere(name) or suggestion(name, known) or ", and nothing refers to it"
+                yield f"{name}: there is no such section or option{near}"
+        for name in ("data", "network", "optimizer", "trainer", "callbacks"):
+            if name not in self.values:
+                yield f"{name}: this section is missing; choose one with {name}=NAME"
+        yield from _too_many_devices(self.values.get("trainer"))
+        yield from self._unread(words, references)
+
+    def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
+        """Yield what is wrong with the ``value`` at ``path``."""
+        check = adapter(annotation)
+        plain, found = _described(value), []
+        for form in (_described(value, tuple), plain):  # YAML has no tuples
+            try:
+                if check is not None:
+                    check.validate_python(form)
+                return
+            except ValidationError as error:
+                found = sentences(error, annotation, self._where(path), plain)
+        yield from found
+
+    def _where(self, path: Path) -> str:
+        """Return where the value of ``path`` is written: of ``gate.k``, which is ``${recipe.k}``, "recipe.k"."""
+        keys, here, place = list(path), self.raw, []
+        for _ in range(100):
+            match = REFERENCE.fullmatch(here) if isinstance(here, str) else None
+            if match and _has(self.raw, names := match[1].split(".")):
+                here, place, keys = self.raw, [], [*names, *keys]
+            elif keys and isinstance(here, dict | list):
+                key = keys.pop(0)
+                place.append(key)
+                here = None if not _has(here, [key]) else here[int(key)] if isinstance(here, list) else here[key]
+            else:
+                break
+        return _dotted([*place, *keys])
+
+    def _section(self, path: Path, value: Any, optional: bool) -> Iterator[str]:
+        """Yield the problems of a section that describes an object, and of all objects inside."""
+        where, name = self._where(path), str(path[0])
+        if value is None and optional:
+            return
+        if not isinstance(value, dict) or "_target_" not in value:
+            choose = f"; choose one with {where}=NAME" if len(path) == 1 else ""
+            yield f"{where}={shown(value)}: must be a section with _target_{' or null' if optional else ''}{choose}"
+            return
+        partial = value.get("_partial_") is True
+        if partial and name in BUILT:
+            yield f"{where}._partial_=true: must be false, since this section is built as it stands"
+        inside = [problem for place, node in _objects(value, path) for problem in self._object(place, node)]
+        yield from inside
+        if inside:
+            return
+        target = find(value["_target_"], f"{where}._target_")
+        if name in FACTORIES and isinstance(target, type) and issubclass(target, nn.Module | torch.optim.Optimizer):
+            if not partial:
+                yield f"{where}._partial_=false: must be true; its sizes are filled in later"
+        elif name in BUILT and "_args_" not in value:
+            missing = [key for key, option in options(target)[0].items() if option.required and key not in value]
+            if missing:
+                yield f"{where}: {target.__name__} needs {', '.join(missing)}; give {where}.{missing[0]}=..."
+
+    def _object(self, path: Path, section: dict[str, Any]) -> Iterator[str]:
+        """Yield the problems of one section with ``_target_``: of its class, and of the options that it gives."""
+        where = self._where((*path, "_target_"))
+        if not isinstance(section["_target_"], str):
+            yield f"{where}={shown(section['_target_'])}: must be text, the dotted name of a class"
+            return
+        try:
+            target = find(section["_target_"], where)
+        except InputError as error:
+            yield str(error)
+            return
+        known, closed = options(target)
+        for name, value in section.items():
+            if name in HYDRA:
+                yield from self.unfit(HYDRA[name], (*path, name), value)
+            elif name in known:
+                yield from self.unfit(known[name].annotation, (*path, name), value)
+            elif closed and name != "_target_":
+                names = [other for other in known if other in section or other not in SUPPLIED]
+                near, title = suggestion(name, names), getattr(target, "__name__", str(target))
+                has = f"{f'{near} It' if near else '; it'} has {listed(names)}"
+                yield f"{self._where(path)}.{name}: {title} has no option {name}{has}"
+
+    def _several(self, section: str, value: Any) -> Iterator[str]:
+        """Yield the problems of a section of callbacks or loggers; there may be no logger."""
+        if section == "logger" and (value is None or value is False):
+            return
+        if not isinstance(value, dict):
+            yield f"{section}={shown(value)}: must be a section of sections; {section}.NAME=null leaves out one"
+            return
+        for name, child in value.items():
+            # Values without a class, such as a recipe's for a schedule that was not chosen, mean nothing
+            if child is not False and (not isinstance(child, dict) or "_target_" in child):
+                yield from self._section((section, name), child, optional=True)
+
+    def _recipe(self, value: Any, references: set[str]) -> Iterator[str]:
+        if not isinstance(value, dict):
+            yield f"recipe={shown(value)}: must be a section"
+            return
+        read = {reference.split(".")[1] for reference in references if reference.startswith("recipe.")}
+        for name in value.keys() - read:
+            if near := suggestion(name, read, "recipe.", 0.8):
+                yield f"recipe.{name}: nothing refers to it{near}"
+
+    def _unread(self, words: Sequence[str], references: set[str]) -> Iterator[str]:
+        """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing would read.
+
+        Objects say themselves which options they have, and null leaves something out.
+        """
+        for word in words:
+            key = word.lstrip("+").partition("=")[0]
+            names, nodes = key.split("."), [self.raw]
+            for name in names:
+                nodes.append(nodes[-1].get(name) if isinstance(nodes[-1], dict) else None)
+            read = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in references)
+            described = any(isinstance(node, dict) and "_target_" in node for node in nodes)
+            if word.startswith("+") and len(names) > 1 and nodes[-1] is not None and not read and not described:
+                yield f"{key}: nothing reads this option{self._elsewhere(names[-1], key) or '; leave it out'}"
+
+    def _elsewhere(self, name: str, but: str = "") -> str:
+        """Return "; did you mean KEY?" with another option of this name, "" if there is none."""
+        keys = [_dotted(path) for path in _paths(self.raw) if len(path) > 1 and path[-1] == name]
+        near = min(
+            (key for key in keys if key != but),
+            key=lambda key: (self._where(tuple(key.split("."))) != key, key),
+            default="",
+        )
+        return f"; did you mean {near}?" if near else ""
+
+    def _unresolved(self, error: Exception) -> str:
+        """Return the sentence for a reference that leads nowhere."""
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        key = str(getattr(error, "full_key", None) or "")
+        references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
+        if isinstance(error, RecursionError) or "parent node" in text or "recursi" in text.lower():
+            circles = [name for name in references if name in self._trail(name)]
+            key, reason = (
+                (circles or [key or next(iter(references))])[0],
+                "refers to itself; give it a value of its own",
+            )
+        elif match := re.search(r"Interpolation key '(.+)' not found", text):
+            missing = match[1]
+            near = suggestion(missing, map(_dotted, _paths(self.raw)))
+            key = key or next((name for name, value in references.items() if f"${{{missing}}}" in value), "")
+            reason = f"there is no {missing}{near}"
+            if missing in OBJECTS:
+                reason = f"there is no section {missing}; choose one with {missing}=NAME"
+        elif match := re.search(r"Environment variable '(.+)' not found", text):
+            reason = f"the environment variable {match[1]} is not set"
+        elif match := re.search(r"Unsupported interpolation type (.+)", text):
+            reason = f"there is no resolver {match[1]}; a reference to an option is written ${{section.option}}"
+        else:
+            reason = f"cannot be resolved: {text}"
+        for reference in re.findall(r"\w+(?:\.\w+)+", f"{references.get(key, '')} {text}"):
+            value, names = self.raw, reference.split(".")
+            for index, name in enumerate(names[:-1], start=1):
+                if not isinstance(value, dict) or name not in value:
+                    break
+                value = value[name]
+                is_list = isinstance(value, list) and names[index].isdecimal()
+                if not isinstance(value, dict) and not is_list and "${" not in str(value):
+                    where = ".".join(names[:index])
+                    return f"{where}={shown(value)}: must be a section, since {key} refers to {reference}"
+        return f"{key}={shown(references[key])}: {reason}" if key in references else f"{key}: {reason}".lstrip(": ")
+
+    def _trail(self, name: str) -> list[str]:
+        """Return the names that ``name`` refers to, directly or through others."""
+        trail: list[str] = []
+        for _ in range(50):
+            value: Any = self.raw
+            for part in (trail or [name])[-1].split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is None:
+                break
+            trail.append(match[1])
+        return [*trail, *(name for reference in trail if f"{name}.".startswith(f"{reference}."))]
+
+
+def find(path: str, where: str) -> Any:
+    """Import what ``path`` names; raise InputError, which names the option ``where``, if that fails."""
+    names = path.split(".")
+    require(all(names), f"{where}={shown(path)}: must be a dotted name, such as mtl.gates.CometGate")
+    found: Any = None
+    for index, name in enumerate(names, start=1):
+        parent, found = found, getattr(found, name, None)
+        if found is None and (parent is None or isinstance(parent, types.ModuleType)):
+            found = _module(".".join(names[:index]), path, where, parent)
+        if found is None:
+            holder = getattr(parent, "__name__", path.rpartition(".")[0])
+            near = suggestion(name, [other for other in dir(parent) if not other.startswith("_")], f"{holder}.")
+            raise InputError(f"{where}={path}: there is no {name} in {holder}{near}")
+    require(callable(found), f"{where}={path}: must name a class or a function, not a {type(found).__name__}")
+    return found
+
+
+def _module(dotted: str, path: str, where: str, parent: Any) -> Any:
+    """Return the module ``dotted``, the first part of ``path``; None if ``parent`` has no such module."""
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if parent is not None and error.name == dotted:
+            return None
+        extra = EXTRAS.get(str(error.name))
+        advice = f"pip install -e '.[{extra}]'" if extra else "install it, or add its folder to PYTHONPATH"
+        raise InputError(f"{where}={path}: there is no module {shown(error.name)}; {advice}") from None
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{where}={path}: {dotted} cannot be imported: {type(error).__name__}: {reason}") from None
+
+
+@cache
+def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
+    """Return the options of a class or function, and whether there are no others.
+
+    A class of this program that takes ``**common`` has the options of its base class as well.
+    """
+    functions: list[Any] = [target]
+    if isinstance(target, type):
+        functions = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls)]
+    known: dict[str, Option] = {}
+    for function in functions:
+        try:
+            own, parameters = options_of(function), inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # written in C
+            return known, False
+        inner = inspect.unwrap(function)
+        module = str(getattr(inner, "__module__", ""))
+        name = f"{module}.{getattr(inner, '__qualname__', '')}".removesuffix(".__init__")
+        table = OPTIMIZER if module.startswith("torch.optim.") else FOREIGN.get(name, {})
+        exact = {key: Option(table[key], None, option.required) for key, option in own.items() if key in table}
+        known = {**own, **exact, **known}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return known, True
+        if module.split(".")[0] != "mtl":
+            break
+    return known, False
+
+
+def _too_many_devices(trainer: Any) -> Iterator[str]:
+    """Yield a sentence if one machine is asked for more devices than it has, or for more processes than make sense."""
+    section = trainer if isinstance(trainer, dict) else {}
+    devices, accelerator = section.get("devices", "auto"), section.get("accelerator", "auto")
+    asked = len(devices) if isinstance(devices, list) else devices if isinstance(devices, int) else 0
+    asked = int(devices) if isinstance(devices, str) and devices.isdecimal() else asked
+    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and gpus):
+        if torch.backends.mps.is_available():
+            return
+        if gpus == 0:
+            yield f"trainer.accelerator={accelerator}: this machine has no GPU; use trainer.accelerator=cpu"
+        elif asked > gpus:
+            yield f"trainer.devices={shown(devices)}: this machine has {gpus} GPUs; give at most {gpus}"
+    elif accelerator in ("cpu", "auto") and asked > max(PROCESSES, cores):
+        yield (
+            f"trainer.devices={shown(devices)}: so many processes on the {cores} CPU cores of this machine would only "
+            f"slow each other down; give at most {max(PROCESSES, cores)}"
+        )
+
+
+def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
+    """Return ``value`` with ``Described`` in place of what a section with ``_target_`` describes."""
+    if isinstance(value, dict):
+        return Described() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
+    return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
+
+
+def _objects(value: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each section with ``_target_`` at ``path`` and below."""
+    if isinstance(value, dict) and "_target_" in value:
+        yield path, value
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _objects(child, (*path, key))
+
+
+def _paths(raw: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield the path of every value below ``raw``."""
+    for key, child in raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ():
+        yield (*path, key)
+        yield from _paths(child, (*path, key))
+
+
+def _leaves(raw: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, child in raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ():
+        yield from _leaves(child, (*path, key))
+    if not isinstance(raw, dict | list):
+        yield path, raw
+
+
+def _has(value: Any, names: Sequence[Any]) -> bool:
+    """Return whether something is written under ``names``, or may be behind a reference."""
+    for name in names:
+        if isinstance(value, str) and "${" in value:
+            return True
+        if isinstance(value, list) and str(name).isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return False
+    return True
+
+
+def _dotted(path: Sequence[Any]) -> str:
+    return ".".join(map(str, path))
