@@ -21,7 +21,8 @@ from mtl.checks import InputError, require
 from mtl.cli import errors, results
 from mtl.cli.commands import command
 from mtl.cli.threads import use_threads
-from mtl.config import build, schema
+from mtl.config import build
+from mtl.config.check import check
 from mtl.config.resume import check_batches
 from mtl.config.teacher import read_teacher
 from mtl.records import CHECKPOINTS, CONFIG, RESULTS
@@ -58,7 +59,7 @@ def run(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> float | None:
 
 
 def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.ExitStack) -> float | None:
-    schema.check(cfg)
+    check(cfg)
     software = results.versions()  # now, since files may change while it trains
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)

@@ -48,7 +48,7 @@ def with_searched(arguments: Sequence[str]) -> list[str]:
 
 def first_run(words: Sequence[str]) -> DictConfig:
     """Return the configuration of a run of ``words``, with every value checked."""
-    from mtl.config import schema
+    from mtl.config.check import check
 
     try:
         cfg = composed(words)
@@ -58,7 +58,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
             raise
         raise InputError(sentence) from error
     cfg.label, cfg.paths.run_dir = "trial", "."
-    schema.check(cfg, words)
+    check(cfg, words)
     return cfg
 
 

@@ -121,7 +121,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
     from mtl.cli.console import make_lasting
     from mtl.cli.folder import claim, give_up
     from mtl.cli.run import run
-    from mtl.config import schema
+    from mtl.config.check import check
     from mtl.config.resume import is_harmless, resumed_config
     from mtl.records import CHECKPOINTS, COMMAND, CONFIG, RESULTS, read_json
     from mtl.writing import write_json
@@ -149,7 +149,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # it has not been checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
-        schema.check(cfg, words)
+        check(cfg, words)
         keys = {word.partition("=")[0] for word in words}
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")

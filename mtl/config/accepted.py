@@ -113,7 +113,7 @@ Devices = (
     | Annotated[str, Field(pattern=r"^\d{1,6}(,\d{1,6})*,?$", description="device numbers")]
     | Annotated[list[CountOrZero], Field(min_length=1)]
 )
-Accelerator = Literal[("auto", "cpu", "gpu", *AcceleratorRegistry.available_accelerators())]  # type: ignore[valid-type]
+Accelerator: Any = Literal.__getitem__(("auto", "cpu", "gpu", *AcceleratorRegistry.available_accelerators()))
 FOREIGN: dict[str, dict[str, Any]] = {
     "pytorch_lightning.trainer.trainer.Trainer": {
         "accelerator": Accelerator,

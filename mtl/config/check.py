@@ -103,7 +103,8 @@ class _Check:
 
     def _where(self, path: Path) -> str:
         """Return where the value of ``path`` is written: of ``gate.k``, which is ``${recipe.k}``, "recipe.k"."""
-        keys, here, place = list(path), self.raw, []
+        keys, here = list(path), self.raw
+        place: list[Any] = []
         for _ in range(100):
             match = REFERENCE.fullmatch(here) if isinstance(here, str) else None
             if match and _has(self.raw, names := match[1].split(".")):
@@ -310,8 +311,9 @@ def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
         inner = inspect.unwrap(function)
         module = str(getattr(inner, "__module__", ""))
         name = f"{module}.{getattr(inner, '__qualname__', '')}".removesuffix(".__init__")
-        table = OPTIMIZER if module.startswith("torch.optim.") else FOREIGN.get(name, {})
-        exact = {key: Option(table[key], None, option.required) for key, option in own.items() if key in table}
+        table = {key: kind for key, kind in OPTIMIZER.items() if key in own and module.startswith("torch.optim.")}
+        table |= FOREIGN.get(name, {})
+        exact = {key: Option(kind, None, key in own and own[key].required) for key, kind in table.items()}
         known = {**own, **exact, **known}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return known, True

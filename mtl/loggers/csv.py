@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.checks import check_whole
+from mtl.options import Long, Name, validated
 from mtl.writing import reported, write_csv
 
 Row = dict[str, Any]
@@ -23,10 +23,10 @@ class CSVLog(CSVLogger):
     whenever ``flush_logs_every_n_steps`` of them have gathered, and at the end of an epoch, a test or the run.
     """
 
+    @validated
     def __init__(
-        self, save_dir: str, name: str = "csv", version: str = "", flush_logs_every_n_steps: int = 100
+        self, save_dir: Name, name: str = "csv", version: str = "", flush_logs_every_n_steps: Long = 100
     ) -> None:
-        check_whole("logger.csv.flush_logs_every_n_steps", flush_logs_every_n_steps, at_least=1)
         super().__init__(save_dir, name, version, flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._table = Table(Path(self.log_dir) / "metrics.csv")
 

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.config import build, schema
+from mtl.config import build
+from mtl.config.check import check
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small, composed
 
@@ -350,7 +351,7 @@ def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
 
 def test_experiment_takes_another_gate(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "experiment=glue_mt_tag", "gate=comet")
-    schema.check(cfg)
+    check(cfg)
     build.check_options(cfg)
 
 

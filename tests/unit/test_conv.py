@@ -147,7 +147,7 @@ def test_bad_layers(layers: list[dict[str, int]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StackedConv(2, (1, 12, 12), layers)
     with pytest.raises(InputError, match="need images as input"):
-        StackedConv(2, 7, layers)
+        StackedConv(2, 7, [{"channels": 2, "kernel": 3}])
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float64])

@@ -100,7 +100,5 @@ def test_a_table_without_rows_writes_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "abc", None, True])
 def test_a_bad_interval_is_one_message(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"logger.csv.flush_logs_every_n_steps=.*: must be a whole number of at least 1"
-    ):
+    with pytest.raises(InputError, match=r"flush_logs_every_n_steps=.*: must be a whole number from 1"):
         CSVLog(str(tmp_path), flush_logs_every_n_steps=value)

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mtl.cli import reproduce, tune
 from mtl.cli.study import split_words
-from mtl.config import schema
+from mtl.config.check import check
 from mtl.paper.definition import read
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -70,7 +70,7 @@ def test_commands_of_runs_are_accepted() -> None:
             words.insert(0, "data=table")
         cfg = composed([*words, "trainer.accelerator=cpu"])
         cfg.label, cfg.paths.run_dir = "test", "."
-        schema.check(cfg)
+        check(cfg)
 
 
 def test_commands_of_studies_are_accepted() -> None:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 # Inside mtl, a module may import modules of its own layer or of lower ones.
 LAYERS = [
-    {"__version__", "checks", "options", "types", "kinds", "compat", "memory", "records", "writing"},
+    {"__version__", "checks", "options", "types", "compat", "memory", "records", "writing"},
     {"functional", "dropout", "distributed", "predictions"},
     {"linear"},
     {"gates", "experts"},
