@@ -99,7 +99,7 @@ OPTIMIZER: dict[str, Any] = {
     "momentum": NotNegative,
     "momentum_decay": NotNegative,
     "dampening": Number,
-    "betas": Pair[Dropout],
+    "betas": Pair[Dropout],  # type: ignore[misc]
     "lr_decay": NotNegative,
     "initial_accumulator_value": NotNegative,
     "rho": Share,
