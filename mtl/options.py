@@ -28,6 +28,7 @@ from mtl.checks import InputError
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 LONGEST = 60  # characters of a value that a message repeats
+MOST = 4  # problems that one message names
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # True is no number, 1.0 no whole number, nan and inf are no numbers; a class that pydantic does not know is checked
 # by isinstance
@@ -201,7 +202,7 @@ def validated(function: F) -> F:
                 except ValidationError as error:
                     problems += sentences(error, option.annotation, name, value)
         if problems:
-            raise InputError("; ".join(problems))
+            raise InputError(in_one_line(problems))
         return function(*bound.args, **bound.kwargs)
 
     return typing.cast(F, checked)
@@ -213,7 +214,13 @@ def valid(annotation: Any, value: Any, where: str) -> Any:
     try:
         return value if check is None else check.validate_python(value)
     except ValidationError as error:
-        raise InputError("; ".join(sentences(error, annotation, where, value))) from None
+        raise InputError(in_one_line(sentences(error, annotation, where, value))) from None
+
+
+def in_one_line(problems: Sequence[str]) -> str:
+    """Return the first few of ``problems``, and how many more there are."""
+    more = [f"and {len(problems) - MOST} more"] if len(problems) > MOST else []
+    return "; ".join([*problems[:MOST], *more])
 
 
 def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:

@@ -23,9 +23,8 @@ from torch import nn
 
 from mtl.checks import InputError, require
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
-from mtl.options import Described, Option, adapter, listed, options_of, sentences, shown, suggestion
+from mtl.options import Described, Option, adapter, in_one_line, listed, options_of, sentences, shown, suggestion
 
-MOST = 4  # problems that one message names
 PROCESSES = 8  # on any machine; more on one with more cores
 FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")  # have _partial_: true
 BUILT = ("data", "trainer", *SEVERAL)  # as they are described
@@ -48,8 +47,7 @@ def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
     for problem in _Check(cfg).problems(words):
         found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
     if found:
-        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise InputError("; ".join([*list(found.values())[:MOST], *more]))
+        raise InputError(in_one_line([*found.values()]))
 
 
 class _Check:
