@@ -83,12 +83,6 @@ def test_each_split_has_its_share_of_every_stratum() -> None:
         assert bool(((strata(data.splits[name]) - share * strata(rows)).abs() <= 1).all()), name
 
 
-def test_rows_depend_on_the_seed_only() -> None:
-    first, again, other = (load(draw_records(0), seed=seed)[1] for seed in (3, 3, 4))
-    assert torch.equal(first.inputs["song"], again.inputs["song"])
-    assert not torch.equal(first.inputs["song"], other.inputs["song"])
-
-
 def test_spec() -> None:
     data, rows = load(draw_records(0))
     assert data.spec.inputs == {"user": Categorical(88), "song": Categorical(118)}
@@ -100,7 +94,7 @@ def test_spec() -> None:
     assert {value.dtype for value in rows.targets.values()} == {torch.float32}
 
 
-def test_messages_use_the_words_of_the_data_set() -> None:
+def test_too_few_unseen_pairs_or_rows() -> None:
     full = draw_records(0, users=4, items=4, share=1.0)
     with pytest.raises(
         InputError, match="needs 16 unseen pairs, one for each record, but the 4 users x 4 songs of data leav"
@@ -108,6 +102,12 @@ def test_messages_use_the_words_of_the_data_set() -> None:
         load(full)
     with pytest.raises(InputError, match="data: every user has seen every song, so none is unseen"):
         load(full, negatives="per_user")
+    most = {"user": torch.tensor([0] * 40 + [1] * 20), "item": torch.tensor([*range(40), *range(30, 50)])}
+    most["rating"] = torch.ones(60)
+    with pytest.raises(InputError, match=r"data\.negatives=uniform: needs 60 unseen pairs.* leave only 40; use .*per_"):
+        load(most)
+    _, rows = load(most, negatives="per_user")
+    assert rows.inputs["user"][rows.targets["heard"] == 0].bincount().tolist() == [10, 20]
     few = {name: values[:2] for name, values in draw_records(0).items()}
     with pytest.raises(InputError, match=r"data: too few rows for the (val|test) share of data\.split"):
         load(few | {"rating": torch.tensor([1.0, 2.0])})

@@ -1,0 +1,467 @@
+"""Ratings (MovieLens, Book-Crossing, Jester) from small made-up files: parsing, filtering, preparing, damage."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from mtl.data_modules import jester, movielens
+from mtl.data_modules.books import HEADER, BooksDataModule, core, read_records
+from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.movielens import MovieLensDataModule
+from torch import Tensor
+
+from mtl.checks import InputError
+from mtl.types import Batch, Categorical, TaskSpec
+from tests.file_server import serving
+from tests.programs import Forked
+
+USERS, MOVIES, EACH, JOKES = 40, 60, 20, 100
+RATINGS, BOOKS, JESTER = "ml-1m/ratings.dat", "bookcrossing/BX-Book-Ratings.csv", "jester/jester-data-x.csv"
+Record = tuple[int, str, int]
+
+
+def ready(kind: Any, root: Path, **options: Any) -> Any:
+    """Build, prepare and set up a data module over the files in ``root``."""
+    common = {"data_dir": str(root), "batch_size": 64, "download": False}
+    data = kind(**common | ({"min_records": 1} if kind is BooksDataModule else {}) | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def write(file: Path, lines: list[str], end: str = "\n") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    raw = "".join(line + end for line in lines).encode("latin-1")
+    file.write_bytes(gzip.compress(raw, mtime=0) if file.suffix == ".gz" else raw)
+    return file
+
+
+def zipped(file: Path, members: dict[str, list[str]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, lines in members.items():
+            archive.writestr(name, "\n".join(lines) + "\n")
+    return file
+
+
+def all_rows(data: Any) -> Batch:
+    parts = [data.splits[name] for name in ("train", "val", "test")]
+    return Batch(
+        {name: torch.cat([part.inputs[name] for part in parts]) for name in parts[0].inputs},
+        {name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
+    )
+
+
+def triples(data: Any) -> list[tuple[int, int, int]]:
+    """Return the sorted (user, item, rating or 0) of the seen pairs."""
+    rows = all_rows(data)
+    seen, rating = list(rows.targets.values())
+    columns = *rows.inputs.values(), rating.nan_to_num().long()
+    return sorted(zip(*(column[seen == 1].tolist() for column in columns), strict=True))
+
+
+def movie_lines(separator: str = "::") -> list[str]:
+    """Return the lines of 40 users who each rate 20 of the movies 1, 2, ..., 60 with 1 to 5."""
+    generator = torch.Generator().manual_seed(1)
+    lines = []
+    for user in range(1, USERS + 1):
+        for movie in (torch.randperm(MOVIES, generator=generator)[:EACH] + 1).sort().values.tolist():
+            lines.append(separator.join(str(x) for x in (user, movie, 1 + (user * 7 + movie) % 5, 978300760)))
+    return lines
+
+
+def book_records(users: int = 20, books: int = 24, each: int = 8) -> list[Record]:
+    """Return records of 20 users (100, 97, ...), each of 8 of the books B01 to B24; a third have no rating."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (100 - 3 * user, f"B{book + 1:02}", (user * 7 + book) % 10 + 1 if (user + book) % 3 else 0)
+        for user in range(users)
+        for book in torch.randperm(books, generator=generator)[:each].tolist()
+    ]
+
+
+def book_lines(records: list[Record] | None = None) -> list[str]:
+    records = book_records() if records is None else records
+    return [HEADER, *(f'"{user}";"{isbn}";"{rating}"' for user, isbn, rating in records)]
+
+
+def joke_ratings(users: int, seed: int = 0) -> Tensor:
+    """Return ratings ``[users, 100]`` in hundredths; a third of them are 9900, not rated."""
+    generator = torch.Generator().manual_seed(seed)
+    ratings = torch.randint(-1000, 1001, (users, JOKES), generator=generator)
+    return ratings.masked_fill(torch.rand(users, JOKES, generator=generator) < 1 / 3, 9900)
+
+
+def joke_lines(ratings: Tensor) -> list[str]:
+    return [
+        ",".join([str(sum(value != 9900 for value in row)), *(f"{value / 100:.2f}" for value in row)])
+        for row in ratings.tolist()
+    ]
+
+
+# MovieLens
+
+
+@pytest.mark.parametrize(("variant", "separator"), [("1m", "::"), ("100k", "\t")])
+def test_ratings_are_kept_unchanged(variant: str, separator: str, tmp_path: Path) -> None:
+    layout = movielens.VARIANTS[variant]
+    write(tmp_path / layout.folder / layout.ratings, movie_lines(separator), "\r\n")  # as Windows ends its lines
+    expected = [tuple(map(int, line.split("::")[:3])) for line in movie_lines()]
+    assert triples(ready(MovieLensDataModule, tmp_path, variant=variant)) == [(u - 1, i - 1, r) for u, i, r in expected]
+
+
+def test_unwatched_pairs_use_only_users_and_movies_that_occur(tmp_path: Path) -> None:
+    lines = [line for line in movie_lines() if line.split("::")[1] != "7" and not line.startswith("3::")]
+    write(tmp_path / RATINGS, lines)
+    data = ready(MovieLensDataModule, tmp_path)
+    rows = all_rows(data)
+    assert not bool((rows.inputs["item"] == 6).any())
+    assert not bool((rows.inputs["user"] == 2).any())
+    assert data.spec.inputs == {"user": Categorical(USERS), "item": Categorical(MOVIES)}  # ids do not shift
+
+
+def test_max_rows_keeps_a_random_part(tmp_path: Path) -> None:
+    """The pairs kept are pairs of the whole data set, about half of them watched; other options change nothing."""
+
+    def rows(**options: Any) -> set[tuple[int, int, float]]:
+        found = all_rows(ready(MovieLensDataModule, tmp_path, **options))
+        columns = found.inputs["user"], found.inputs["item"], found.targets["watch"]
+        return set(zip(*(column.tolist() for column in columns), strict=True))
+
+    write(tmp_path / RATINGS, movie_lines())
+    whole, part = rows(), rows(max_rows=300)
+    assert (len(whole), len(part)) == (2 * USERS * EACH, 300)
+    assert part < whole
+    assert 100 < sum(watch for *_, watch in part) < 200
+    assert rows(max_rows=300) == part
+    assert rows(max_rows=10**6) == whole
+
+
+# For each step of prepare_data(), a forked child kills itself with SIGKILL in the middle of the step. Then two children
+# prepare the same folder at once. They are forked, as is the script, since imports take longer than everything else.
+SCRIPT = """
+import mtl, os, signal, sys, zipfile
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+import torch
+from mtl.data_modules import movielens
+from mtl.data_modules.files import cache, download
+
+root, base_url, md5 = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+movielens.VARIANTS["1m"] = replace(movielens.VARIANTS["1m"], md5=md5)
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def save(tensors, file):
+    file.write(b"half"); file.flush(); die()
+
+def receive(self, response, have):
+    self.part.write_bytes(b"half"); die()
+
+def unpack(archive, folder):
+    archive.extract(archive.namelist()[0], folder); die()
+
+def prepare(folder):
+    movielens.MovieLensDataModule(str(root / folder), base_url=base_url, batch_size=8).prepare_data()
+
+def fork(folder, *patches):
+    if (child := os.fork()) == 0:
+        for target, name, replacement in patches:
+            mock.patch.object(target, name, replacement).start()
+        prepare(folder)
+        os._exit(0)
+    return child
+
+steps = {
+    "fetch": (download._Resumed, "_receive", receive),
+    "unpack": (zipfile.ZipFile, "extractall", unpack),
+    "parse": (movielens, "read_ratings", die),
+    "store": (torch, "save", save),
+}
+for folder, patch in steps.items():
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(folder, patch), 0)[1]) == -signal.SIGKILL, folder
+
+real = movielens.read_ratings
+def counted(*args):
+    print("parsed", flush=True)
+    return real(*args)
+
+children = [fork("both", (movielens, "read_ratings", counted)) for _ in range(2)]
+assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+"""
+
+
+def test_preparing_survives_kills_and_concurrent_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = zipped(tmp_path / "mirror" / "ml-1m.zip", {"ml-1m/README": ["made up"], RATINGS: movie_lines()})
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=md5))
+    with serving(archive.parent) as url:
+        words = [str(tmp_path), url, md5]
+        done = Forked(words, tmp_path / "printed", main=partial(exec, SCRIPT, {})).wait()
+        assert done.status == 0, done.output
+        assert [line for line in done.output.splitlines() if line == "parsed"] == ["parsed"]
+        for folder in ("fetch", "unpack", "parse", "store", "both"):
+            data = ready(MovieLensDataModule, tmp_path / folder, download=True, base_url=url)
+            assert len(all_rows(data)) == 2 * USERS * EACH
+            files = [path.name for path in (tmp_path / folder).rglob("*")]
+            assert not [name for name in files if name.endswith((".unpacked", ".part"))]
+
+
+# Book-Crossing
+
+
+def test_records_are_kept_with_ids_in_sorted_order(tmp_path: Path) -> None:
+    records = book_records()
+    write(tmp_path / BOOKS, book_lines(records))
+    data = ready(BooksDataModule, tmp_path, alpha=0.75)
+    users, books = (sorted({record[column] for record in records}) for column in (0, 1))
+    assert triples(data) == sorted((users.index(u), books.index(b), r) for u, b, r in records)
+    assert data.spec.inputs == {"user": Categorical(20), "book": Categorical(24)}
+    assert data.spec.tasks == [
+        TaskSpec("read", "binary", weight=0.75, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.25),
+    ]
+
+
+def test_core_by_hand() -> None:
+    # At least 2: item 3 has one record and goes; user 2 then has one record and goes; item 0 still has two
+    user = torch.tensor([0, 0, 1, 1, 2, 2])
+    item = torch.tensor([0, 1, 0, 1, 0, 3])
+    assert core(user, item, 1).tolist() == [0, 1, 2, 3, 4, 5]
+    assert core(user, item, 2).tolist() == [0, 1, 2, 3]
+    assert core(user, item, 3).tolist() == []
+    # a chain: after its ends are dropped, the next records are ends
+    assert core(torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 1, 2]), 2).tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_core_is_the_largest_possible(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    user, item = (torch.rand(25, 30, generator=generator) < 0.12).nonzero(as_tuple=True)
+    kept = core(user, item, 3)
+    for ids in (user[kept], item[kept]):
+        assert not len(ids) or int(torch.bincount(ids)[ids].min()) >= 3
+    left = dict(enumerate(zip(user.tolist(), item.tolist(), strict=True)))
+    while True:  # dropping single records in any order gives the same result
+        users, items = (Counter(ids) for ids in zip(*left.values(), strict=True)) if left else ({}, {})
+        doomed = [row for row, (one, other) in left.items() if users[one] < 3 or items[other] < 3]
+        if not doomed:
+            break
+        del left[doomed[seed % len(doomed)]]
+    assert kept.tolist() == sorted(left)
+
+
+def test_users_and_books_with_few_records_are_dropped(tmp_path: Path) -> None:
+    few = [(1, "B01", 5), (1, "A-new", 5), (2, "B02", 0), (2, "A-new", 0)]
+    records = book_records(each=20)
+    write(tmp_path / BOOKS, book_lines([*few, *records]))
+    kept = triples(ready(BooksDataModule, tmp_path, min_records=5, negatives="per_user"))
+    assert kept == sorted(((user - 43) // 3, int(isbn[1:]) - 1, rating) for user, isbn, rating in records)
+    with pytest.raises(InputError, match=r"^data\.min_records=25: none of the 404 records of .* lower data\.min_rec"):
+        ready(BooksDataModule, tmp_path, min_records=25)
+
+
+def test_repeated_records_and_isbns_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = [(1, "a", 3), (1, "a", 7), (1, "a", 0), (1, "b", 0), (1, "b", 0), (2, "a", 0), (2, "a", 4), (3, "a", 0)]
+    stored = read_records(write(tmp_path / BOOKS, book_lines(records)), 0.0)
+    assert stored["user"].tolist() == [0, 0, 1, 2]
+    assert stored["item"].tolist() == [0, 1, 0, 0]
+    assert stored["rating"].nan_to_num().tolist() == [7, 0, 4, 0]
+    assert "4 records repeat a pair" in caplog.text
+    lines = [HEADER, r'"5";"0\"432";"8"', '"5";" x";"0"', '"5";"caf\u00e9; no. 2";"10"', '"5";"x";"1"']
+    stored = read_records(write(tmp_path / BOOKS, lines), 0.0)
+    assert stored["item"].tolist() == [0, 1, 2, 3]
+    assert stored["rating"].nan_to_num().tolist() == [0, 8, 10, 1]  # sorted: " x", "0...", "caf...", "x"
+
+
+def test_broken_rows_within_the_limit_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / BOOKS, [*book_lines(), "x", '"5";"B01";"99"'])
+    assert len(triples(ready(BooksDataModule, tmp_path, max_broken=2 / 162))) == 160
+    assert f"{file}, line 162: 'x' is damaged, like 2 of 162 lines; they are skipped" in caplog.text
+    assert "BX-Book-Ratings.csv has 162 records, the published file 1149780" in caplog.text
+    with pytest.raises(InputError, match="line 162"):  # the cache of the wider limit is not used
+        ready(BooksDataModule, tmp_path, max_broken=0.01)
+
+
+def test_an_archive_that_cannot_be_verified_is_fetched_only_on_demand(tmp_path: Path) -> None:
+    archive = zipped(tmp_path / "mirror" / "BX-CSV-Dump.zip", {"BX-Users.csv": ["x"], Path(BOOKS).name: book_lines()})
+    folder = tmp_path / "new" / "bookcrossing"
+    with serving(archive.parent) as url:
+        with pytest.raises(InputError, match=rf"in a way that you trust and put it at {folder}/.*data\.unverified="):
+            ready(BooksDataModule, tmp_path / "new", download=True, base_url=url)
+        assert not folder.exists()
+        data = ready(BooksDataModule, tmp_path / "new", download=True, unverified=True, base_url=url)
+        archive.unlink()
+        with pytest.raises(InputError, match=r"answered 404 .* put it at .*zip, or unzip it so that .*csv exists, or"):
+            ready(BooksDataModule, tmp_path / "none", download=True, unverified=True, base_url=url)
+    assert len(triples(data)) == 160
+    assert (folder / "BX-Users.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "archive", "member", "lines"),
+    [
+        (MovieLensDataModule, "ml-1m.zip", RATINGS, movie_lines()),
+        (BooksDataModule, "bookcrossing/BX-CSV-Dump.zip", Path(BOOKS).name, book_lines()),
+    ],
+)
+def test_archive_downloaded_by_hand(kind: Any, archive: str, member: str, lines: list[str], tmp_path: Path) -> None:
+    zipped(tmp_path / archive, {"other.csv": ["x"]})
+    with pytest.raises(InputError, match=rf"{Path(archive).name} contains no {member}"):
+        ready(kind, tmp_path)
+    zipped(tmp_path / archive, {"other.csv": ["x"], member: lines})
+    assert len(triples(ready(kind, tmp_path, download=kind is BooksDataModule))) == len(
+        [x for x in lines if x != HEADER]
+    )
+
+
+# Jester
+
+
+def matrix(data: JesterDataModule) -> Tensor:
+    """Return the ratings of all splits as ``[users, 100]``, in hundredths; -1 marks a pair that is in no split."""
+    whole = torch.full((data.spec.inputs["user"].size, JOKES), -1)
+    for rows in data.splits.values():
+        ratings = (rows.targets["rating"] * 100).round()
+        assert torch.equal(rows.targets["rated"] == 0, ratings.isnan())
+        whole[rows.inputs["user"], rows.inputs["joke"]] = ratings.nan_to_num(9900).long()
+    return whole
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_every_pair_is_in_one_stratified_split(suffix: str, tmp_path: Path) -> None:
+    ratings = joke_ratings(30)
+    ratings[0, :3] = torch.tensor([-1000, 1000, 0])
+    ratings[4] = 9900  # a user without ratings
+    write(tmp_path / f"{JESTER}{suffix}", joke_lines(ratings))
+    data = ready(JesterDataModule, tmp_path, alpha=0.75)
+    assert torch.equal(matrix(data), ratings)
+    rated = float((ratings != 9900).sum())
+    for rows, share in zip(data.splits.values(), (0.7, 0.15, 0.15), strict=True):
+        assert len(rows) == round(3000 * share)
+        assert abs(float(rows.targets["rated"].sum()) - share * rated) <= 1
+    assert data.spec.inputs == {"user": Categorical(30), "joke": Categorical(JOKES)}
+    assert data.spec.tasks == [
+        TaskSpec("rated", "binary", weight=0.75, classes=("no", "yes")),
+        TaskSpec("rating", "regression", weight=0.25),
+    ]
+
+
+def test_files_are_read_by_name_and_csv_is_preferred(tmp_path: Path) -> None:
+    one, two, three = (joke_ratings(5, seed) for seed in range(3))
+    folder = tmp_path / "jester"
+    write(folder / "jester-data-c.csv", joke_lines(three))
+    write(folder / "jester-data-a.csv.gz", joke_lines(one))
+    write(folder / "jester-data-b.csv", joke_lines(two))
+    for name in ("jester-data-b.csv.gz", "jester-data-a.xls", "user_ids.csv"):
+        write(folder / name, ["not read"])
+    assert torch.equal(matrix(ready(JesterDataModule, tmp_path)), torch.cat([one, two, three]))
+    write(folder / "jester-data-d.csv", joke_lines(one))  # the cache of the other files is not used
+    data = ready(JesterDataModule, tmp_path, download=True, base_url="http://127.0.0.1:9")  # no part is missing
+    assert torch.equal(matrix(data), torch.cat([one, two, three, one]))
+
+
+def test_excel_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xlwt = pytest.importorskip("xlwt")
+    ratings, book = joke_ratings(6), xlwt.Workbook()
+    sheet = book.add_sheet("jester")
+    for row, line in enumerate(joke_lines(ratings)):
+        for column, text in enumerate(line.split(",")):
+            sheet.write(row, column, float(text))
+    file = write(tmp_path / "jester" / "jester-data-1.xls", ["<html>"])
+    with pytest.raises(InputError, match=r"jester-data-1\.xls is not a readable xls file \(.*\)\. Repair"):
+        ready(JesterDataModule, tmp_path)
+    book.save(str(file))
+    assert torch.equal(matrix(ready(JesterDataModule, tmp_path)), ratings)
+    sheet.write(7, 3, "words")
+    book.save(str(file))
+    with pytest.raises(InputError, match=r"jester-data-1\.xls, line 7: .* is damaged, like 2 of 8 lines\. Expected 10"):
+        ready(JesterDataModule, tmp_path)
+
+    def read_excel(*args: Any, **kwargs: Any) -> None:
+        raise ModuleNotFoundError("required package 'fastexcel' not found")
+
+    monkeypatch.setattr(pl, "read_excel", read_excel)
+    with pytest.raises(InputError, match=rf"{file}: pip install fastexcel to read it, or save .*jester-data-1\.csv"):
+        ready(JesterDataModule, tmp_path)
+
+
+def test_only_missing_parts_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Three archives of made-up parts (4, 5 and 6 users, as text) are served."""
+    for number, (name, part) in enumerate(jester.PARTS.items()):
+        lines = joke_lines(joke_ratings(4 + number, number))
+        archive = zipped(tmp_path / "mirror" / part.archive, {f"{name}.xls": lines})
+        sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+        monkeypatch.setitem(jester.PARTS, name, replace(part, sha256=sha256, users=4 + number))
+    monkeypatch.setattr(jester, "_read_excel", jester.read_lines)
+    mine = joke_ratings(7, seed=9)
+    write(tmp_path / "jester" / "jester-data-2.csv", joke_lines(mine))
+    with serving(tmp_path / "mirror") as url:
+        all_three = ready(JesterDataModule, tmp_path / "new", download=True, base_url=url)
+        assert caplog.text == ""
+        assert torch.equal(matrix(ready(JesterDataModule, tmp_path)), mine)  # without download, what exists is read
+        assert "jester-data-2.csv has 7 users, the published file 5" in caplog.text
+        some = ready(JesterDataModule, tmp_path, download=True, base_url=url)
+    assert torch.equal(matrix(all_three), torch.cat([joke_ratings(4 + number, number) for number in range(3)]))
+    assert torch.equal(matrix(some), torch.cat([joke_ratings(4), mine, joke_ratings(6, 2)]))
+
+
+# Damage
+
+
+def joke_line(**fields: str) -> str:
+    """Return a line of which some fields, counted from 0, are replaced."""
+    line = joke_lines(joke_ratings(9))[0].split(",")
+    for place, text in fields.items():
+        line[int(place[1:])] = text
+    return ",".join(line)
+
+
+DAMAGE = {  # of line 17
+    RATINGS: [
+        "5::6::3", "5::6::3::0::1", "caf\u00e9::6::3::0", "5::6::6::0", "5::6::0::0", "5::6::3.5::0", "5::6::::0",
+        "0::6::3::0", "6041::6::3::0", "5::0::3::0", "5::-6::3::0", "5::3953::3::0", "5::99999999999999999999::3::0",
+        "5::6::3::", "5:: 6::3::0", "5,6,3,0", "", movie_lines()[0], "\0" * 500,
+    ],
+    BOOKS: [
+        '"5";"B01"', '"5";"B01";"3";"1"', "5;B01;3", '"5";"B01;"3"', '"5";"B"01";"3"', '"5";"B0', '"five";"B01";"3"',
+        '"-5";"B01";"3"', '"99999999999999999999";"B01";"3"', '"5";"";"3"', '"5";" ";"3"', '"5";"B01";"11"',
+        '"5";"B01";"-1"', '"5";"B01";"3.5"', '"5";"B01";""', '"5","B01","3"', "", "\0" * 500,
+    ],
+    JESTER: [
+        "1,2", joke_line() + ",1", "", joke_line(f4="fun"), joke_line(f100=""), joke_line(f3="nan"),
+        joke_line(f3="inf"), joke_line(f1="10.01"), joke_line(f1="-98"), joke_line(f0="7"), joke_line(f0="99"),
+    ],
+}  # fmt: skip
+EXPECTED = {
+    RATINGS: (MovieLensDataModule, movie_lines(), "800 lines. Expected user::movie::rating::timestamp, whole numbers"),
+    BOOKS: (BooksDataModule, book_lines(), "160 lines. Expected"),
+    JESTER: (JesterDataModule, joke_lines(joke_ratings(30)), "30 lines. Expected 101 columns without a header"),
+}
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in DAMAGE.items() for row in rows])
+def test_damaged_row_is_named(name: str, row: str, tmp_path: Path) -> None:
+    kind, lines, expected = EXPECTED[name]
+    lines = [*lines[:16], row, *lines[17:20], "x", *lines[21:]]
+    file = write(tmp_path / name, lines)
+    with pytest.raises(InputError) as caught:
+        ready(kind, tmp_path, **({"max_broken": 0.01} if kind is BooksDataModule else {}))
+    message = str(caught.value)
+    assert message.startswith(f"{file}, line 17: {row[:20]!r}"[:-1])
+    assert f"is damaged, like 2 of {expected}" in message
+    assert ("or raise data.max_broken" in message) == (kind is BooksDataModule)
+    assert message.endswith(f"delete the folder {file.parent} to have it fetched again") or kind is BooksDataModule
+    assert len(message) < 900
