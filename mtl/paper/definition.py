@@ -13,7 +13,6 @@ from mtl.checks import require
 from mtl.options import Long, LongOrZero, Model, Name, valid
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, unique
 
-Value = tuple[float, float | None]  # mean and standard error, None if that is not published
 NAMES = {  # of parts whose file gives none: as the papers write them
     "comet": "COMET",
     "comet+": "COMET+",
@@ -125,16 +124,22 @@ class Paper:
         """Return the (group, gate) of each row of the tables."""
         return [(group, gate) for group in self.groups for gate in self.gates]
 
-    def published(self) -> dict[tuple[str, str, str], Value]:
-        """Return the published values in our units, by key of group, key of gate, and column."""
-        found: dict[tuple[str, str, str], Value] = {}
-        for group, rows in self.file.published.values.items():
-            for gate, columns in rows.items():
-                for column, value in columns.items():
-                    mean, error = value if isinstance(value, list) else (value, None)
-                    unit = self.file.published.units.get(column, 1)
-                    found[group, gate, column] = (mean / unit, None if error is None else error / unit)
-        return found
+    def published(self) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
+        """Return the published (mean, standard error or None) in our units, by group, gate and column."""
+
+        def ours(column: str, value: Number) -> tuple[float, float | None]:
+            (mean, *error), unit = (
+                value if isinstance(value, list) else [value],
+                self.file.published.units.get(column, 1),
+            )
+            return mean / unit, error[0] / unit if error else None
+
+        return {
+            group: {
+                gate: {name: ours(name, value) for name, value in columns.items()} for gate, columns in rows.items()
+            }
+            for group, rows in self.file.published.values.items()
+        }
 
     def definition(self, group: Part, gate: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
         """Return the study of a gate in a group: its search, or, given what that has ``chosen``, its runs.

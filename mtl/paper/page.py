@@ -12,7 +12,6 @@ from rich.table import Table
 
 from mtl.paper.definition import Paper, Part
 from mtl.paper.verdicts import RULES, Judgement, judge
-from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
@@ -112,11 +111,9 @@ def values(runs: Runs, gate: Part, column: str) -> list[float | None]:
 
 def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
     """Return the section on one table."""
-    published = []
-    for gate in paper.gates:
-        own = {c: v for (g, k, c), v in paper.published().items() if (g, k) == (group.key, gate.key)}
-        if own and gate.name in runs.table["setting"]:
-            published.append(Published(gate.name, own))
+    theirs = paper.published().get(group.key, {})
+    begun = [gate for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]]
+    published = {gate.name: theirs[gate.key] for gate in begun}
     lines = [
         f"{gate.name}: {' '.join(words)} (trial {number} of the search)"
         for gate in paper.gates

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mtl.paper.definition import Claim
-from mtl.report.grid import number_text
+from mtl.report.grid import rounded
 from mtl.report.statistics import SIGNIFICANCE, Summary, Value, summarise, welch
 
 FEWEST = 3  # runs of a gate that can be judged
@@ -78,10 +78,9 @@ def _compared(claim: Claim, own: Sequence[Value], others: Sequence[Value], name:
 
 
 def _text(value: Summary) -> str:
-    mean = "-" if value.mean is None else number_text(value.mean, 4)
-    error = "" if value.error is None else f" ± {number_text(value.error, 2)}"
+    mean = "-" if value.mean is None else rounded(value.mean, value.error)
     undefined = f" ({value.undefined} runs without a value)" if value.undefined else ""
-    return f"{mean}{error}{undefined}"
+    return f"{mean}{undefined}"
 
 
 def _percent(share: float) -> str:

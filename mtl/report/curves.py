@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 from scipy.stats import t as student
@@ -21,9 +18,8 @@ from mtl.analysis.figures import COLOURS, LINES
 from mtl.checks import InputError, require
 from mtl.report.runs import find_runs, name_settings
 from mtl.training.values import curve_name
-from mtl.writing import write_csv, writing
+from mtl.writing import write_text, writing
 
-Course = dict[int, float]  # training step -> value
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # of logger=csv
 _SIZE = (7.2, 4.8)  # inches, of the panel and its labels, whatever stands in the legend
@@ -31,96 +27,93 @@ _LINE, _LINES = 32, 6  # characters of a line, and lines, of a label in the lege
 _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands: those of many curves are fainter
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric over training: at each of ``steps`` the mean over ``runs`` runs, with its confidence interval."""
+def read_course(folder: Path, metric: str) -> pl.DataFrame:
+    """Return the values of ``metric`` that the run in ``folder`` logged, as columns ``step`` and ``value``.
 
-    label: str
-    runs: int
-    steps: list[int]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-def read_course(folder: Path, metric: str) -> Course:
-    """Return the values of ``metric`` that the run in ``folder`` logged, by step; InputError if there are none.
-
-    ``metric`` is the name of a curve, or that which monitors have for it, such as ``val/click/auroc``.
+    ``metric`` is the name of a curve, or that which monitors have for it, such as ``val/click/auroc``; InputError if
+    there is none. Of a step that was trained twice the last value counts.
     """
-    table = folder / CSV_LOG
-    if table.is_file():
-        columns = pl.read_csv(table, infer_schema_length=None)
-        curve = _known(folder, metric, [name for name in columns.columns if "/" in name])
-        return dict(columns.select("step", pl.col(curve).cast(pl.Float64, strict=False)).drop_nulls().iter_rows())
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    curve = _known(folder, metric, events.Reload().Tags()["scalars"] if Path(events.path).is_dir() else [])
-    return {event.step: event.value for event in events.Scalars(curve)}
+    log = folder / CSV_LOG
+    if log.is_file():
+        table = pl.read_csv(log, infer_schema_length=None)
+        curve = _known(folder, metric, [name for name in table.columns if "/" in name])
+        course = table.select("step", pl.col(curve).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
+    else:
+        events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+        curve = _known(folder, metric, events.Reload().Tags()["scalars"] if Path(events.path).is_dir() else [])
+        points = [(event.step, event.value) for event in events.Scalars(curve)]
+        course = pl.DataFrame(points, {"step": pl.Int64, "value": pl.Float64}, orient="row")
+    return course.unique("step", keep="last").sort("step")
 
 
 def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
     """Return the one of the logged ``names`` that ``metric`` means."""
-    known = sorted(names)
     for name in (metric, curve_name(metric)):
-        if name in known:
+        if name in names:
             return name
-    raise InputError(f"{folder}: no metric {metric}; it has {', '.join(known) or 'none'}")
+    raise InputError(f"{folder}: no metric {metric}; it has {', '.join(sorted(names)) or 'none'}")
 
 
-def average(label: str, courses: Sequence[Course], band: float) -> Curve:
-    """Return the mean over runs at their common steps, with its ``band`` confidence interval (Student's t)."""
-    steps = sorted(set.intersection(*(set(course) for course in courses)))
-    values = np.array([[course[step] for step in steps] for course in courses])  # [runs, steps]
-    mean, reach = values.mean(0), np.zeros(len(steps))
-    if len(courses) > 1:
-        reach = student.ppf((1 + band) / 2, len(courses) - 1) * values.std(0, ddof=1) / math.sqrt(len(courses))
-    return Curve(label, len(courses), steps, mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist())
+def curves_of(
+    runs: Sequence[tuple[str, str]], metric: str, band: float = BAND
+) -> tuple[pl.DataFrame, list[InputError]]:
+    """Return a curve for each setting among ``runs``, pairs of (folder, setting), and why a run is left out.
+
+    A curve has a row for each step that all of its runs have, with the columns ``setting``, ``runs`` (their number),
+    ``step``, ``mean``, and ``low`` and ``high``, the ends of the ``band`` confidence interval of Student's t.
+    """
+    courses, missing = [], []
+    for number, (folder, setting) in enumerate(runs):
+        try:
+            course = read_course(Path(folder), metric)
+        except InputError as error:
+            missing.append(error)
+        else:
+            courses.append(
+                course.select(pl.lit(setting).alias("setting"), pl.lit(number).alias("run"), "step", "value")
+            )
+    if not courses:
+        return pl.DataFrame(), missing
+    values = pl.concat(courses).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
+    mean, deviation = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("deviation")
+    points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, deviation, pl.len())
+    quantiles = {count: student.ppf((1 + band) / 2, count - 1) if count > 1 else 0.0 for count in set(values["runs"])}
+    reach = (
+        pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("deviation") / pl.col("runs").sqrt()
+    )
+    ends = [(pl.col("mean") - reach).alias("low"), (pl.col("mean") + reach).alias("high")]
+    shared = points.filter(pl.col("len") == pl.col("runs")).with_columns(ends)
+    return shared.select("setting", "runs", "step", "mean", "low", "high"), missing
 
 
-def read_curves(folder: Path, metric: str, band: float) -> tuple[str, list[Curve]]:
-    """Return what the settings are, and a curve for each among the runs in ``folder``, in the order of the runs.
+def read_curves(folder: Path, metric: str, band: float) -> tuple[str, pl.DataFrame]:
+    """Return what the settings are, and the curves of those among the runs in ``folder``, in the order of the runs.
 
     Runs that have not logged the metric (yet) are left out, with a message on stderr; InputError if none has.
     """
     runs = find_runs([folder])
     heading, names, _ = name_settings(runs)
-    curves, missing = curves_of(list(zip(runs, names, strict=True)), metric, band)
-    if not curves:
-        raise missing[0]
+    curves, missing = curves_of(list(zip(map(str, runs), names, strict=True)), metric, band)
+    if curves.is_empty():
+        raise missing[0] if missing else InputError(f"{folder}: no step of {metric} is common to the runs of a setting")
     for reason in missing:
         print(f"left out: {str(reason).split(';')[0]}", file=sys.stderr)
     return heading, curves
 
 
-def curves_of(
-    runs: Sequence[tuple[Path, str]], metric: str, band: float = BAND
-) -> tuple[list[Curve], list[InputError]]:
-    """Return a curve for each setting among ``runs``, pairs of (folder, setting), and why a run is left out."""
-    groups: dict[str, list[Course]] = {}
-    missing: list[InputError] = []
-    for run, label in runs:
-        try:
-            course = read_course(run, metric)
-        except InputError as error:
-            missing.append(error)
-        else:
-            groups.setdefault(label, []).append(course)
-    return [average(label, courses, band) for label, courses in groups.items()], missing
-
-
-def draw(curves: Sequence[Curve], heading: str, metric: str, band: float) -> Figure:
+def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND) -> Figure:
     """Draw curves with their bands in one panel, and a legend beside it, for which ``savefig`` has to make room."""
     figure = Figure(figsize=_SIZE)
     axes = figure.add_subplot()
-    counts = {curve.runs for curve in curves}
-    for index, curve in enumerate(curves):
+    counts, settings = set(curves["runs"]), curves["setting"].n_unique()
+    for index, ((label, count), curve) in enumerate(curves.group_by("setting", "runs", maintain_order=True)):
         turn = index // len(COLOURS)  # a colour comes again with another kind of line
         colour, style = COLOURS[index % len(COLOURS)], LINES[(index + turn) % len(LINES)]
-        name = _in_lines(curve.label if len(counts) == 1 else f"{curve.label} {_runs(curve.runs)}")
-        point = "o" if len(curve.steps) == 1 else None  # a line through one point cannot be seen
-        axes.plot(curve.steps, curve.mean, style, color=colour, linewidth=1.6, marker=point, label=name)
-        faint = _FAINT / len(curves) + _FAINTEST
-        axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=faint, linewidth=0)
+        name = _in_lines(str(label) if len(counts) == 1 else f"{label} {_runs(count)}")
+        point = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
+        axes.plot(curve["step"], curve["mean"], style, color=colour, linewidth=1.6, marker=point, label=name)
+        faint = _FAINT / settings + _FAINTEST
+        axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=faint, linewidth=0)
     axes.set(xlabel="training step", ylabel=metric, title=f"{metric}: mean and its {band:.0%} confidence interval")
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
@@ -149,19 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")
         heading, curves = read_curves(given.folder, given.metric, given.band)
-        points = [
-            [curve.label, curve.runs, *row]
-            for curve in curves
-            for row in zip(curve.steps, curve.mean, curve.low, curve.high, strict=True)
-        ]
-        write_csv(stem.with_suffix(".csv"), ["setting", "runs", "step", "mean", "low", "high"], points)
+        write_text(stem.with_suffix(".csv"), curves.write_csv())
         with writing(stem.with_suffix(".png")) as file:
             draw(curves, heading, given.metric, given.band).savefig(file, format="png", dpi=120, bbox_inches="tight")
     except InputError as error:
         sys.exit(f"error: {error}")
-    for curve in curves:
-        last = f"{curve.mean[-1]:.4f} [{curve.low[-1]:.4f}, {curve.high[-1]:.4f}]" if curve.steps else "no common step"
-        print(f"{heading} {curve.label}: {curve.runs} runs, last {last}")
+    for setting, count, _, mean, low, high in curves.group_by("setting", maintain_order=True).tail(1).rows():
+        print(f"{heading} {setting}: {count} runs, last {mean:.4f} [{low:.4f}, {high:.4f}]")
     print(stem.with_suffix(".png"))
 
 

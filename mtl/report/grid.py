@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mtl.report.compare import Cell, Comparison, Quantity
+from mtl.report.compare import Comparison, Quantity
 from mtl.report.statistics import SIGNIFICANCE, Difference, Summary
 
+Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``grid``
 _GAP = 3  # characters between columns
 _WIDEST_NAME = 28  # of the first column; longer names take several lines
 _WHOLE_HEADER = 14  # a header of another column takes one line up to this width
@@ -18,26 +19,14 @@ _WIDEST_HEADER = 20  # and is broken inside a word above this one, unless the ce
 _MOST_COLUMNS = 8  # of a table in Markdown or HTML
 _DIGITS = 4  # significant ones of a mean whose error is not known
 _MOST_DECIMALS = 6
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a publication reports of a setting, in our units.
-
-    ``values``: by column of the table of runs, as "test loss", a number or (mean, standard error). ``note``: what
-    differs from our runs, as their number or rows.
-    """
-
-    setting: str
-    values: Mapping[str, float | tuple[float, float | None]]
-    note: str = ""
+_ARROWS: Mapping[bool | None, str] = {True: "↑", False: "↓", None: ""}
 
 
 class Entry(NamedTuple):
     """A cell of a table: its value, the lines below it, and how it is marked."""
 
     value: str
-    below: str = ""
+    below: tuple[str, ...] = ()
     best: bool = False
     significant: bool = False
     published: bool = False
@@ -45,125 +34,105 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of texts."""
+    """A table of texts; ``rows``: the cells of each row by its name."""
 
     corner: str
-    rows: list[str]
     columns: list[str]
-    cells: list[list[Entry]]  # by row and column
-
-    def part(self, start: int, end: int) -> Grid:
-        """Return the grid of the columns from ``start`` to ``end``."""
-        return Grid(self.corner, self.rows, self.columns[start:end], [row[start:end] for row in self.cells])
+    rows: dict[str, list[Entry]]
 
     def transposed(self, corner: str) -> Grid:
         """Return the grid with columns as rows."""
-        return Grid(corner, self.columns, self.rows, [list(row) for row in zip(*self.cells, strict=True)])
+        cells = zip(*self.rows.values(), strict=True)
+        return Grid(corner, list(self.rows), dict(zip(self.columns, map(list, cells), strict=True)))
 
     def widths(self) -> list[int]:
         """Return the width of the first column, and of each other one, in characters."""
-        first = min(_WIDEST_NAME, max(len(name) for name in (self.corner, *self.rows)))
-        widths = [first]
+        widths = [min(_WIDEST_NAME, max(map(len, (self.corner, *self.rows))))]
         for index, header in enumerate(self.columns):
-            texts = [text for row in self.cells for text in (row[index].value, *row[index].below.split("\n"))]
-            inside = max(map(len, texts), default=0)
+            texts = [text for row in self.rows.values() for text in (row[index].value, *row[index].below)]
             words = [header] if len(header) <= _WHOLE_HEADER else header.split(" ")
-            widths.append(max(inside, min(_WIDEST_HEADER, max(map(len, words)))))
+            widths.append(max([min(_WIDEST_HEADER, max(map(len, words))), *map(len, texts)]))
         return widths
 
     def blocks(self, width: int) -> list[Grid]:
         """Return grids that fit into ``width`` characters, each with the first column and some of the others."""
         first, *others = self.widths()
-        blocks, start, used = [], 0, first
+        starts, used = [0], first
         for index, other in enumerate(others):
-            if index > start and used + _GAP + other > width:
-                blocks.append(self.part(start, index))
-                start, used = index, first
+            if index > starts[-1] and used + _GAP + other > width:
+                starts.append(index)
+                used = first
             used += _GAP + other
-        return [*blocks, self.part(start, len(others))]
+        parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        return [
+            Grid(self.corner, self.columns[part], {name: row[part] for name, row in self.rows.items()})
+            for part in parts
+        ]
 
 
-def grid(comparison: Comparison, detailed: bool = False, published: Sequence[Published] = ()) -> Grid:
+def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Grid:
     """Return the comparison with a row for each setting, and after it what is ``published`` of that setting.
 
     ``detailed``: with the errors of differences, bootstrap intervals, and a last row of the tests of the best settings.
+    ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
     """
-    columns = [comparison.unit, *(_with_arrow(quantity) for quantity in comparison.quantities)]
-    names, rows = [], []
-    places = {
-        quantity.name: decimals([cell.value for cell in _column(comparison, quantity)])
-        for quantity in comparison.quantities
-    }
-    for setting in dict.fromkeys((*comparison.settings, *(each.setting for each in published))):
+    published, quantities, rows = published or {}, comparison.quantities, {}
+    columns = [comparison.unit, *(quantity.name + _ARROWS[quantity.higher] for quantity in quantities)]
+    places = {quantity.name: decimals(quantity) for quantity in quantities}
+    for setting in dict.fromkeys((*comparison.runs, *published)):
         if setting in comparison.runs:
             done, every = comparison.runs[setting]
-            row = [Entry(str(done) if done == every else f"{done} of {every}")]
-            for quantity in comparison.quantities:
-                row.append(_entry(comparison, setting, quantity, places[quantity.name], detailed))
-            names.append(setting)
-            rows.append(row)
-        for each in published:
-            if each.setting == setting:
-                names.append(f"{setting}, published")
-                rows.append(
-                    [Entry("", published=True), *(_published(each, quantity) for quantity in comparison.quantities)]
-                )
-    if detailed and comparison.contests:
-        names.append("best against the next")
-        rows.append([Entry(""), *(_contest(comparison, quantity) for quantity in comparison.quantities)])
-    return Grid(comparison.heading, names, columns, rows)
+            rows[setting] = [Entry(str(done) if done == every else f"{done} of {every}")]
+            rows[setting] += [_entry(each, setting, places[each.name], detailed) for each in quantities]
+        if setting in published:
+            values = [published[setting].get(quantity.column) for quantity in quantities]
+            texts = ["", *("-" if value is None else rounded(*value) for value in values)]
+            rows[f"{setting}, published"] = [Entry(text, published=True) for text in texts]
+    if detailed and any(quantity.contest for quantity in quantities):
+        rows["best against the next"] = [Entry(""), *map(_contest, quantities)]
+    return Grid(comparison.heading, columns, rows)
 
 
-def written_grid(comparison: Comparison, published: Sequence[Published] = ()) -> Grid:
+def written_grid(comparison: Comparison, published: Published | None = None) -> Grid:
     """Return the detailed grid, with settings as columns if there are many quantities."""
     upright = grid(comparison, True, published)
     return upright if len(upright.columns) <= _MOST_COLUMNS else upright.transposed(upright.corner)
 
 
-def _column(comparison: Comparison, quantity: Quantity) -> list[Cell]:
-    return [comparison.cells[setting, quantity.name] for setting in comparison.settings]
+def _entry(quantity: Quantity, setting: str, places: int, detailed: bool) -> Entry:
+    apart, contest, below = quantity.differences.get(setting), quantity.contest, []
+    if apart:
+        below.append(difference_text(apart, places, detailed))
+    if detailed and (ends := quantity.intervals[setting]):
+        below.append(f"[{ends[0]:,.{places}f}, {ends[1]:,.{places}f}]")
+    significant = contest is not None and contest[0] == setting and contest[2] < SIGNIFICANCE
+    value = value_text(quantity.means[setting], places)
+    return Entry(value, tuple(below), setting in quantity.best, significant)
 
 
-def _entry(comparison: Comparison, setting: str, quantity: Quantity, places: int, detailed: bool) -> Entry:
-    cell, found = comparison.cells[setting, quantity.name], comparison.contests.get(quantity.name)
-    below = [difference_text(cell.difference, places, detailed)] if cell.difference else []
-    if detailed and cell.interval:
-        below.append(f"[{cell.interval[0]:,.{places}f}, {cell.interval[1]:,.{places}f}]")
-    significant = found is not None and found.best == setting and found.p < SIGNIFICANCE
-    return Entry(value_text(cell.value, places), "\n".join(below), cell.best, significant)
+def _contest(quantity: Quantity) -> Entry:
+    if quantity.contest is None:
+        return Entry("-")
+    best, other, p = quantity.contest
+    return Entry(p_text(p), (f"{best} against {other}",))
 
 
-def _published(row: Published, quantity: Quantity) -> Entry:
-    """Return a published number with all of its digits: ours say nothing about its error."""
-    value = row.values.get(quantity.column)
-    mean, error = value if isinstance(value, tuple) else (value, None)
-    if mean is None:
-        return Entry("-", published=True)
-    return Entry(number_text(mean, _DIGITS) + ("" if error is None else f" ± {number_text(error, 2)}"), published=True)
-
-
-def _contest(comparison: Comparison, quantity: Quantity) -> Entry:
-    found = comparison.contests.get(quantity.name)
-    return Entry("-") if found is None else Entry(p_text(found.p), f"{found.best} against {found.other}")
-
-
-def decimals(values: Sequence[Summary]) -> int:
+def decimals(quantity: Quantity) -> int:
     """Return the decimals of a quantity: two digits of its typical standard error, or four of its largest mean."""
-    errors = [value.error for value in values if value.error]
-    if errors:
+    if errors := [value.error for value in quantity.means.values() if value.error]:
         last = 1 - math.floor(math.log10(statistics.median(errors)))
     else:
-        largest = max((abs(value.mean) for value in values if value.mean), default=1.0)
+        largest = max((abs(value.mean) for value in quantity.means.values() if value.mean), default=1.0)
         last = _DIGITS - 1 - math.floor(math.log10(largest))
     return min(max(last, 0), _MOST_DECIMALS)
 
 
 def value_text(value: Summary, places: int) -> str:
     """Return ``mean ± standard error``, followed by (m/n) if only m of n runs have a value; "-" if none has one."""
-    if value.mean is None:
-        return "-" if not value.undefined else f"- (0/{value.undefined})"
-    error = "" if value.error is None else f" ± {value.error:,.{places}f}"
     missing = f" ({value.count}/{value.count + value.undefined})" if value.undefined else ""
+    if value.mean is None:
+        return f"-{missing}"
+    error = "" if value.error is None else f" ± {value.error:,.{places}f}"
     return f"{value.mean:,.{places}f}{error}{missing}"
 
 
@@ -178,11 +147,11 @@ def number_text(value: float, digits: int) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
+def rounded(mean: float, error: float | None) -> str:
+    """Return a mean with four digits and its standard error, if there is one, with two."""
+    return number_text(mean, _DIGITS) + ("" if error is None else f" ± {number_text(error, 2)}")
+
+
 def p_text(p: float) -> str:
     """Return a p-value with the digits that it is read with."""
     return "p<0.001" if p < 0.001 else f"p={p:.3f}" if p < 0.1 else f"p={p:.2f}"
-
-
-def _with_arrow(quantity: Quantity) -> str:
-    arrows: dict[bool | None, str] = {True: "↑", False: "↓", None: ""}
-    return quantity.name + arrows[quantity.higher]

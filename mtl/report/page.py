@@ -52,7 +52,7 @@ class Section:
     title: str
     text: str = ""
     comparison: Comparison | None = None
-    published: Sequence[Published] = ()
+    published: Published = field(default_factory=dict)
     listings: Sequence[Listing] = ()
     figures: Sequence[Picture] = ()
     notes: Sequence[str] = ()

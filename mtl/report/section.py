@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from mtl.checks import require
 from mtl.report.compare import compare
-from mtl.report.curves import BAND, curves_of, draw
-from mtl.report.grid import Published, number_text
+from mtl.report.curves import curves_of, draw
+from mtl.report.grid import Published, rounded
 from mtl.report.page import Listing, Picture, Section, picture, picture_of
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import summarise
 from mtl.report.tables import missing
 
+CURVE = "val/loss"
 MOST_PICTURES = 24  # of weights over training, so that the page stays small
 _WEIGHTS = "weights_over_training*.png"
 _SMALL = 0.001  # relative standard error of a cost that is not shown
@@ -34,31 +36,24 @@ _COSTS = {  # columns of the table of runs
 def section_of(
     runs: Runs,
     title: str,
-    text: str = "",
     *,
     columns: Sequence[str] = (),
     also: Sequence[str] = (),
-    published: Sequence[Published] = (),
+    published: Published | None = None,
     baseline: str | None = None,
-    curve: str | None = "val/loss",
     unit: str = "seeds",
 ) -> Section:
-    """Return the section on ``runs``: comparison, costs, ``curve`` over training and the experts' weights.
+    """Return the section on ``runs``: comparison, costs, the validation loss over training and the experts' weights.
 
-    ``columns``, ``also``, ``unit``: as in ``compare``; ``baseline``: as in ``costs_of``. ``curve``: a logged metric,
-    None for no picture.
+    ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``grid``; ``baseline``: as in ``costs_of``.
     """
-    comparison = compare(runs, also, columns, unit)
+    comparison, published = compare(runs, also, columns, unit), published or {}
+    shown = {quantity.column for quantity in comparison.quantities}
+    lacking = {column for values in published.values() for column in values if column not in shown}
+    notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
     costs = costs_of(runs, baseline)
-    figures = [*(_curves(runs, curve) if curve else []), *_weights(runs)]
-    lacking = {
-        f"Published, but no run has it: {column}."
-        for row in published
-        for column in row.values
-        if column not in [quantity.column for quantity in comparison.quantities]
-    }
-    notes = [*missing(runs), *sorted(lacking)]
-    return Section(title, text, comparison, published, [costs] if costs.rows else [], figures, notes)
+    figures = [*_curves(runs), *_weights(runs)]
+    return Section(title, "", comparison, published, [costs] if costs.rows else [], figures, notes)
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
@@ -66,39 +61,32 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
 
     ``baseline``: the setting by whose FLOPs those of the others are divided, InputError if it has none.
     """
-    done = runs.table.filter(pl.col("state") == FINISHED)
-    settings = runs.table["setting"].unique(maintain_order=True).to_list()
+    done = runs.table.filter(state=FINISHED)
     columns = [name for name in _COSTS if name in done.columns and done[name].count()]
-    if done.is_empty():
-        columns = []
+    groups = {name: done.filter(setting=name) for name in runs.table["setting"].unique(maintain_order=True)}
     header = [runs.heading, *(_COSTS[name] for name in columns)]
-    groups = [done.filter(setting=setting) for setting in settings]
-    rows = [
-        [setting, *(_cost(group[name].to_list()) for name in columns)]
-        for setting, group in zip(settings, groups, strict=True)
-    ]
+    rows = [[name, *(_cost(group[column].to_list()) for column in columns)] for name, group in groups.items()]
     note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
     if baseline is not None:
-        require(baseline in settings, f"baseline={baseline}: must be one of the settings {', '.join(settings)}")
+        require(baseline in groups, f"baseline={baseline}: must be one of the settings {', '.join(groups)}")
         require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")
         work = TRAINING if TRAINING in columns else FLOPS
-        totals = [_flops(group, work) for group in groups]
-        base = totals[settings.index(baseline)]
-        require(base is not None, f"baseline={baseline}: no run of it has FLOPs and epochs")
+        totals = {name: _flops(group, work) for name, group in groups.items()}
+        require(all(totals[baseline]), f"baseline={baseline}: no run of it has FLOPs and epochs")
         header += [f"FLOPs per sample / {baseline}", f"FLOPs of training / {baseline}"]
-        for row, own in zip(rows, totals, strict=True):
-            row += [f"{a / b:.3g}" for a, b in zip(own, base, strict=True)] if own and base else ["-", "-"]
+        for row in rows:
+            pairs = zip(totals[row[0]], totals[baseline], strict=True)
+            row += [f"{own / base:.3g}" for own, base in pairs] if all(totals[row[0]]) else ["-", "-"]
         note += (
             f" FLOPs of training: {_COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
         )
     return Listing("Costs", header, rows if columns else [], [note])
 
 
-def _flops(group: pl.DataFrame, work: str) -> tuple[float, float] | None:
-    """Return the means of the FLOPs per sample, and of the product of the column ``work`` with the epochs."""
-    known = group.select(FLOPS, pl.col(work).alias("work"), "epochs").drop_nulls().drop_nans().rows()
-    per_sample, times_epochs = summarise([a for a, _, _ in known]).mean, summarise([a * b for _, a, b in known]).mean
-    return (per_sample, times_epochs) if per_sample and times_epochs else None
+def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
+    """Return the means of the FLOPs per sample and of the product of the column ``work`` with the epochs, or Nones."""
+    known = group.select(FLOPS, (pl.col(work) * pl.col("epochs")).alias("training")).drop_nulls().drop_nans()
+    return known.mean().row(0)
 
 
 def _cost(values: Sequence[float | None]) -> str:
@@ -106,18 +94,15 @@ def _cost(values: Sequence[float | None]) -> str:
     found = summarise(values)
     if found.mean is None:
         return "-"
-    error = found.error or 0.0
-    return number_text(found.mean, 4) + (f" ± {number_text(error, 2)}" if error > _SMALL * abs(found.mean) else "")
+    return rounded(found.mean, found.error if found.error and found.error > _SMALL * abs(found.mean) else None)
 
 
-def _curves(runs: Runs, metric: str) -> list[Picture]:
-    """Return the picture of ``metric`` over training, none if no run has logged it."""
-    curves, _ = curves_of([(Path(row["run"]), row["setting"]) for row in runs.table.to_dicts()], metric)
-    if not curves:
+def _curves(runs: Runs) -> list[Picture]:
+    """Return the picture of the validation loss over training, none if no run has logged it."""
+    curves, _ = curves_of(runs.table.select("run", "setting").rows(), CURVE)
+    if curves.is_empty():
         return []
-    return [
-        picture(draw(curves, runs.heading, metric, BAND), f"{metric} over training, at the steps that all runs have")
-    ]
+    return [picture(draw(curves, runs.heading, CURVE), f"{CURVE} over training, at the steps that all runs have")]
 
 
 def _weights(runs: Runs) -> list[Picture]:

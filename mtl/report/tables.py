@@ -28,25 +28,26 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
     space = " " * len(mark)  # where other cells have the mark, so that numbers are aligned
 
     def marked(entry: Entry) -> Entry:
-        value = entry.value + (mark if entry.best else space)
-        return entry._replace(value=value, below=entry.below and entry.below + space)
+        below = tuple(line + space for line in entry.below)
+        return entry._replace(value=entry.value + (mark if entry.best else space), below=below)
 
-    upright.cells[:] = [[row[0], *map(marked, row[1:])] for row in upright.cells]
+    for name, (count, *others) in upright.rows.items():
+        upright.rows[name] = [count, *map(marked, others)]
     choices = [each.blocks(width) for each in (upright, upright.transposed(f"{upright.corner} →"))]
     return [_table(block) for block in min(choices, key=len)]
 
 
-def markdown(comparison: Comparison, published: Sequence[Published] = ()) -> str:
+def markdown(comparison: Comparison, published: Published | None = None) -> str:
     """Return the comparison as one Markdown table, with the best values in bold, and what explains it."""
     shown = written_grid(comparison, published)
 
     def text(entry: Entry) -> str:
         value = f"**{entry.value}**" if entry.best else entry.value
-        return "<br>".join([value + ("\\*" if entry.significant else ""), *filter(None, entry.below.split("\n"))])
+        return "<br>".join([value + ("\\*" if entry.significant else ""), *entry.below])
 
-    rows = [[name, *map(text, row)] for name, row in zip(shown.rows, shown.cells, strict=True)]
+    rows = [[name, *map(text, row)] for name, row in shown.rows.items()]
     table = markdown_table([shown.corner, *shown.columns], rows)
-    return "\n".join([table, "", *explanation(comparison, "in bold", True, published), ""])
+    return "\n".join([table, "", *explanation(comparison, "in bold", True), ""])
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -55,37 +56,33 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
-def explanation(
-    comparison: Comparison, best: str, detailed: bool = False, published: Sequence[Published] = ()
-) -> list[str]:
+def explanation(comparison: Comparison, best: str, detailed: bool = False) -> list[str]:
     """Return the sentences that belong below a table; ``best`` says how the best values are marked."""
+    first, means = next(iter(comparison.runs)), [mean for each in comparison.quantities for mean in each.means.values()]
     lines = [
         f"Test of the checkpoint that the run chose: mean ± standard error over {comparison.unit}"
-        + (f"; best {best}." if len(comparison.settings) > 1 else ".")
+        + (f"; best {best}." if len(comparison.runs) > 1 else ".")
     ]
-    cells = comparison.cells.values()
-    differences = [cell.difference for cell in cells if cell.difference]
-    if differences:
-        paired = {bool(each.pairs) for each in differences}
+    if apart := [each for quantity in comparison.quantities for each in quantity.differences.values() if each]:
+        paired = {bool(each.pairs) for each in apart}
         how = "over runs of the same seed" if any(paired) else "of the means"
         how += " where there are any" if len(paired) > 1 else ""
-        test = "; p: Welch's t test, two-sided" if any(each.p is not None for each in differences) else ""
-        lines.append(f"Second line: difference to {comparison.settings[0]}, {how}{test}.")
-    if detailed and any(cell.interval for cell in cells):
+        test = "; p: Welch's t test, two-sided" if any(each.p is not None for each in apart) else ""
+        lines.append(f"Second line: difference to {first}, {how}{test}.")
+    if detailed and any(mean.count > 1 for mean in means):  # two values have an interval
         lines.append(
             f"In brackets: {LEVEL:.0%} percentile bootstrap interval of the mean, of {RESAMPLES} resamples of the "
             f"{comparison.unit} (seed 0); it is too narrow for a few of them."
         )
-    if detailed and comparison.contests:
+    if detailed and any(quantity.contest for quantity in comparison.quantities):
         lines.append(
             f"Last line: p-value of the best mean being better than the next best, by Welch's t test, one-sided and "
             f"unpaired; an asterisk marks p < {SIGNIFICANCE:g}, not corrected for the number of settings and columns."
         )
-    if any(cell.value.undefined for cell in cells):
+    if any(mean.undefined for mean in means):
         lines.append(
             "(m/n): only m of n runs have a defined value, which the mean is of; such a setting is never best."
         )
-    lines += [f"{each.setting}, published: {each.note}" for each in published if each.note]
     return [*lines, *comparison.notes]
 
 
@@ -106,10 +103,10 @@ def _table(block: Grid) -> Table:
     table.add_column(Text(block.corner), width=widths[0], overflow="fold")
     for name, width in zip(block.columns, widths[1:], strict=True):
         table.add_column(Text(name), width=width, justify="right", overflow="fold")
-    for name, row in zip(block.rows, block.cells, strict=True):
+    for name, row in block.rows.items():
         texts = []
         for entry in row:
             text = Text(entry.value, style="bold" if entry.best else "")
-            texts.append(text.append(f"\n{entry.below}", style="not bold dim") if entry.below else text)
+            texts.append(text.append("".join(f"\n{line}" for line in entry.below), style="not bold dim"))
         table.add_row(Text(name), *texts)
     return table

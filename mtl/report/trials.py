@@ -63,16 +63,14 @@ def budgets_of(trials: Trials) -> list[budget.Budget]:
     return found
 
 
-def section_of_trials(
-    trials: Trials, title: str, text: str = "", *, share: float = SHARE, also: Sequence[str] = (), **options: Any
-) -> Section:
+def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **options: Any) -> Section:
     """Return the section on a search: its best trials, and its tuning budget if there are two trials.
 
     ``also`` and ``options``: as in ``section_of``.
     """
-    runs, notes = best_trials(trials, share)
-    section = section_of(runs, title, text, also=[trials.validation, *also], unit="trials", **options)
-    rule = f"Of each setting the best {share:.0%} of its trials by {_name(trials.validation)}, at least one:"
+    runs, notes = best_trials(trials)
+    section = section_of(runs, title, also=[trials.validation, *also], unit="trials", **options)
+    rule = f"Of each setting the best {SHARE:.0%} of its trials by {_name(trials.validation)}, at least one:"
     section = replace(section, notes=[rule, *notes, *missing(trials.runs)])
     found = budgets_of(trials) if trials.test in trials.runs.table.columns else []
     if not found or max(each.whole for each in found) < 2:

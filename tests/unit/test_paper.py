@@ -77,7 +77,7 @@ def test_runs_and_their_words() -> None:
     assert {"gate=comet", "gate.gamma=5", "data.alpha=0.9", "experiment=movielens_comet"} <= set(runs.words)
     assert "data.max_rows=3000" in search.words
     assert "data.max_rows=3000" in runs.words
-    assert found.published()["alpha_09", "comet", "test loss"] == pytest.approx((0.4076, 0.0002))
+    assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
 
 
 @pytest.mark.parametrize(

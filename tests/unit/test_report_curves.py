@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
-from typing import Any
 
+import polars as pl
 import pytest
-import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from mtl.checks import InputError
 from mtl.report import curves
 from mtl.report.page import picture
+from tests.run_folders import write_run
 
 
-def write_run(folder: Path, options: dict[str, Any], values: dict[int, float], metric: str = "val/loss") -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(options | {"paths": {"run_dir": str(folder)}}))
+def write_curve(folder: Path, rho: float, seed: int, values: dict[int, float], metric: str = "val/loss") -> None:
+    """Write a run that was trained further: only its configuration says what it is."""
+    config = {"data": {"rho": rho, "shuffle_seed": seed}, "setting": {"relatedness": rho}}  # two names for one choice
+    write_run(folder, None, None, seed=seed, config=config | {"label": folder.name, "at": str(folder / "checkpoints")})
     writer = SummaryWriter(str(folder / "tensorboard"))
     for step, value in values.items():
         writer.add_scalar(metric, value, step)
@@ -27,58 +27,36 @@ def write_run(folder: Path, options: dict[str, Any], values: dict[int, float], m
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    folder = tmp_path / "sweep"
     for number, (seed, rho, first) in enumerate([(0, 0.0, 4.0), (1, 0.0, 8.0), (0, 1.0, 1.0), (1, 1.0, 1.0)]):
-        own = {"seed": seed, "data": {"rho": rho, "shuffle_seed": seed}, "label": f"run{number}"}
-        own |= {"callbacks": {"best": {"dirpath": str(folder / f"{number}_x" / "checkpoints")}}}
-        own |= {"setting": {"relatedness": rho}}  # another name for the same choice
         length = 3 if number else 2  # the first run stopped early
-        write_run(folder / f"{number}_x", own, {10 * step: first / (step + 1) for step in range(length)})
-    return folder
+        values = {10 * step: first / (step + 1) for step in range(length)}
+        write_curve(tmp_path / "sweep" / f"{number}_x", rho, seed, values)
+    return tmp_path / "sweep"
 
 
-def test_runs_are_grouped_by_what_was_chosen(sweep: Path) -> None:
-    heading, found = curves.read_curves(sweep, "val/loss", 0.9)
-    assert heading == "data.rho"
-    assert [(curve.label, curve.runs, curve.steps) for curve in found] == [
-        ("0.0", 2, [0, 10]),  # the steps that both runs have
-        ("1.0", 2, [0, 10, 20]),
+def test_means_and_intervals_by_hand(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curves.main([str(sweep), "--metric", "val/loss"])
+    table = pl.read_csv(sweep / "curves_val_loss.csv")
+    assert table.select("setting", "runs", "step").rows() == [
+        *((0.0, 2, step) for step in (0, 10)),  # the steps that both runs have
+        *((1.0, 2, step) for step in (0, 10, 20)),
     ]
-
-
-def test_interval_of_the_mean_by_hand(sweep: Path) -> None:
-    _, (first, second) = curves.read_curves(sweep, "val/loss", 0.9)
-    assert first.mean == pytest.approx([6, 3])
+    assert table["mean"].to_list() == pytest.approx([6, 3, 1, 1 / 2, 1 / 3])
     error = math.sqrt(8) / math.sqrt(2)  # of 4 and 8
     quantile = math.tan(math.pi * 0.45)  # Student's t with one degree of freedom is Cauchy's distribution
-    assert first.low[0] == pytest.approx(6 - quantile * error)
-    assert first.high[0] == pytest.approx(6 + quantile * error)
-    assert second.low == second.mean == second.high  # no deviation
-    alone = curves.average("one", [{0: 3.0}], 0.9)
-    assert (alone.mean, alone.low, alone.high) == ([3.0], [3.0], [3.0])
-
-
-def test_files_are_written(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    curves.main([str(sweep), "--metric", "val/loss"])
-    with (sweep / "curves_val_loss.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 5
-    assert (rows[2]["setting"], rows[2]["step"], float(rows[2]["mean"])) == ("1.0", "0", 1.0)
+    assert (table["low"][0], table["high"][0]) == pytest.approx((6 - quantile * error, 6 + quantile * error))
+    assert table["low"][2:].to_list() == table["mean"][2:].to_list() == table["high"][2:].to_list()  # no deviation
     assert (sweep / "curves_val_loss.png").stat().st_size > 10_000
     assert "data.rho 1.0: 2 runs, last 0.3333 [0.3333, 0.3333]" in capsys.readouterr().out
+    alone, _ = curves.curves_of([(str(sweep / "0_x"), "one")], "val/loss")
+    assert alone.rows()[0] == ("one", 1, 0, 4.0, 4.0, 4.0)
 
 
 def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(
-        sweep / "4_x",
-        {"seed": 2, "data": {"rho": 1.0, "shuffle_seed": 2}, "setting": {"relatedness": 1.0}},
-        {0: 1.0},
-        "train/loss",
-    )
-    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)[1]] == [2, 2]
+    write_curve(sweep / "4_x", 1.0, 2, {0: 1.0}, "train/loss")
     (sweep / "5_x").mkdir()
     (sweep / "5_x" / "config.yaml").write_text("data: {rho: 1.0}")  # of a run that failed at once
-    assert [curve.runs for curve in curves.read_curves(sweep, "val/loss", 0.9)[1]] == [2, 2]
+    assert set(curves.read_curves(sweep, "val/loss", 0.9)[1]["runs"]) == {2}
     left_out = capsys.readouterr().err
     assert "4_x: no metric val/loss" in left_out
     assert "5_x: no metric val/loss" in left_out
@@ -86,8 +64,10 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
 
 def test_legend_beside_the_panel_is_part_of_the_picture() -> None:
     long = "permutation=sinkhorn recipe.permutation.epochs=2 recipe.expert_units=[128,64] data.rows=[300,100,100]"
-    every = [curves.Curve(f"gate=topk{n} {long}", 3, [0, 10], [1.0, 0.5], [0.9, 0.4], [1.1, 0.6]) for n in range(16)]
-    figure = curves.draw(every, "setting", "val/loss", 0.9)
+    points = [(0, 1.0, 0.9, 1.1), (10, 0.5, 0.4, 0.6)]
+    rows = [(f"gate=topk{n} {long}", 3, *point) for n in range(16) for point in points]
+    table = pl.DataFrame(rows, ["setting", "runs", "step", "mean", "low", "high"], orient="row")
+    figure = curves.draw(table, "setting", "val/loss")
     [axes], narrow = figure.axes, figure.get_figwidth()
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 16
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -99,9 +79,9 @@ def test_legend_beside_the_panel_is_part_of_the_picture() -> None:
 
 def test_a_curve_is_found_by_the_name_that_monitors_have(tmp_path: Path) -> None:
     (tmp_path / curves.CSV_LOG).parent.mkdir(parents=True)
-    (tmp_path / curves.CSV_LOG).write_text("step,val_metrics/a/auroc,val/loss\n3,0.5,\n3,,2.0\n7,0.75,\n")
+    (tmp_path / curves.CSV_LOG).write_text("step,val_metrics/a/auroc,val/loss\n7,0.25,\n3,0.5,\n3,,2.0\n7,0.75,\n")
     for name in ("val/a/auroc", "val_metrics/a/auroc"):
-        assert curves.read_course(tmp_path, name) == {3: 0.5, 7: 0.75}
+        assert curves.read_course(tmp_path, name).rows() == [(3, 0.5), (7, 0.75)]
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:

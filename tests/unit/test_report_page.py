@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
-from mtl.report.grid import Published
 from mtl.report.page import Listing, Section, picture, render, render_markdown
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
@@ -20,6 +20,7 @@ from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
 NASTY = '<script>alert("x")</script> & <b>|'
+Named = dict[Path, tuple[str, int | None]]
 VOID = {"meta", "img", "br", "link"}
 
 
@@ -54,10 +55,10 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture
-def named(tmp_path: Path) -> dict[Path, tuple[str, int | None]]:
+def named(tmp_path: Path) -> Named:
     """Runs of a setting with an undefined value, of one with a single run, and of one that failed."""
     values = {"COMET": [(0.50, 0.71), (0.52, 0.72)], NASTY: [(0.60, 0.70), (0.61, None)], "alone": [(0.55, 0.5)]}
-    named: dict[Path, tuple[str, int | None]] = {}
+    named: Named = {}
     for setting, found in values.items():
         for seed, (loss, auprc) in enumerate(found):
             test = {"loss": loss, "click/auprc": auprc, "experts_per_sample": 2.0, "flops_selected": 1234.5}
@@ -67,14 +68,14 @@ def named(tmp_path: Path) -> dict[Path, tuple[str, int | None]]:
     return named | {failed: ("broken", 0)}
 
 
-def test_a_page_stands_alone_and_shows_what_went_wrong(named: dict[Path, tuple[str, int | None]]) -> None:
+def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     routing = next(iter(named)) / "routing"
     routing.mkdir()
     drawn = picture(Figure(figsize=(1, 1)), "a caption")
     (routing / "weights_over_training_layer_0.png").write_bytes(drawn.png)
-    published = [Published("COMET", {"test loss": (0.49, 0.01), "test other": 1.0}, f"500 runs {NASTY}")]
-    section = section_of(read_named_runs(named, NASTY), NASTY, f"one\n\n{NASTY}", published=published)
-    page = render(NASTY, NASTY, [section])
+    published = {"COMET": {"test loss": (0.49, 0.01), "test other": (1.0, None)}}
+    section = section_of(read_named_runs(named, NASTY), NASTY, published=published)
+    page = render(NASTY, NASTY, [replace(section, text=f"one\n\n{NASTY}")])
     reader = Reader(page)
     assert "<script" not in page
     assert not re.search(r"https?:|@import|url\(", page)
@@ -92,7 +93,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: dict[Path, tuple[s
 
 
 def test_the_best_is_bold_and_its_asterisk_is_explained(tmp_path: Path) -> None:
-    named: dict[Path, tuple[str, int | None]] = {}
+    named: Named = {}
     for seed in range(3):
         for setting, loss in (("a", 1.0), ("b", 0.5)):
             folder = write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + 0.01 * seed}, {}, seed)
@@ -103,38 +104,32 @@ def test_the_best_is_bold_and_its_asterisk_is_explained(tmp_path: Path) -> None:
     assert "one-sided and unpaired; an asterisk marks p &lt; 0.05" in page
 
 
-def test_costs_are_means_of_what_runs_say(named: dict[Path, tuple[str, int | None]]) -> None:
-    costs = costs_of(read_named_runs(named))
+def test_costs_are_means_of_what_runs_say(named: Named) -> None:
+    costs = costs_of(read_named_runs(named), "alone")
     assert costs.header[1:4] == ["experts per sample", "FLOPs per sample", "parameters"]
-    assert list(costs.rows[0]) == ["COMET", "2", "1,234", "1,234", "3", "1.5"]
-    assert list(costs.rows[-1]) == ["broken", "-", "-", "-", "-", "-"]
-    relative = costs_of(read_named_runs(named), "alone")
-    assert relative.header[-2:] == ["FLOPs per sample / alone", "FLOPs of training / alone"]
-    assert list(relative.rows[0])[-2:] == ["1", "1"]
-    assert list(relative.rows[-1])[-2:] == ["-", "-"]
-    with pytest.raises(InputError, match="baseline=none: must be one of the settings COMET"):
-        costs_of(read_named_runs(named), "none")
-    with pytest.raises(InputError, match="baseline=broken: no run of it has FLOPs and epochs"):
-        costs_of(read_named_runs(named), "broken")
+    assert costs.header[-2:] == ["FLOPs per sample / alone", "FLOPs of training / alone"]
+    assert costs.rows[0] == ["COMET", "2", "1,234", "1,234", "3", "1.5", "1", "1"]
+    assert costs.rows[-1] == ["broken", *"-------"]
+    for baseline, message in (("none", "must be one of the settings COMET"), ("broken", "no run of it has FLOPs")):
+        with pytest.raises(InputError, match=f"baseline={baseline}: {message}"):
+            costs_of(read_named_runs(named), baseline)
     failed = {folder: name for folder, name in named.items() if name[0] == "broken"}
     assert section_of(read_named_runs(failed), "t").listings == []
 
 
-def test_flops_relative_to_a_baseline(tmp_path: Path) -> None:
-    named: dict[Path, tuple[str, int | None]] = {}
-    for number, (setting, flops) in enumerate([("dense", 4000.0), ("dense", 6000.0), ("sparse", 1000.0)]):
-        folder = write_run(tmp_path / str(number), [], {"loss": 1.0, "flops_selected": flops}, {}, number)
+@pytest.mark.parametrize("training", [None, [9000.0, 9000.0, 6000.0]])  # what training batches used, if runs say it
+def test_flops_relative_to_a_baseline(training: list[float] | None, tmp_path: Path) -> None:
+    named: Named = {}
+    flops = [4000.0, 6000.0, 1000.0]
+    for number, setting in enumerate(["dense", "dense", "sparse"]):
+        folder = write_run(tmp_path / str(number), [], {"loss": 1.0, "flops_selected": flops[number]}, {}, number)
         record = json.loads((folder / "results.json").read_text()) | {"epochs": 10 * (number + 1)}
+        record |= {"training": {"flops_selected": training[number]}} if training else {}
         (folder / "results.json").write_text(json.dumps(record))
         named[folder] = (setting, number)
-    rows = costs_of(read_named_runs(named), "dense").rows
-    assert list(rows[1])[-2:] == ["0.2", f"{1000 * 30 / ((4000 * 10 + 6000 * 20) / 2):.3g}"]
-    for number, folder in enumerate(named):  # runs that say what their training batches used
-        record = json.loads((folder / "results.json").read_text())
-        record["training"] = {"flops_selected": [9000.0, 9000.0, 6000.0][number]}
-        (folder / "results.json").write_text(json.dumps(record))
-    rows = costs_of(read_named_runs(named), "dense").rows
-    assert list(rows[1])[-2:] == ["0.2", f"{6000 * 30 / ((9000 * 10 + 9000 * 20) / 2):.3g}"]
+    first, second, sparse = training or flops
+    [_, row] = costs_of(read_named_runs(named), "dense").rows
+    assert row[-2:] == ["0.2", f"{sparse * 30 / ((first * 10 + second * 20) / 2):.3g}"]
 
 
 def test_markdown_of_sections() -> None:
