@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import torch
 from torch import Tensor
@@ -27,6 +29,12 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
 def class_names(task: TaskSpec) -> list[str]:
     """Return the names of the classes of a binary or multiclass task; numbers from 0 if they have none."""
     return list(task.classes) or [str(number) for number in range(max(2, task.num_classes))]
+
+
+def described(task: TaskSpec) -> dict[str, Any]:
+    """Return the kind of a task and, of one with classes, their names: as plain data for other programs."""
+    classes = {"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {}
+    return {"kind": task.kind, **classes}
 
 
 def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:

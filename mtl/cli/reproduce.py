@@ -7,17 +7,14 @@ paper hold. ``show=true`` writes the report of what there is. The tables are in 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import hydra
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
-from mtl.cli.errors import end
-from mtl.cli.explain import CONF, explain
-from mtl.cli.help import print_help
-from mtl.cli.study import PROGRAM, configured, first_run, own_options, split_words, with_searched
+from mtl.cli.explain import CONF
+from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
 SECTIONS = ("fixed", "groups", "gates", "space", "baseline", "published", "claims", "remarks")
 OWN = [*own_options("reproduce.yaml", *SECTIONS), "sampler", "pruner"]
@@ -39,23 +36,12 @@ def configuration(words: Sequence[str]) -> tuple[str, DictConfig, list[str], lis
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the runs of a table, do those that are missing, and write the report."""
-    try:
-        from mtl.paper.command import reproduce
-    except ModuleNotFoundError as error:
-        raise InputError(f"mtl reproduce needs the package {error.name}: pip install 'mtl[tune]'") from None
-    with configured():
-        name, cfg, others, own = configuration(words)
-        reproduce(cfg, name, others, first_run, PROGRAM, own)
+    from mtl.paper.command import reproduce
+
+    name, cfg, others, own = configuration(words)
+    reproduce(cfg, name, others, first_run, PROGRAM, own)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    words = with_searched(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(words):
-        return print_help(__doc__ or "", CONF / "reproduce.yaml", words)
-    try:
-        run(words)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        end(error, explain(error, words))
+    start("reproduce.yaml", __doc__ or "", run, arguments)

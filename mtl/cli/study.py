@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli import resolvers
+from mtl.cli.errors import end
 from mtl.cli.explain import CONF, explain
+from mtl.cli.help import print_help
 from mtl.cli.train import composed
 
 resolvers.register()
@@ -62,8 +64,18 @@ def first_run(words: Sequence[str]) -> DictConfig:
     return cfg
 
 
-@contextmanager
-def configured() -> Iterator[None]:
-    """Let Hydra compose files of ``conf/`` inside this context."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
+def start(file: str, usage: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None) -> None:
+    """Show the help of ``conf/FILE``, or ``run`` the words of the command line, where Hydra can compose ``conf/``."""
+    words = with_searched(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(words):
+        return print_help(usage, CONF / file, words)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            run(words)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sentence = explain(error, words)
+        if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
+            sentence = f"mtl {Path(file).stem} needs the package {error.name}: pip install 'mtl[tune]'"
+        end(error, sentence)

@@ -7,49 +7,35 @@ trial 12. The studies are in ``conf/study/``; ``--config-dir FOLDER`` finds your
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import hydra
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli.errors import end
-from mtl.cli.explain import CONF, explain
-from mtl.cli.help import print_help
-from mtl.cli.study import PROGRAM, configured, first_run, own_options, split_words, with_searched
+from mtl.cli.explain import CONF
+from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
 OWN = [*own_options("tune.yaml", "fixed", "space", "gates"), "sampler", "pruner", "study"]
 
 
 def run(words: Sequence[str]) -> None:
     """Compose and check the study, then show it or work on it."""
-    try:
-        from mtl.tune.command import tune
-    except ModuleNotFoundError as error:
-        raise InputError(f"mtl tune needs the package {error.name}: pip install 'mtl[tune]'") from None
+    from mtl.tune.command import tune
+
     study, others = split_words(words, OWN)
     special = {key: word.partition("=")[2] for word in others if (key := word.partition("=")[0]) in ("gate", "show")}
     others = [word for word in others if word.partition("=")[0] not in special]
     if not any(word.startswith("study=") for word in study):
         names = ", ".join(sorted(path.stem for path in (CONF / "study").glob("*.yaml")))
         raise InputError(f"give a study, as in study=comet_movielens; there are {names}")
-    with configured():
-        cfg = hydra.compose("tune", study, return_hydra_config=True)
-        name = cfg.hydra.runtime.choices.study
-        cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-        gates = [gate for gate in special.get("gate", "").split(",") if gate]
-        tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
+    cfg = hydra.compose("tune", study, return_hydra_config=True)
+    name = cfg.hydra.runtime.choices.study
+    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    gates = [gate for gate in special.get("gate", "").split(",") if gate]
+    tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    words = with_searched(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(words):
-        return print_help(__doc__ or "", CONF / "tune.yaml", words)
-    try:
-        run(words)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        end(error, explain(error, words))
+    start("tune.yaml", __doc__ or "", run, arguments)

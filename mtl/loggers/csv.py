@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,8 @@ class CSVLog(CSVLogger):
     """
 
     @validated
-    def __init__(
-        self, save_dir: Name, name: str = "csv", version: str = "", flush_logs_every_n_steps: Long = 100
-    ) -> None:
-        super().__init__(save_dir, name, version, flush_logs_every_n_steps=flush_logs_every_n_steps)
+    def __init__(self, save_dir: Name, name: str = "csv", flush_logs_every_n_steps: Long = 100) -> None:
+        super().__init__(save_dir, name, version="", flush_logs_every_n_steps=flush_logs_every_n_steps)
         self._table = Table(Path(self.log_dir) / "metrics.csv")
 
     @property
@@ -59,46 +57,38 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics: list[Row] = []  # rows to be written
-        self.columns: list[str] | None = None  # of the file; None: not read yet
+        self.columns: set[str] = set()  # of the file, as far as they are known
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Add a row."""
-        self.metrics.append({name: getattr(value, "item", lambda v=value: v)() for name, value in metrics.items()})
-        self.metrics[-1]["step"] = step
+        row = {name: getattr(value, "item", lambda v=value: v)() for name, value in metrics.items()}
+        self.metrics.append(row | {"step": step})
 
     def keep_before(self, step: int) -> None:
         """Keep only the rows of the file with a smaller step than ``step``."""
-        rows = [row for row in self._read() if _step(row) < step]
-        if rows or self.path.exists():
-            self._write(rows)
+        if self.path.exists():
+            self._write([row for row in self._read() if int(row["step"]) < step])
 
     def save(self) -> None:
         """Write the rows that were added to the file."""
-        if not self.metrics:
-            return
         rows, self.metrics = self.metrics, []
-        if self.columns is None or not set().union(*rows) <= set(self.columns):
+        if not set().union(*rows) <= self.columns:
             self._write([*self._read(), *rows])
-            return
-        with reported(self.path), self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerows(rows)
+        elif rows:
+            with reported(self.path), self.path.open("a", newline="") as file:
+                csv.DictWriter(file, sorted(self.columns)).writerows(rows)
 
     def _read(self) -> list[Row]:
+        """Return the whole rows of the file, without empty cells."""
         if not self.path.is_file():
             return []
-        # What follows the last line break is not a whole line
-        *lines, _ = self.path.read_text(errors="replace").split("\n")
+        *lines, _ = self.path.read_text(errors="replace").split("\n")  # what follows the last line break is half a line
         rows = csv.DictReader(line for line in lines if "\0" not in line)
-        return [row for row in rows if None not in row and None not in row.values() and _step(row) >= 0]
+        whole = [row for row in rows if None not in row and str(row.get("step")).isdigit()]
+        return [{name: value for name, value in row.items() if value} for row in whole if None not in row.values()]
 
-    def _write(self, rows: Iterable[Row]) -> None:
-        """Replace the file by one with ``rows``; empty cells are no reason for a column."""
-        filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
-        self.columns = sorted(set().union(*filled))
-        write_csv(self.path, self.columns, [[row.get(name, "") for name in self.columns] for row in filled])
-
-
-def _step(row: Row) -> int:
-    """Return the step of a row, -1 if it has none."""
-    text = str(row.get("step", ""))
-    return int(text) if text.isdigit() else -1
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Replace the file by one with ``rows``."""
+        self.columns = set().union(*rows)
+        names = sorted(self.columns)
+        write_csv(self.path, names, [[row.get(name, "") for name in names] for row in rows])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.checks import require
+from mtl.loggers import need
 from mtl.records import flatten
 from mtl.writing import write_text
 
@@ -32,8 +31,7 @@ class MLflowLog(MLFlowLogger):
     def __init__(
         self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
-        installed = importlib.util.find_spec("mlflow") is not None
-        require(installed, "logger=mlflow needs the package mlflow: pip install -e '.[mlflow]'")
+        need("mlflow")
         for noisy in ("alembic", "mlflow.store.db", "pytorch_lightning.loggers.mlflow"):  # they report new tables
             logging.getLogger(noisy).setLevel(logging.ERROR)
         folder = (Path(save_dir) / "mlflow").resolve()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any, Literal
 
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.checks import require
+from mtl.loggers import need
 
 
 class WandbLog(WandbLogger):
@@ -33,8 +32,7 @@ class WandbLog(WandbLogger):
         entity: str | None = None,
         group: str | None = None,
     ) -> None:
-        installed = importlib.util.find_spec("wandb") is not None
-        require(installed, "logger=wandb needs the package wandb: pip install -e '.[wandb]'")
+        need("wandb")
         Path(save_dir).mkdir(parents=True, exist_ok=True)  # else wandb would take another folder
         options: dict[str, Any] = {"mode": mode, "entity": entity, "group": group}
         super().__init__(name=name, save_dir=save_dir, project=project, id=earlier_id(Path(save_dir)), **options)

@@ -19,7 +19,7 @@ from mtl.checkpoints.files import Checkpoint, read
 from mtl.checks import InputError, require
 from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.predictions import class_names
+from mtl.predictions import described
 from mtl.types import Bag, Categorical, Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, data_of, model_of
@@ -104,19 +104,12 @@ def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[s
 
     ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
     """
-    shapes = {
-        name: ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
-        for name, spec in model.spec.inputs.items()
-    }
+    described_inputs = {}
+    for name, spec in model.spec.inputs.items():
+        shape = ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
+        described_inputs[name] = {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
     return {
-        "inputs": {
-            name: {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
-            for name, shape in shapes.items()
-        },
-        "outputs": {
-            task.name: {"kind": task.kind, "meaning": MEANINGS[task.kind]}
-            | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
-            for task in model.spec.tasks
-        },
+        "inputs": described_inputs,
+        "outputs": {task.name: {**described(task), "meaning": MEANINGS[task.kind]} for task in model.spec.tasks},
         "data": checkpoint.data(),
     }

@@ -20,13 +20,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import torch
+from pydantic import BaseModel, Field
 
-from mtl.checks import InputError, check_number, check_whole, require
-from mtl.predictions import class_names
+from mtl.checks import InputError, require
+from mtl.options import Count, NotNegative, valid
+from mtl.predictions import described
 from mtl.use.trained import TrainedModel, load
 
 WAITING = 1024  # requests that may wait for the network; more are refused
@@ -34,8 +36,13 @@ LARGEST = 16 << 20  # bytes of a request
 PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
 WHERE = "the request"  # what messages call the rows
 ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
-CELLS = (str, int, float, bool, type(None))
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
+
+
+class Request(BaseModel):
+    """The body of a request."""
+
+    rows: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class FullError(Exception):
@@ -44,9 +51,9 @@ class FullError(Exception):
 
 @dataclass
 class Job:
-    """The rows of one request, and where its answer will be."""
+    """The rows of one request as a table, and where its answer will be."""
 
-    rows: Sequence[Mapping[str, Any]]
+    frame: pl.DataFrame
     answer: Future[list[dict[str, Any]]] = field(default_factory=Future)
 
 
@@ -78,8 +85,7 @@ class Predictor:
     def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
         """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
         require(len(rows) <= self.max_batch, f"{len(rows)} rows in a request: at most {self.max_batch} are accepted")
-        check(rows, self.model.columns, self.model.lists)
-        job = Job(rows)
+        job = Job(table(rows, self.model.columns, self.model.lists))
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -87,121 +93,91 @@ class Predictor:
         return job.answer
 
     def _work(self) -> None:
-        held: Job | None = None  # did not fit into the last batch
-        while True:
-            first = held or self._jobs.get()
-            if first is None:
-                return
-            jobs, held, go_on = self._gather(first)
-            # but for those of clients that left
-            self._answer([job for job in jobs if job.answer.set_running_or_notify_cancel()])
-            if not go_on:
-                return
+        going = True
+        while going:
+            jobs, going = self._gathered()
+            self._answer([job for job in jobs if job.answer.set_running_or_notify_cancel()])  # unless the client left
 
-    def _gather(self, first: Job) -> tuple[list[Job], Job | None, bool]:
-        """Return the requests of a batch, the one that did not fit, and whether more will come."""
-        jobs, rows, until = [first], len(first.rows), time.monotonic() + self.max_wait
-        while rows < self.max_batch:
+    def _gathered(self) -> tuple[list[Job], bool]:
+        """Return the requests of a batch, and whether more will come. The last of them may make the batch larger."""
+        jobs, job, until = list[Job](), self._jobs.get(), time.monotonic() + self.max_wait
+        while job is not None:
+            jobs.append(job)
+            if sum(len(job.frame) for job in jobs) >= self.max_batch:
+                break
             try:
                 job = self._jobs.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            if job is None:
-                return jobs, None, False
-            if rows + len(job.rows) > self.max_batch:
-                return jobs, job, True
-            jobs.append(job)
-            rows += len(job.rows)
-        return jobs, None, True
+        return jobs, job is not None
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Predict the rows of ``jobs`` together, and give each its answer; a job whose rows are bad gets the error."""
+        if not jobs:
+            return
         try:
-            frame = table([row for job in jobs for row in job.rows], self.model.columns, self.model.lists)
-            answers = self.model.predict(frame, where=WHERE)
+            frame = pl.concat([job.frame for job in jobs])
+            found = self.model.predict(frame, batch_size=self.max_batch, where=WHERE).to_dicts()
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
-            elif jobs:  # the good ones are answered nevertheless
+            else:  # the good ones are answered nevertheless
                 self._answer(jobs[: len(jobs) // 2])
                 self._answer(jobs[len(jobs) // 2 :])
             return
-        found, start = answers.to_dicts(), 0
         for job in jobs:
-            job.answer.set_result(found[start : start + len(job.rows)])
-            start += len(job.rows)
-
-
-def rows_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows in the ``body`` of a request. Raises InputError."""
-    rows = body.get("rows")
-    good = isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
-    if not good:
-        raise InputError(ROWS)
-    return list(rows or ())
-
-
-def check(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> None:
-    """Raise InputError, which names row (from 1) and column, if a cell is missing or is not what the column takes.
-
-    ``lists``: see ``RowEncoder.lists``.
-    """
-    for number, row in enumerate(rows, 1):
-        for name in columns:
-            require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
-            cell, here = row[name], f"{WHERE}, column {name!r}, row {number}: {str(row[name])[:60]}"
-            if name in lists:
-                good = isinstance(cell, list) and all(is_cell(element) for element in cell)
-                good = good or cell is None or (isinstance(cell, str) and is_cell(cell) and bool(lists[name]))
-                text = f", nor text with {lists[name]!r} between the elements" if lists[name] else ""
-                require(good, f"{here} is not a list of texts or numbers{text}")
-            else:
-                require(is_cell(cell), f"{here} is neither text nor number")
-
-
-def is_cell(value: Any) -> bool:
-    """Return whether ``value`` is empty, text or a number."""
-    return isinstance(value, CELLS) and not (isinstance(value, str) and SURROGATE.search(value))
+            job.answer.set_result(found[: len(job.frame)])
+            found = found[len(job.frame) :]
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> pl.DataFrame:
     """Return the ``columns`` of ``rows`` as text, so that what a cell means does not depend on the others' types.
 
-    Those of ``lists`` become lists of texts.
+    Those of ``lists`` (see ``RowEncoder.lists``) become lists of texts. Raises InputError, which names row (from 1) and
+    column, if a cell is missing or is not what the column takes.
     """
-    cells = {
-        name: [None if row[name] is None else read(row[name], lists.get(name)) for row in rows] for name in columns
-    }
+    cells: dict[str, list[Any]] = {name: [] for name in columns}
+    for number, row in enumerate(rows, 1):
+        for name in columns:
+            require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
+            cells[name].append(read(row[name], lists.get(name), f"{WHERE}, column {name!r}, row {number}"))
     return pl.DataFrame(cells, {name: pl.List(pl.String) if name in lists else pl.String for name in columns})
 
 
-def read(cell: Any, separator: str | None) -> str | list[str | None]:
+def read(cell: Any, separator: str | None, where: str) -> str | list[str | None] | None:
     """Return a cell as text; as a list of texts if a ``separator`` says that its column holds lists."""
+    here = f"{where}: {str(cell)[:60]}"
     if separator is None:
+        require(is_cell(cell), f"{here} is neither text nor number")
         return as_text(cell)
-    elements = cell.split(separator) if isinstance(cell, str) else cell
-    return [None if element is None else as_text(element) for element in elements]
+    elements = cell.split(separator) if isinstance(cell, str) and separator else cell
+    text = f", nor text with {separator!r} between the elements" if separator else ""
+    good = elements is None or (isinstance(elements, list) and all(map(is_cell, elements)))
+    require(good, f"{here} is not a list of texts or numbers{text}")
+    return None if elements is None else [as_text(element) for element in elements]
 
 
-def as_text(value: str | float | bool) -> str:
+def is_cell(value: Any) -> bool:
+    """Return whether ``value`` is empty, text or a number."""
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and not SURROGATE.search(value))
+
+
+def as_text(value: str | float | bool | None) -> str | None:
     """Return a cell as a text file has it: true, 3, 0.5."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return None if value is None else str(value)
 
 
 def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
     """Return what /health answers."""
-    tasks = [
-        {"name": task.name, "kind": task.kind}
-        | ({"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {})
-        for task in model.spec.tasks
-    ]
-    versions = {"mtl": version("mtl"), "torch": torch.__version__, "python": platform.python_version()}
     network = type(model.network).__name__
-    return {"model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns}} | {
-        "tasks": tasks,
-        "versions": versions,
+    return {
+        "model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns},
+        "tasks": [{"name": task.name, **described(task)} for task in model.spec.tasks],
+        "versions": {"mtl": version("mtl"), "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
@@ -216,9 +192,9 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
 
     app = fastapi.FastAPI(title="mtl", lifespan=running, max_body_size=LARGEST)
 
-    async def predict(body: dict[str, Any]) -> dict[str, Any]:
+    async def predict(request: Request) -> dict[str, Any]:
         try:
-            return {"predictions": await asyncio.wrap_future(predictor.submit(rows_of(body)))}
+            return {"predictions": await asyncio.wrap_future(predictor.submit(request.rows))}
         except InputError as error:
             raise fastapi.HTTPException(422, str(error).encode(errors="backslashreplace").decode()) from None
         except FullError:
@@ -273,8 +249,8 @@ def web_packages() -> tuple[Any, Any]:
 
 def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
     """Return the application that answers with the network of a run, uvicorn's protocol, and what runs it."""
-    check_whole("--max-batch", max_batch, 1)
-    check_number("--max-wait-ms", max_wait_ms, at_least=0)
+    valid(Count, max_batch, "--max-batch")
+    valid(NotNegative, max_wait_ms, "--max-wait-ms")
     _, uvicorn = web_packages()
     model = load(path, trust)
     app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))

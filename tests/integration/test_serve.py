@@ -142,7 +142,7 @@ def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
 
 def test_half_a_character_in_a_list_is_refused_and_in_another_column_ignored(port: int) -> None:
     with pytest.raises(InputError, match=r"column 'tags', row 1: .* is not a list"):
-        serve.check([{"tags": ["a", "\ud800"]}], ["tags"], {"tags": ""})
+        table([{"tags": ["a", "\ud800"]}], ["tags"], {"tags": ""})
     assert ask(port, {"rows": [{**rows(3)[2], "more": "\ud800"}]})[0] == 200
 
 

@@ -20,7 +20,6 @@ import optuna
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from mtl.checks import InputError
 from mtl.cli import tune
 from mtl.cli.run import run
 from mtl.cli.study import first_run
@@ -209,10 +208,12 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
     for name, option in (("mine", "k"), ("wrong", "kk")):
         (tmp_path / "study" / f"{name}.yaml").write_text(text.format(option))
     given = [f"hydra.searchpath=[file://{tmp_path}]", "gate=topk", "show=best", f"paths.output_dir={tmp_path}"]
-    with pytest.raises(InputError, match="study mine: nothing has been run yet"):
-        tune.run(["study=mine", *given])
-    with pytest.raises(InputError, match=r"gate\.kk=.: no such option; did you mean gate\.k="):
-        tune.run(["study=wrong", *given])
+    for name, message in (
+        ("mine", "study mine: nothing has been run yet"),
+        ("wrong", r"gate\.kk=.: no such option; did you mean gate\.k="),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: {message}"):
+            tune.main([f"study={name}", *given])
 
 
 def test_tune_answers_mistakes_with_one_message() -> None:
@@ -222,5 +223,5 @@ def test_tune_answers_mistakes_with_one_message() -> None:
         (["study=synthetic_moe", "show=best", "name=none"], "study none: nothing has been run yet"),
         (["gate=topk"], "give a study, as in study=comet_movielens; there are "),
     ):
-        with pytest.raises(InputError, match=message):
-            tune.run(given)
+        with pytest.raises(SystemExit, match=f"^error: {message}"):
+            tune.main(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,7 @@ def test_a_picture_is_drawn_once_for_all_loggers(tmp_path: Path, monkeypatch: py
 def test_a_missing_package_is_one_message(
     logger: Any, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("mtl.loggers.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match=rf"logger={package} needs the package {package}: pip install -e '.\[{package}\]'"
     ):
