@@ -9,14 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from omegaconf import open_dict
 from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
 from tests.integration.helpers import compose_small
-from tests.integration.test_resume import go_on, same, slow, state
+from tests.stopping import assert_same, go_on, interrupted, slow, watched
 
 # Epochs of 10 batches and 4 steps (3 + 3 + 3 + 1 batches); hardening and the end of the schedule come after 1.5 epochs
 WORDS = [
@@ -40,28 +38,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if v and k not in TIMES} for row in csv.DictReader(lines)]
 
 
-class SignalAt(Callback):
-    """Send a signal before the backward pass of a batch, counted over the run."""
-
-    def __init__(self, batch: int, number: int = signal.SIGTERM) -> None:
-        self.left, self.number = batch, number
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        self.left -= 1
-        if self.left == -1:
-            signal.raise_signal(self.number)
-
-
-def interrupted(folder: Path, batch: int, *words: str, number: int = signal.SIGTERM) -> dict[str, Any]:
-    """Run until a signal comes at ``batch``; return the checkpoint."""
-    cfg = compose_small(folder, *words)
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.SignalAt", "batch": batch, "number": int(number)}
-    with pytest.raises(Stopped, match=f"stopped by {signal.Signals(number).name} after step"):
-        run(cfg)
-    return read(folder / "checkpoints" / "last.ckpt")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
@@ -71,9 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_equal(folder: Path, whole: Path, ended: bool = False) -> None:
     """Compare two runs; one that ``ended`` within an epoch also has the rows of its end: two of the validation."""
-    expected, found = state(whole), state(folder)
-    for key, value in expected.items():
-        assert same(value, found[key]), key
+    assert_same(folder, whole, logged=False)
     own, logged = rows(whole), rows(folder)
     assert [row for row in logged if row in own] == own
     assert len(logged) <= len(own) + (4 if ended else 0)
@@ -89,40 +63,23 @@ def test_schedules_and_hardening_count_optimiser_steps(whole: Path) -> None:
     assert next(int(row["step"]) for row in found if "while_training/permutation_soft_to_hard" in row) == 6
 
 
-@pytest.mark.parametrize(("batch", "step"), [(0, 1), (9, 4), (14, 6)])
-def test_run_stopped_within_an_accumulated_step_resumes_exactly(
-    batch: int, step: int, whole: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "batch", "step", "words"),
+    [
+        *((signal.SIGTERM, batch, step, []) for batch, step in ((0, 1), (9, 4), (14, 6))),
+        slow("kill", 8, 2, ["callbacks.last.every_steps=2"]),
+        *(("kill", batch, step, ["callbacks.last.every_steps=2"]) for batch, step in ((14, 4), (19, 6))),
+        slow("time", 3, 2, []),
+        ("time", 13, 6, []),
+    ],
+)
+def test_run_that_ends_within_an_accumulated_step_resumes_exactly(
+    how: Any, batch: int, step: int, words: list[str], whole: Path, tmp_path: Path
 ) -> None:
-    assert interrupted(tmp_path, batch, *WORDS)["global_step"] == step
-    torch.manual_seed(99)
+    """A killed run goes on from its last save, after every second step."""
+    assert interrupted(tmp_path, batch, *WORDS, *words, how=how)["global_step"] == step
     go_on(tmp_path)
-    assert_equal(tmp_path, whole)
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
-class KillAt(Callback):
-    def __init__(self, batch: int) -> None:
-        self.left = batch
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        self.left -= 1
-        if self.left == -1:
-            raise KilledError
-
-
-@pytest.mark.parametrize(("batch", "step"), [slow(8, 2), (14, 4), (19, 6)])
-def test_run_saved_every_few_steps_resumes_exactly(batch: int, step: int, whole: Path, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, *WORDS, "callbacks.last.every_steps=2")
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.KillAt", "batch": batch}
-    with pytest.raises(KilledError):
-        run(cfg)
-    assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == step
-    go_on(tmp_path)
-    assert_equal(tmp_path, whole)
+    assert_equal(tmp_path, whole, ended=how == "time")
 
 
 WITHIN = [*WORDS, "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=3", "trainer.max_epochs=2"]
@@ -138,7 +95,7 @@ def validated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("batch", [slow(1), 2, 5, 9])
 def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated: Path, tmp_path: Path) -> None:
     assert len([row for row in rows(validated) if "val/loss" in row]) == 6
-    interrupted(tmp_path, batch, *WITHIN, number=signal.SIGHUP)
+    interrupted(tmp_path, batch, *WITHIN, how=signal.SIGHUP)
     go_on(tmp_path)
     assert_equal(tmp_path, validated)
 
@@ -148,29 +105,6 @@ def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: 
     go_on(tmp_path)
     assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 6
     go_on(tmp_path, "trainer.max_steps=-1")
-    assert_equal(tmp_path, whole, ended=True)
-
-
-class TimeIsUp(Callback):
-    """Ask the trainer to stop at a batch, as ``trainer.max_time`` does."""
-
-    def __init__(self, batch: int) -> None:
-        self.left = batch
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.left -= 1
-        if self.left == -1:
-            trainer.should_stop = True
-
-
-@pytest.mark.parametrize("batch", [slow(3), 13])
-def test_run_that_time_ends_within_an_epoch_goes_on(batch: int, whole: Path, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, *WORDS)
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.TimeIsUp", "batch": batch}
-    run(cfg)
-    assert read(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == {3: 2, 13: 6}[batch]
-    go_on(tmp_path)
     assert_equal(tmp_path, whole, ended=True)
 
 
@@ -203,18 +137,15 @@ def test_options_of_the_trainer(words: list[str], tmp_path: Path) -> None:
     assert (tmp_path / "results.json").is_file()
 
 
+class Seen(Callback):
+    rows: ClassVar[list[torch.Tensor]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        Seen.rows.append(next(iter(batch.inputs.values())).clone())
+
+
 def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
-    class Seen(Callback):
-        rows: ClassVar[list[torch.Tensor]] = []
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            Seen.rows.append(next(iter(batch.inputs.values())).clone())
-
-    globals()["Seen"] = Seen
-    cfg = compose_small(tmp_path, "trainer.overfit_batches=2", "trainer.max_epochs=3")
-    with open_dict(cfg):
-        cfg.callbacks.seen = {"_target_": f"{__name__}.Seen"}
-    run(cfg)
+    run(watched(compose_small(tmp_path, "trainer.overfit_batches=2", "trainer.max_epochs=3"), Seen))
     assert len(Seen.rows) == 6
     assert all(torch.equal(Seen.rows[batch], Seen.rows[batch % 2]) for batch in range(6))
     assert not torch.equal(Seen.rows[0], Seen.rows[1])

@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from omegaconf import open_dict
 from pytorch_lightning import Callback
 from torch import Tensor
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
 from tests.integration.helpers import compose_small, resume_small
-from tests.integration.test_accumulation import interrupted, rows
-from tests.integration.test_resume import go_on, losses, same, state
+from tests.integration.test_accumulation import rows
 from tests.integration.test_run import losses as results
+from tests.stopping import assert_same, go_on, interrupted, losses, same, watched
 
 # Epochs of 10 batches and 5 steps, validated after 4, 8 and 10 batches; the permutation is hardened after step 7
 WORDS = [
@@ -43,10 +42,7 @@ def saved(folder: Path, name: str = "last") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("averaged")
-    cfg = compose_small(folder, *WORDS, EMA)
-    with open_dict(cfg):
-        cfg.callbacks.watch = {"_target_": f"{__name__}.Watch"}
-    run(cfg)
+    run(watched(compose_small(folder, *WORDS, EMA), Watch))
     return folder
 
 
@@ -84,23 +80,19 @@ def test_training_is_as_without_the_average(averaged: Path, plain: Path) -> None
 def test_average_is_what_is_tested(averaged: Path, tmp_path: Path) -> None:
     """The best checkpoint, evaluated without training, gives the results of the run."""
     best = averaged / "checkpoints" / "best.ckpt"
-    run(resume_small(best, tmp_path, "+callbacks.watch=null", evaluate=True))
+    run(resume_small(best, tmp_path, "+callbacks.stop=null", evaluate=True))
     assert results(tmp_path) == results(averaged)
 
 
 @pytest.mark.parametrize("batch", [2, 7, 13])  # within an epoch, at the step of a validation, after the hardening
 def test_stopped_run_resumes_exactly(batch: int, averaged: Path, tmp_path: Path) -> None:
     interrupted(tmp_path, batch, *WORDS, EMA)
-    torch.manual_seed(99)
     go_on(tmp_path)
-    expected, found = state(averaged), state(tmp_path)
-    for key, value in expected.items():
-        assert same(value, found[key]), key
+    assert_same(tmp_path, averaged)
     assert same(saved(averaged)["callbacks"]["WeightAverage"], saved(tmp_path)["callbacks"]["WeightAverage"])
     assert [row for row in rows(tmp_path) if "while_training/lr" in row] == [
         row for row in rows(averaged) if "while_training/lr" in row
     ]
-    assert losses(tmp_path) == losses(averaged)
 
 
 def test_average_may_be_left_out_on_resuming(plain: Path, tmp_path: Path) -> None:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from omegaconf import open_dict
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
 from mtl.training.schedules import rate_factor
 from tests.integration.helpers import compose_small, resume_small
-from tests.integration.test_resume import go_on, losses, same, state
+from tests.stopping import assert_same, go_on, interrupted, losses
 
 # Two parameter groups, in epochs of 5 batches and 3 steps
 WORDS = ["data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "logger=csv", "data.batch_size=128"]
@@ -42,14 +39,6 @@ def groups(folder: Path) -> Any:
     return read(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
 
 
-def stop_at(folder: Path, step: int, *words: str) -> None:
-    cfg = compose_small(folder, *words)
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": "tests.integration.test_resume.StopAt", "step": step}
-    with pytest.raises(Stopped):
-        run(cfg)
-
-
 OTHERS = {  # the rates of these follow from the same function of the step as LINEAR's; its values are unit tests
     "constant": ["lr_schedule=constant", "callbacks.lr_schedule.warmup_steps=3"],
     "cosine": ["lr_schedule=cosine", "callbacks.lr_schedule.warmup=0.25"],
@@ -58,23 +47,19 @@ OTHERS = {  # the rates of these follow from the same function of the step as LI
 
 
 @pytest.mark.parametrize(
-    ("schedule", "step"),
+    ("schedule", "batch"),
     [
-        pytest.param(LINEAR, 1, id="linear"),
-        pytest.param(PLATEAU, 7, id="plateau"),
-        *(pytest.param(words, 4, id=name, marks=pytest.mark.slow) for name, words in OTHERS.items()),
+        pytest.param(LINEAR, 2, id="linear"),
+        pytest.param(PLATEAU, 12, id="plateau"),
+        *(pytest.param(words, 7, id=name, marks=pytest.mark.slow) for name, words in OTHERS.items()),
     ],
 )
-def test_stopped_run_resumes_exactly_and_keeps_its_schedule(schedule: list[str], step: int, tmp_path: Path) -> None:
+def test_stopped_run_resumes_exactly_and_keeps_its_schedule(schedule: list[str], batch: int, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(compose_small(whole, *WORDS, *schedule))
-    stop_at(parts, step, *WORDS, *schedule)
-    torch.manual_seed(99)
+    interrupted(parts, batch, *WORDS, *schedule)
     go_on(parts)  # no option is repeated
-    expected, found = state(whole), state(parts)
-    for key, value in expected.items():
-        assert same(value, found[key]), key
-    assert losses(parts) == losses(whole)
+    assert_same(parts, whole)
     assert course(parts) == course(whole)
     base, rates, factors = course(whole), list(course(whole).values()), groups(whole)
     assert len(set(rates)) > 1

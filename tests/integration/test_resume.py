@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import open_dict
 from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
 from tests.conftest import ROOT
 from tests.integration.helpers import SMALL, compose_small, resume_small
 from tests.programs import LIMIT, Forked
+from tests.stopping import assert_same, go_on, interrupted, slow, watched
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
@@ -39,79 +35,21 @@ WORDS = [
 ]
 
 
-def slow(*values: Any) -> Any:
-    """Return values that only the slow tests try: they repeat the kind of others."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-class StopAt(Callback):
-    """Send the process a signal in the middle of a step."""
-
-    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
-        self.step, self.number = step, number
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
-def state(folder: Path) -> dict[str, Any]:
-    """Return what must be the same: weights, optimiser, best score, early stopping, test."""
-    last = read(folder / "checkpoints" / "last.ckpt")
-    callbacks = {k: v for k, v in last["callbacks"].items() if "EarlyStop" in k or "RandomState" in k}
-    best = [v["best_model_score"] for k, v in last["callbacks"].items() if "BestCheckpoint" in k]
-    test = json.loads((folder / "results.json").read_text())["test"]
-    return {
-        "w": last["state_dict"],
-        "o": last["optimizer_states"],
-        "c": callbacks,
-        "b": best,
-        "t": test,
-    }
-
-
-def losses(folder: Path) -> dict[tuple[str, int], str]:
-    """Return what was logged of the training losses, as written."""
-    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    names = ("train/step_loss", "train/loss", "val/loss")
-    return {(name, int(row["step"])): row[name] for row in rows for name in names if row.get(name)}
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     run(compose_small(folder, *WORDS))
-    return {"state": state(folder), "losses": losses(folder)}
+    return folder
 
 
 @pytest.mark.parametrize(
     "step", [0, slow(2), 4, slow(5), 6, 7, slow(8), slow(9), 12]
 )  # epochs end with steps 4 and 9, hardening comes before step 7
-def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_stopped_anywhere(step: int, whole: Path, tmp_path: Path) -> None:
     began = time.perf_counter()
-    cfg = compose_small(tmp_path, *WORDS)
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step \d+, saved; resume with: python train.py ckpt="):
-        run(cfg)
-    saved = read(tmp_path / "checkpoints" / "last.ckpt")
-    assert saved["global_step"] == step + 1
-    torch.manual_seed(99)  # what the new process draws before it goes on does not count
+    assert interrupted(tmp_path, step, *WORDS)["global_step"] == step + 1
     go_on(tmp_path)
-    again, logged = state(tmp_path), losses(tmp_path)
-    for key, value in whole["state"].items():
-        assert same(value, again[key]), key
-    assert logged == whole["losses"]
+    assert_same(tmp_path, whole)
     seconds = read(tmp_path / "checkpoints" / "last.ckpt")["callbacks"]["EpochReport"]["seconds"]
     assert len(seconds) == 3
     assert 0 < sum(seconds) < time.perf_counter() - began
@@ -119,17 +57,11 @@ def test_stopped_anywhere(step: int, whole: dict[str, Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("stop", "length"), [(6, 7), (6, 3), (4, 2)])  # of epochs of 5 batches
 def test_position_with_another_length_of_epochs(stop: int, length: int, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, *WORDS, "trainer.limit_train_batches=5", "data.batch_size=40")
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": stop}
-    with pytest.raises(Stopped):
-        run(cfg)
+    interrupted(tmp_path, stop, *WORDS, "trainer.limit_train_batches=5", "data.batch_size=40")
     Positions.seen = []
-    cfg = resume_small(tmp_path / "checkpoints" / "last.ckpt", tmp_path, "+callbacks.stop=null")
+    cfg = resume_small(tmp_path / "checkpoints" / "last.ckpt", tmp_path)
     cfg.trainer.limit_train_batches = length
-    with open_dict(cfg):
-        cfg.callbacks.positions = {"_target_": f"{__name__}.Positions"}
-    run(cfg)
+    run(watched(cfg, Positions))
     first = (stop + 1) % 5
     assert Positions.seen == [(1, batch) for batch in range(first, length)] + [(2, batch) for batch in range(length)]
 
@@ -155,14 +87,9 @@ def test_an_epoch_that_would_end_before_the_checkpoint_is_refused(tmp_path: Path
 def test_stopped_in_float64(tmp_path: Path) -> None:
     words = [*WORDS, "trainer.precision=64-true", "trainer.max_epochs=2"]
     run(compose_small(tmp_path / "whole", *words))
-    cfg = compose_small(tmp_path / "parts", *words)
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": 6}
-    with pytest.raises(Stopped):
-        run(cfg)
+    interrupted(tmp_path / "parts", 6, *words)
     go_on(tmp_path / "parts")
-    for key, value in state(tmp_path / "whole").items():
-        assert same(value, state(tmp_path / "parts")[key]), key
+    assert_same(tmp_path / "parts", tmp_path / "whole")
 
 
 TASKS = [  # matrices drawn in every step, steps of two tasks in random order, dropout
@@ -183,22 +110,9 @@ def whole_of_tasks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) ->
 def test_stopped_run_of_tasks_with_separate_rows(
     step: int, whole_of_tasks: Path, tmp_path: Path, tiny_data: Path
 ) -> None:
-    whole, parts = whole_of_tasks, tmp_path
-    cfg = compose_small(parts, *TASKS, f"paths.data_dir={tiny_data}")
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.StopAt", "step": step}
-    with pytest.raises(Stopped):
-        run(cfg)
-    torch.manual_seed(99)
-    go_on(parts, f"paths.data_dir={tiny_data}")
-    expected, got = state(whole), state(parts)
-    for key, value in expected.items():
-        assert same(value, got[key]), key
-    assert losses(parts) == losses(whole)
-
-
-def go_on(folder: Path, *words: str) -> None:
-    run(resume_small(folder / "checkpoints" / "last.ckpt", folder, "+callbacks.stop=null", *words))
+    interrupted(tmp_path, step, *TASKS, f"paths.data_dir={tiny_data}")
+    go_on(tmp_path, f"paths.data_dir={tiny_data}")
+    assert_same(tmp_path, whole_of_tasks)
 
 
 def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,28 +166,19 @@ def test_killed_before_the_first_checkpoint_and_started_again(moments: tuple[str
         assert not list(folder.glob("checkpoints/*.ckpt"))
     outcome = Forked(words, tmp_path / "output", cwd=ROOT).wait()
     assert outcome.status == 0, outcome.output
-    for key, value in state(tmp_path / "whole").items():
-        assert same(value, state(folder)[key]), key
-    assert losses(folder) == losses(tmp_path / "whole")
+    assert_same(folder, tmp_path / "whole")
 
 
 def test_steps_and_minutes(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer.max_epochs=1", "callbacks.last.every_steps=2")
-    seen: list[int] = []
-    with open_dict(cfg):
-        cfg.callbacks.count = {"_target_": f"{__name__}.Saves", "seen": []}
-    Saves.seen = seen
-    run(cfg)
-    assert sorted(set(seen)) == [2, 4, 5]
+    Saves.seen = []
+    run(watched(compose_small(tmp_path, "trainer.max_epochs=1", "callbacks.last.every_steps=2"), Saves))
+    assert sorted(set(Saves.seen)) == [2, 4, 5]
     with pytest.raises(InputError, match=r"callbacks.last.every_minutes=0"):
         run(compose_small(tmp_path / "b", "callbacks.last.every_minutes=0"))
 
 
 class Saves(Callback):
     seen: list[int]
-
-    def __init__(self, seen: list[int]) -> None:
-        pass
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         Saves.seen.append(trainer.global_step)
@@ -293,9 +198,7 @@ class Poison(Callback):
 
 @pytest.mark.parametrize("what", ["network.mixture.experts.layers.0.weight", "network.mixture.gate.split_bias"])
 def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer.max_epochs=3")
-    with open_dict(cfg):
-        cfg.callbacks.poison = {"_target_": f"{__name__}.Poison", "step": 7, "what": what}
+    cfg = watched(compose_small(tmp_path, "trainer.max_epochs=3"), Poison, step=7, what=what)
     kind = "experts" if "experts" in what else "tasks"
     with pytest.raises(InputError, match=r"step \d+: .*not finite|is nan|is inf") as error:
         run(cfg)

@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import open_dict
 from torch import Tensor, nn
 
 from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checkpoints.start import grouped, start_from
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
 from mtl.cli.train import start
 from mtl.config import build
 from tests.integration.helpers import compose_small, resume_small
-from tests.integration.test_resume import losses, same, state
+from tests.stopping import assert_same, interrupted
 
 WORDS = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "recipe.dropout=0.3", "recipe.head_units=[8]"]
 SHORT = ["trainer.max_epochs=1", "logger=csv", "trainer.log_every_n_steps=1"]
@@ -130,20 +128,13 @@ def test_a_run_starts_fresh_and_resumes_without_the_file(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with caplog.at_level(logging.INFO):
         run(compose_small(whole, *words))
-        cfg = compose_small(parts, *words)
-        with open_dict(cfg):
-            cfg.callbacks.stop = {"_target_": "tests.integration.test_resume.StopAt", "step": 6}
-        with pytest.raises(Stopped):
-            run(cfg)
+        interrupted(parts, 6, *words)
     copy.unlink()
     again = resume_small(parts / "checkpoints" / "last.ckpt", parts, "+callbacks.stop=null")
     assert again.start_from == str(copy)  # where its weights came from
     run(again)
     assert [record.name for record in caplog.records].count("mtl.checkpoints.start") == 2  # not when it resumed
-    expected, found = state(whole), state(parts)
-    for key, value in expected.items():
-        assert same(value, found[key]), key
-    assert losses(parts) == losses(whole)
+    assert_same(parts, whole)
     assert read(whole / "checkpoints" / "last.ckpt")["global_step"] == 10
 
 

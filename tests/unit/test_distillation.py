@@ -29,7 +29,7 @@ from mtl.training.distillation import Distillation, prediction_losses, state_los
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
 from tests.integration.helpers import compose_small
-from tests.integration.test_resume import StopAt, same
+from tests.stopping import StopAt, same, watched
 
 VOCAB, LENGTH = 50, 12
 BINARY, CLASSES, REAL = (
@@ -275,11 +275,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(teacher: Path, tmp_path: Path
     """Also if the teacher has moved. The checkpoint holds nothing of the teacher but its path."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(distilled(whole, teacher, "distillation.weight=5"))
-    cfg = distilled(parts, teacher, "distillation.weight=5")
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{StopAt.__module__}.StopAt", "step": 6}
     with pytest.raises(Stopped):
-        run(cfg)
+        run(watched(distilled(parts, teacher, "distillation.weight=5"), StopAt, batch=6))
     last = parts / "checkpoints" / "last.ckpt"
     assert read(last)["global_step"] == 7  # in the second of two epochs
     moved = shutil.copy(teacher, tmp_path / "moved.ckpt")
