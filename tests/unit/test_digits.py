@@ -1,4 +1,4 @@
-"""MNIST and SVHN as one task: reading, splitting, messages about damaged files."""
+"""Digits: MNIST and SVHN as one task, two images on one canvas, and four copies of MNIST, two of them rotated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ import torch
 from mtl.data_modules import digits
 from mtl.data_modules.digits import DigitsDataModule, resplit, to_colour
 from mtl.data_modules.files import mnist, svhn
+from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from scipy.io import savemat
 from torch import Tensor
 
@@ -92,6 +94,8 @@ def test_published_sizes() -> None:
         parts = resplit("x", total, published, torch.Generator().manual_seed(0))
         assert tuple(map(len, parts)) == published
         assert len(torch.cat(parts).unique()) == total
+    with pytest.raises(InputError, match="SVHN: 3 images are too few for train, val and test"):
+        resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
 
 
 def test_selected_parts_and_unpublished_sizes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,6 +170,152 @@ def test_wrong_content(tmp_path: Path, change: Mapping[str, object], message: st
         svhn.parse(file)
 
 
-def test_too_few_images() -> None:
-    with pytest.raises(InputError, match="SVHN: 3 images are too few for train, val and test"):
-        resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
+# Two images on one canvas
+
+
+def multi(root: Path, **options: object) -> MultiMNISTDataModule:
+    data = MultiMNISTDataModule(str(root), **{"rows": [300, 80, 90], "batch_size": 50, "eval_batch_size": 64} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def paired(batch: Batch) -> Tensor:
+    """Return the numbers of the bottom right images, which their last pixels encode."""
+    image = batch.inputs["image"][:, 0].long()
+    return image[:, 35, 35] + 250 * image[:, 35, 34]
+
+
+def test_composition_by_hand() -> None:
+    images = torch.stack([torch.full((28, 28), value, dtype=torch.uint8) for value in (100, 200)])
+    batch = compose(images, torch.tensor([3, 8]), torch.tensor([[0, 1], [1, 1]]))
+    canvas = batch.inputs["image"][0, 0].long()
+    assert canvas.shape == (36, 36)
+    assert (canvas[:8, :28] == 100).all()
+    assert (canvas[:28, :8] == 100).all()
+    assert (canvas[8:28, 8:28] == 255).all()  # 100 + 200, clipped
+    assert (canvas[28:, 8:] == 200).all()
+    assert (canvas[8:, 28:] == 200).all()
+    assert (canvas[:8, 28:] == 0).all()
+    assert (canvas[28:, :8] == 0).all()
+    assert batch.targets["top_left"].tolist() == [3, 8]
+    assert batch.targets["bottom_right"].tolist() == [8, 8]
+
+
+def test_splits_of_pairs_share_no_image(root: Path) -> None:
+    data = multi(root, rows=[3000, 800, 900])
+    used = {name: set(paired(rows).tolist()) for name, rows in data.splits.items()}
+    assert not used["train"] & used["val"]
+    assert not used["train"] & used["test"]
+    assert not used["val"] & used["test"]
+    assert used["train"] | used["val"] == set(range(120))
+    assert used["test"] == set(range(120, 160))
+    assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 3000, "val": 800, "test": 900}
+
+
+def test_fresh_pairs_every_epoch(root: Path) -> None:
+    def epoch(data: MultiMNISTDataModule, number: int, done: int = 0) -> Tensor:
+        loop = SimpleNamespace(
+            epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=number)),
+            epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=done))),
+        )
+        data.trainer = SimpleNamespace(
+            training=True,
+            overfit_batches=0,
+            fit_loop=loop,
+            num_training_batches=6,
+            global_rank=0,
+            world_size=1,
+        )
+        return torch.cat([batch.inputs["image"] for batch in data.train_dataloader()])
+
+    fresh, fixed = multi(root, fresh=True), multi(root)
+    assert torch.equal(epoch(fresh, 1), epoch(multi(root, fresh=True), 1))
+    assert torch.equal(epoch(fresh, 1)[100:], epoch(fresh, 1, done=2))  # from the middle of an epoch
+    seen = [set(map(bytes, epoch(fresh, number).numpy().reshape(300, -1))) for number in (0, 1)]
+    assert len(seen[0] & seen[1]) < 20
+    seen = [set(map(bytes, epoch(fixed, number).numpy().reshape(300, -1))) for number in (0, 1)]
+    assert seen[0] == seen[1]
+    val = {bytes(row) for row in fresh.splits["val"].inputs["image"].numpy().reshape(80, -1)}
+    assert val == {bytes(row) for row in fixed.splits["val"].inputs["image"].numpy().reshape(80, -1)}
+
+
+# Four MNISTs
+
+TASKS = ["mnist_1", "mnist_2", "rotated_1", "rotated_2"]
+
+
+def four(root: Path, **options: object) -> FourMNISTsDataModule:
+    data = FourMNISTsDataModule(str(root), **{"batch_size": 10, "eval_batch_size": 16, "download": False} | options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def rotated_numbers(task: str, rows: Batch) -> list[int]:
+    """Return the image numbers; the last two pixels encode them, at the bottom right or, rotated, the bottom left."""
+    image = rows.inputs["image"][:, 0].long()
+    low, high = (
+        (image[:, 27, 0], image[:, 26, 0]) if task.startswith("rotated") else (image[:, 27, 27], image[:, 27, 26])
+    )
+    return (low + 250 * high).tolist()
+
+
+def test_rotation_is_clockwise() -> None:
+    corner = torch.tensor([[[1, 2, 3], [4, 5, 6]]])
+    assert clockwise(corner).tolist() == [[[4, 1], [5, 2], [6, 3]]]  # the left column becomes the top row
+    image = torch.zeros(1, 28, 28, dtype=torch.uint8)
+    image[0, 0, 5] = 9  # on the top edge
+    assert clockwise(image)[0, 5, 27] == 9  # on the right edge
+
+
+def test_rotated_images_and_labels_match_the_files(root: Path) -> None:
+    raw = (root / "MNIST" / "raw" / "train-images-idx3-ubyte").read_bytes()[16:]
+    labels = (root / "MNIST" / "raw" / "train-labels-idx1-ubyte").read_bytes()[8:]
+    images = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, 28, 28)
+    for task, rows in four(root).tasks["train"].items():
+        found = rotated_numbers(task, rows)
+        expected = images[found]
+        if task.startswith("rotated"):
+            expected = expected.transpose(1, 2).flip(2)
+        assert torch.equal(rows.inputs["image"][:, 0], expected)
+        assert rows.targets[task].tolist() == [labels[number] for number in found]
+
+
+def test_splits_of_each_copy(root: Path) -> None:
+    tasks = four(root).tasks
+    assert {split: list(rows) for split, rows in tasks.items()} == dict.fromkeys(("train", "val", "test"), TASKS)
+    held_out = set()
+    for task in TASKS:
+        train, val, test = (rotated_numbers(task, tasks[split][task]) for split in ("train", "val", "test"))
+        assert (len(train), len(val), len(test)) == (100, 20, 40)
+        assert sorted(train + val) == list(range(120))
+        assert test == list(range(120, 160))
+        assert list(tasks["val"][task].targets) == [task]
+        held_out.add(frozenset(val))
+    assert len(held_out) == 1  # all tasks have the same validation images
+
+
+def test_copies_are_shuffled_differently(root: Path) -> None:
+    order: dict[str, list[int]] = {task: [] for task in TASKS}
+    for batch in four(root).train_dataloader():
+        [task] = batch.targets
+        assert batch.inputs["image"].shape == (10, 1, 28, 28)
+        order[task] += rotated_numbers(task, batch)
+    assert all(len(found) == 100 for found in order.values())
+    assert len({tuple(found[:10]) for found in order.values()}) == 4
+
+
+def test_copies_share_memory(root: Path) -> None:
+    tasks = four(root).tasks
+    for kind in ("mnist", "rotated"):
+        for split in ("train", "test"):
+            one, two = (tasks[split][f"{kind}_{copy}"].inputs["image"].untyped_storage() for copy in (1, 2))
+            assert one.data_ptr() == two.data_ptr()
+
+
+def test_rows_limit_the_splits(root: Path) -> None:
+    tasks, full = four(root, rows=[30, 5, 1000]).tasks, four(root).tasks
+    for task in TASKS:
+        assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
+        assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])

@@ -15,16 +15,25 @@ from mtl.data_modules.task_batches import (
     TasksDataModule,
     TasksDataset,
 )
-from mtl.data_modules.texts.rows import RaggedRows
 
 from mtl.checks import InputError
-from mtl.types import Batch, DataSpec, Numeric, TaskSpec, Tokens
+from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 SIZES = {"a": 10, "b": 4, "c": 7}
 
 
 def sampler(order: str = "round_robin", epoch: int = 0, done: int = 0, **options: Any) -> TaskSampler:
     return TaskSampler(SIZES, 4, 5, lambda: (epoch, done), order, **options)
+
+
+LENGTHS = {
+    task: torch.randint(1, 60, (size,), generator=torch.Generator().manual_seed(1)) for task, size in SIZES.items()
+}
+
+
+def items(step: Any) -> list[tuple[str, list[int]]]:
+    """Return the tasks of a step and the numbers of their rows."""
+    return [(task, rows.tolist()) for task, rows in (step if isinstance(step, list) else [step])]
 
 
 def test_round_robin_takes_every_task_once_in_each_round() -> None:
@@ -57,20 +66,22 @@ def test_random_orders_have_the_stated_probabilities(order: str, options: dict[s
         assert abs(names.count(task) / count - chance) < 5 * (chance * (1 - chance) / count) ** 0.5
 
 
+LENGTHS_OR_NOT = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["any length", "by length"])
+
+
+@LENGTHS_OR_NOT
 @pytest.mark.parametrize("order", get_args(Order))
 @pytest.mark.parametrize("tasks_per_step", [1, 2, 3])
-def test_epoch_resumes_after_the_steps_done(order: str, tasks_per_step: int) -> None:
-    def same(one: Any, other: Any) -> bool:
-        one, other = (x if isinstance(x, list) else [x] for x in (one, other))
-        return [(t, i.tolist()) for t, i in one] == [(t, i.tolist()) for t, i in other]
+def test_epoch_depends_on_seed_and_number_and_resumes(order: str, tasks_per_step: int, lengths: Any) -> None:
+    def steps(epoch: int, done: int = 0, seed: int = 5) -> list[Any]:
+        options = {"lengths": lengths, "tasks_per_step": tasks_per_step}
+        return list(map(items, TaskSampler(SIZES, 2, seed, lambda: (epoch, done), order, **options)))
 
-    whole = list(sampler(order, 3, tasks_per_step=tasks_per_step))
-    for done in range(len(whole) + 1):
-        rest = list(sampler(order, 3, done, tasks_per_step=tasks_per_step))
-        assert len(rest) == len(whole) - done
-        assert all(map(same, rest, whole[done:]))
-    other = list(sampler(order, 4, tasks_per_step=tasks_per_step))
-    assert not all(map(same, whole, other))
+    whole = steps(3)
+    assert whole == steps(3)
+    assert whole != steps(4)
+    assert whole != steps(3, seed=6)
+    assert all(steps(3, done) == whole[done:] for done in range(len(whole) + 1))
     if tasks_per_step > 1 and order not in ("shuffled", "natural"):
         assert all(len({task for task, _ in step}) == len(step) for step in whole)
 
@@ -85,12 +96,16 @@ def test_processes_take_the_same_task_and_divide_its_rows() -> None:
         TaskSampler(SIZES, 2, 5, lambda: (0, 0), world_size=5)
 
 
+@LENGTHS_OR_NOT
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_evaluation_sees_every_row_once(world_size: int) -> None:
-    parts = [list(TaskEvaluationSampler(SIZES, 4, rank, world_size)) for rank in range(world_size)]
+def test_evaluation_sees_every_row_once(world_size: int, lengths: Any) -> None:
+    parts = [list(TaskEvaluationSampler(SIZES, 4, rank, world_size, lengths)) for rank in range(world_size)]
     assert len({len(part) for part in parts}) == 1
     seen = Counter((task, row) for part in parts for task, rows in part for row in rows.tolist())
     assert seen == Counter((task, row) for task, size in SIZES.items() for row in range(size))
+    if lengths and world_size == 1:
+        whole = [lengths["a"][rows] for task, rows in parts[0] if task == "a"]
+        assert torch.equal(torch.cat(whole), lengths["a"].sort().values)
 
 
 class Rows(TasksDataModule):
@@ -114,28 +129,6 @@ def test_data_module_serves_batches_of_one_task_and_super_batches() -> None:
     assert all(len(batches) == 2 for batches in list(together.train_dataloader())[:-1])
     rows = TasksDataset(data.tasks["train"])
     assert len(rows) == 21
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": "random"}, "order=random"),
-        ({"temperature": 0}, "temperature=0"),
-        ({"tasks_per_step": 0}, "tasks_per_step=0"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Rows(batch_size=4, **options)
-
-
-LENGTHS = {
-    task: torch.randint(1, 60, (size,), generator=torch.Generator().manual_seed(1)) for task, size in SIZES.items()
-}
-
-
-def items(step: Any) -> list[tuple[str, Any]]:
-    return [(task, rows.tolist()) for task, rows in (step if isinstance(step, list) else [step])]
 
 
 def test_natural_order_keeps_the_shares_of_rows_in_super_batches() -> None:
@@ -178,18 +171,6 @@ def test_batches_hold_rows_of_similar_lengths() -> None:
     assert longest != sorted(longest)  # not from short to long
 
 
-@pytest.mark.parametrize("order", get_args(Order))
-def test_order_of_lengths_depends_on_seed_and_epoch_and_resumes(order: str) -> None:
-    def steps(epoch: int, done: int = 0, seed: int = 5) -> list[Any]:
-        return list(map(items, TaskSampler(SIZES, 2, seed, lambda: (epoch, done), order, lengths=LENGTHS)))
-
-    whole = steps(3)
-    assert whole == steps(3)
-    assert whole != steps(4)
-    assert whole != steps(3, seed=6)
-    assert all(steps(3, done) == whole[done:] for done in range(len(whole) + 1))
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_divide_batches_of_similar_lengths(world_size: int) -> None:
     def steps(rank: int) -> list[Any]:
@@ -202,38 +183,3 @@ def test_processes_divide_batches_of_similar_lengths(world_size: int) -> None:
     seen = [(task, row) for step in together for task, rows in step for row in rows.tolist()]
     assert len(seen) == len(set(seen))
     assert sum(SIZES.values()) - len(seen) < len(SIZES) * world_size  # too few rows for each process to have one
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_evaluation_by_length_sees_every_row_once(world_size: int) -> None:
-    parts = [list(TaskEvaluationSampler(SIZES, 4, rank, world_size, LENGTHS)) for rank in range(world_size)]
-    assert len({len(part) for part in parts}) == 1
-    seen = Counter((task, row) for part in parts for task, rows in part for row in rows.tolist())
-    assert seen == Counter((task, row) for task, size in SIZES.items() for row in range(size))
-    whole = [LENGTHS["a"][rows] for task, rows in TaskEvaluationSampler(SIZES, 4, lengths=LENGTHS) if task == "a"]
-    assert torch.equal(torch.cat(whole), LENGTHS["a"].sort().values)
-
-
-class Ragged(TasksDataModule):
-    def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
-        def rows(task: str) -> RaggedRows:
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS[task].cumsum(0)])
-            tokens = torch.arange(1, int(offsets[-1]) + 1, dtype=torch.int32)
-            return RaggedRows(tokens, offsets, LENGTHS[task].int(), {task: torch.arange(float(SIZES[task]))}, 0)
-
-        spec = DataSpec({"tokens": Tokens(9999, 64)}, [TaskSpec(task, "regression") for task in SIZES])
-        return spec, {split: {task: rows(task) for task in SIZES} for split in ("train", "val", "test")}
-
-
-def test_data_module_serves_ragged_rows() -> None:
-    data = Ragged(batch_size=2, eval_batch_size=3, order="shuffled")
-    data.setup()
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        seen = Counter()
-        for batch in loader:
-            [(task, labels)] = batch.targets.items()
-            real = batch.inputs["tokens"] != 0
-            assert torch.equal(real.sum(1), LENGTHS[task][labels.long()])
-            assert bool(real[:, -1].any())
-            seen.update((task, row) for row in labels.tolist())
-        assert seen == Counter((task, float(row)) for task, size in SIZES.items() for row in range(size))
