@@ -26,7 +26,7 @@ def main(address: str, n_trials: str, folder: str) -> None:
         return objective(queue, trial)
 
     storage = open_storage(address, Path())
-    queue = Queue(SIMPLE, storage, "val/loss", "minimize", int(n_trials), heartbeat=5, retries=0)
+    queue = Queue(SIMPLE, storage, "val/loss", int(n_trials), heartbeat=5, retries=0)
     work([queue], launch, None, print)
 
 

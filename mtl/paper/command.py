@@ -14,10 +14,9 @@ from mtl.cli.console import make_lasting
 from mtl.paper.definition import Paper, Part, read
 from mtl.paper.page import write
 from mtl.report.trials import Trials
-from mtl.tune.command import Composer, checked, queues_of, say
+from mtl.tune.command import Composer, best_trials, checked, queues_of, say
 from mtl.tune.launch import Launcher
 from mtl.tune.queue import study_of
-from mtl.tune.show import best_trials
 from mtl.tune.space import words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.trials import read_trials
@@ -55,7 +54,7 @@ def reproduce(
     storage = open_storage(cfg.storage, folder)
     with reached(cfg.storage, folder):
         if not cfg.show:
-            launch = Launcher(program, folder, monitor)
+            launch = Launcher(program, folder)
             with stoppable():
                 work(queues_of(searches, monitor, storage, cfg, paper.scale.n_trials), launch, cfg.max_failures, say)
                 found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import optuna
 from omegaconf import DictConfig
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage
-from optuna.study import create_study
+from optuna.study import Study, StudyDirection, create_study
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+from rich.table import Table
 
 from mtl.checks import InputError, require
+from mtl.cli.commands import program as own_program
 from mtl.cli.console import make_lasting
-from mtl.training.metrics import mode_of
+from mtl.cli.results import number
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launcher
-from mtl.tune.queue import Queue, study_of
-from mtl.tune.show import show_best, show_trial
+from mtl.tune.queue import Queue, monitor_of, study_of
 from mtl.tune.space import distributions, words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import stoppable, work
 
 Composer = Callable[[Sequence[str]], DictConfig]
+MOST = 10  # trials of a table
+STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
 
 
 def tune(
@@ -56,7 +62,7 @@ def tune(
         if show is None:
             queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
             with stoppable():
-                work(queues, Launcher(program, folder, str(runs[0].monitor)), cfg.max_failures, say)
+                work(queues, Launcher(program, folder), cfg.max_failures, say)
         studies = [study for each in found if (study := study_of(each.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
@@ -70,8 +76,7 @@ def queues_of(
     found: Sequence[definitions.Definition], monitor: str, storage: BaseStorage, cfg: DictConfig, n_trials: int
 ) -> list[Queue]:
     """Return the queue of each study; ``cfg`` has the options of workers, ``heartbeat`` and ``retries``."""
-    direction: Literal["maximize", "minimize"] = "maximize" if mode_of(monitor) == "max" else "minimize"
-    return [Queue(each, storage, monitor, direction, n_trials, cfg.heartbeat, cfg.retries) for each in found]
+    return [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each in found]
 
 
 def say(text: str) -> None:
@@ -91,3 +96,43 @@ def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[
 def _some_parameters(each: definitions.Definition) -> list[str]:
     trial = create_study(sampler=RandomSampler(seed=0)).ask(distributions(each.space))
     return words(trial.params)
+
+
+def best_trials(study: Study) -> list[FrozenTrial]:
+    """Return the completed trials, the best first."""
+    completed = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    return sorted(completed, key=lambda trial: trial.value or 0.0, reverse=study.direction == StudyDirection.MAXIMIZE)
+
+
+def show_best(study: Study) -> None:
+    """Print the best trials of ``study`` and the command that trains the best one again."""
+    console, trials, best = Console(), study.get_trials(deepcopy=False), best_trials(study)
+    counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
+    counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    table = Table(title=f"{study.study_name}: {counted}", title_justify="left")
+    table.add_column("trial", justify="right")
+    table.add_column(monitor_of(study), justify="right")
+    table.add_column("parameters")
+    for trial in best[:MOST]:
+        table.add_row(str(trial.number), number(trial.value), " ".join(words(trial.params)))
+    console.print(table)
+    failed = [trial for trial in trials if trial.state == TrialState.FAIL]
+    for trial in failed[:MOST]:
+        console.print(
+            f"trial {trial.number} failed: {trial.user_attrs.get('error', '')}", markup=False, highlight=False
+        )
+    if best:
+        show_trial(study, best[0].number)
+
+
+def show_trial(study: Study, wanted: int) -> None:
+    """Print what became of trial ``wanted``, its folder and the command that trains it again."""
+    trials = study.get_trials(deepcopy=False)
+    require(wanted < len(trials), f"show={wanted}: study {study.study_name} has {len(trials)} trials, the first is 0")
+    trial, console = trials[wanted], Console()
+    value = f", {number(trial.value)}" if trial.state == TrialState.COMPLETE else ""
+    console.print(f"trial {wanted}: {STATES[trial.state]}{value}")
+    if "command" in trial.user_attrs:
+        console.print(trial.user_attrs["folder"], soft_wrap=True, highlight=False, markup=False)
+        again = shlex.join([*own_program(), *trial.user_attrs["command"]])
+        console.print(again, soft_wrap=True, highlight=False, markup=False)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -30,22 +31,17 @@ SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIG
 PATIENCE = 300  # seconds in which the process of a worker that is gone completes its step and saves
 
 
-def command(queue: Queue, trial: Trial) -> list[str]:
-    """Return the words of train.py that train ``trial``: with them alone it gives the same value again."""
-    own = words({**trial.params, "seed": queue.training_seed(trial.number)})
-    return [*queue.definition.words, *own]
-
-
 def run_folder(folder: Path, label: str, number: int) -> Path:
     """Return the run folder of a trial; ``folder``: of all studies, ``label``: of the trial's definition."""
     return folder / label / f"trial_{number:05d}"
 
 
+@dataclass(frozen=True)
 class Launcher:
-    """Run trials as ``program``, as in ``mtl train``, in folders below ``folder``; ``monitor`` is the metric."""
+    """Run trials as ``program``, as in ``mtl train``, in folders below ``folder``."""
 
-    def __init__(self, program: Sequence[str], folder: Path, monitor: str) -> None:
-        self.program, self.folder, self.monitor = program, folder, monitor
+    program: Sequence[str]
+    folder: Path
 
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
         """Run ``trial`` to its end, from its last checkpoint if it has one, and return how it ended.
@@ -62,12 +58,12 @@ class Launcher:
             return None
         if not queue.holds(trial.number):
             return None
-        attributes, given = trial.user_attrs, command(queue, trial)
-        queue.set(trial.number, "folder", str(folder))
-        queue.set(trial.number, "command", given)
-        queue.set(trial.number, "seed", queue.training_seed(trial.number))
+        seed, was_fitted = queue.training_seed(trial.number), trial.user_attrs.get(FITTED)
+        given = [*queue.definition.words, *words({**trial.params, "seed": seed})]  # they give the same value again
+        for name, known in (("folder", str(folder)), ("command", given), ("seed", seed)):
+            queue.set(trial.number, name, known)
         if not (folder / RESULTS).exists():
-            if (folder / LAST).exists() and not attributes.get(FITTED):
+            if (folder / LAST).exists() and not was_fitted:
                 given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
             else:  # a run that was killed during its test has nothing to train, and no results: it starts again
                 shutil.rmtree(folder)
@@ -79,10 +75,10 @@ class Launcher:
                 return None
             if status:
                 return Outcome(error=_message(folder))
-        value = read_json(folder / RESULTS).get(f"best_{self.monitor.replace('/', '_')}")
         if PRUNED in queue.frozen(trial.number).user_attrs:
             return Outcome(pruned=True)
-        return Outcome(value=value) if value is not None else Outcome(error=f"no finite {self.monitor} was measured")
+        value = read_json(folder / RESULTS).get(f"best_{queue.monitor.replace('/', '_')}")
+        return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
 
     def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
         """Return the exit status of ``train.py given``, and whether the trial went to another worker meanwhile."""
@@ -100,7 +96,7 @@ class Launcher:
         theirs.close()
         try:
             with Lease(queue, trial.number, lost=process.terminate) as lease, ours.makefile("rw") as line:
-                while (message := _received(line)) is not None:
+                while message := _received(line):
                     answer = _answer(queue, trial, message)
                     with contextlib.suppress(OSError):  # it was killed meanwhile
                         line.write(answer)
@@ -112,13 +108,11 @@ class Launcher:
             process.wait()
 
 
-def _received(line: TextIO) -> dict[str, float] | None:
-    """Return the next message of the run, None if it has ended."""
-    try:
-        text = line.readline()
-    except OSError:
-        return None
-    return dict(json.loads(text)) if text.endswith("\n") else None  # else it was killed while it wrote
+def _received(line: TextIO) -> dict[str, float]:
+    """Return the next message of the run, {} if it has ended."""
+    with contextlib.suppress(OSError, ValueError):  # it was killed, perhaps while it wrote
+        return dict(json.loads(line.readline()))
+    return {}
 
 
 def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from mtl.checks import InputError
 from mtl.config import build
+from mtl.training.metrics import mode_of
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
 
@@ -55,25 +56,25 @@ class Queue:
         definition: Definition,
         storage: BaseStorage,
         monitor: str,
-        direction: Literal["minimize", "maximize"],
         n_trials: int,
         heartbeat: float,
         retries: int,
     ) -> None:
-        self.definition, self.n_trials, self.heartbeat, self.retries = definition, n_trials, heartbeat, retries
-        self.storage, self.worker = storage, uuid.uuid4().hex
+        self.definition, self.storage, self.monitor = definition, storage, monitor
+        self.n_trials, self.heartbeat, self.retries = n_trials, heartbeat, retries
+        self.worker = uuid.uuid4().hex
         self.sampler = build.build_part("sampler", definition.sampler)
-        pruner = build.build_part("pruner", definition.pruner)
         self.study = optuna.create_study(
-            storage=storage, study_name=definition.name, direction=direction, pruner=pruner, load_if_exists=True
+            storage=storage,
+            study_name=definition.name,
+            direction="maximize" if mode_of(monitor) == "max" else "minimize",
+            pruner=build.build_part("pruner", definition.pruner),
+            load_if_exists=True,
         )
         self._study_id = storage.get_study_id_from_name(definition.name)
         now = definition.record(monitor)
-        before = self.study.user_attrs.get("definition")
-        if before is None:
-            self.study.set_user_attr("definition", now)
-        else:
-            require_same(definition.name, before, now)
+        require_same(definition.name, self.study.user_attrs.get("definition", now), now)
+        self.study.set_user_attr("definition", now)
 
     def take(self) -> Trial | None:
         """Return a trial to run, or None if there is none at present: look again as long as not all are ``finished``.
@@ -81,17 +82,17 @@ class Queue:
         Trials that wait or whose worker is gone come before new ones. A trial that was begun again ``retries`` times,
         and whose worker is gone again, has failed.
         """
-        trials = self._trials()
+        trials, start = self.trials(), self.storage.set_trial_state_values
         try:
             for trial in trials[: self.n_trials]:
-                if trial.state == TrialState.RUNNING and self._is_stale(trial) and self._take_over(trial):
-                    starts = int(trial.user_attrs.get("starts", 0))
+                number, state, starts = trial.number, trial.state, int(trial.user_attrs.get("starts", 0))
+                if state == TrialState.RUNNING and self._is_stale(trial) and self._take_over(number):
                     if starts <= self.retries:
-                        return self._begin(trial, starts)
-                    error = f"its process or worker was killed {starts} times"
-                    self.finish(trial.number, Outcome(error=error))
-                elif trial.state == TrialState.WAITING and self._start(trial.number):
-                    return self._begin(trial, 0)
+                        return self._begin(number, starts + 1)
+                    self.finish(number, Outcome(error=f"its process or worker was killed {starts} times"))
+                elif state == TrialState.WAITING and start(self._id(number), TrialState.RUNNING):
+                    self.renew(number)
+                    return self._begin(number, 1)
         except optuna.exceptions.UpdateFinishedTrialError:  # by another worker, meanwhile
             return self.take()
         if len(trials) < self.n_trials:  # if several workers add one, the surplus waits for a greater n_trials
@@ -99,23 +100,18 @@ class Queue:
             return self.take()
         return None
 
-    def begun(self) -> int:
-        """Return how many trials have been begun."""
-        return len(self._trials())
-
     def finished(self) -> bool:
         """Return whether all ``n_trials`` trials have ended."""
-        return sum(trial.state.is_finished() for trial in self._trials()[: self.n_trials]) == self.n_trials
+        return sum(trial.state.is_finished() for trial in self.trials()[: self.n_trials]) == self.n_trials
 
     def finish(self, number: int, outcome: Outcome) -> None:
         """Store how trial ``number`` ended, unless another worker has done so."""
-        ended = TrialState.PRUNED if outcome.pruned else TrialState.COMPLETE
-        state = TrialState.FAIL if outcome.error else ended
+        state = TrialState.PRUNED if outcome.pruned else TrialState.COMPLETE
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             if outcome.error:
+                state = TrialState.FAIL
                 self.set(number, "error", outcome.error)
-            value = outcome.value if state == TrialState.COMPLETE else None
-            self.study.tell(number, value, state, skip_if_finished=True)
+            self.study.tell(number, outcome.value, state, skip_if_finished=True)
 
     def release(self, number: int, counts: bool) -> None:
         """Give back a trial that did not end: the next worker goes on with it at once.
@@ -126,18 +122,11 @@ class Queue:
         self.set(number, "starts", starts - (not counts))
         self.set(number, LEASE, {"worker": "", "time": 0})
 
-    def _start(self, number: int) -> bool:
-        """Take a trial that waits, in one operation; return whether no other worker was faster."""
-        taken: bool = self.storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
-        if taken:
-            self.renew(number)
-        return taken
-
-    def _begin(self, trial: FrozenTrial, starts: int) -> Trial:
-        self.set(trial.number, "starts", starts + 1)
-        seed = derived_seed(self.definition.seed, self.definition.label, trial.number, "parameters")
+    def _begin(self, number: int, starts: int) -> Trial:
+        self.set(number, "starts", starts)
+        seed = derived_seed(self.definition.seed, self.definition.label, number, "parameters")
         self.study.sampler = self.sampler(seed=seed)  # so that no draw depends on which worker drew before
-        begun = Trial(self.study, self._id(trial.number))
+        begun = Trial(self.study, self._id(number))
         for name, distribution in distributions(self.definition.space).items():
             suggest(begun, name, distribution)
         return begun
@@ -171,7 +160,8 @@ class Queue:
     def _id(self, number: int) -> int:
         return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
-    def _trials(self) -> list[FrozenTrial]:
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials that have been begun or wait."""
         return self.study.get_trials(deepcopy=False)
 
     def _is_stale(self, trial: FrozenTrial) -> bool:
@@ -181,10 +171,10 @@ class Queue:
             return begun is not None and abs((datetime.now() - begun).total_seconds()) > STALE * self.heartbeat
         return bool(time.time() - lease["time"] > STALE * self.heartbeat)
 
-    def _take_over(self, trial: FrozenTrial) -> bool:
-        self.renew(trial.number)
+    def _take_over(self, number: int) -> bool:
+        self.renew(number)
         time.sleep(min(1.0, self.heartbeat))  # another worker that found it stale writes its lease meanwhile
-        return self.holds(trial.number)
+        return self.holds(number)
 
 
 class Lease:

@@ -29,7 +29,7 @@ BROKEN = {  # what SQLite says of a file that trying again does not mend, and wh
 ATTEMPTS = 5  # to open a database in which another worker is making the tables
 
 
-def open_storage(address: str | None, folder: Path) -> BaseStorage:
+def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseStorage:
     """Return the storage at ``address``; None: the file study.db in ``folder``, which is made.
 
     ``journal:FILE`` is Optuna's JournalStorage in a file; else ``address`` is a URL of SQLAlchemy. Raises InputError if
@@ -38,24 +38,22 @@ def open_storage(address: str | None, folder: Path) -> BaseStorage:
     if address is None:
         folder.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{folder / STUDY}"
-    if address.startswith(JOURNAL):
-        path = Path(address.removeprefix(JOURNAL))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return JournalStorage(JournalFileBackend(str(path)))
-        except OSError as error:
-            raise InputError(f"storage={_shown(address)}: {error}") from None
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
+    try:
+        if not address.startswith(JOURNAL):
             return _database(address)
-        except (ImportError, sqlalchemy.exc.ArgumentError) as error:
-            accepted = f"accepted are URLs and {JOURNAL}FILE"
-            raise InputError(f"storage={_shown(address)}: {_first_line(error)}; {accepted}") from None
-        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-            if attempt == ATTEMPTS or any(text in _first_line(error) for text in BROKEN):
-                raise _refused(address, error) from None
-            time.sleep(0.2 * attempt)
-    raise AssertionError
+        path = Path(address.removeprefix(JOURNAL))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(path)))
+    except OSError as error:
+        raise InputError(f"storage={_shown(address)}: {error}") from None
+    except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+        accepted = f"accepted are URLs and {JOURNAL}FILE"
+        raise InputError(f"storage={_shown(address)}: {_first_line(error)}; {accepted}") from None
+    except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
+        if attempt == ATTEMPTS or any(text in _first_line(error) for text in BROKEN):
+            raise _refused(address, error) from None
+    time.sleep(0.2 * attempt)
+    return open_storage(address, folder, attempt + 1)
 
 
 @contextmanager
@@ -69,9 +67,8 @@ def reached(address: str | None, folder: Path) -> Iterator[None]:
 
 def _refused(address: str, error: BaseException) -> InputError:
     reason = _first_line(error)
-    todo = next(
-        (todo for text, todo in BROKEN.items() if text in reason), "start the same command again when it can be reached"
-    )
+    known = [todo for text, todo in BROKEN.items() if text in reason]
+    [todo, *_] = [*known, "start the same command again when it can be reached"]
     return InputError(f"storage={_shown(address)}: {reason}; {todo}")
 
 

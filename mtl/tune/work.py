@@ -25,7 +25,7 @@ def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say:
     """
     failures, waiting = 0, False
     while not all(queue.finished() for queue in queues):
-        in_turn = sorted(queues, key=Queue.begun)  # stable: of equal ones the first one
+        in_turn = sorted(queues, key=lambda queue: len(queue.trials()))  # stable: of equal ones the first one
         taken = next(((queue, trial) for queue in in_turn if (trial := queue.take())), None)
         if taken is None:
             if not waiting:

@@ -47,8 +47,8 @@ def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher
     (tmp_path / "program.py").write_text(PROGRAM + rest)
     definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
-    queue = Queue(definition, storage, "val/loss", "minimize", n_trials=1, heartbeat=0.3, retries=2)
-    return queue, Launcher([sys.executable, str(tmp_path / "program.py")], tmp_path / "runs", "val/loss")
+    queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
+    return queue, Launcher([sys.executable, str(tmp_path / "program.py")], tmp_path / "runs")
 
 
 def words_of(tmp_path: Path) -> list[dict[str, str]]:

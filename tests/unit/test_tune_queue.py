@@ -44,7 +44,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def worker(address: str, n_trials: int, definition: Definition = SIMPLE, **options: Any) -> Queue:
     """Return the queue of a worker of its own, with its own connection."""
-    values = {"monitor": "val/loss", "direction": "minimize", "heartbeat": HEARTBEAT, "retries": 2} | options
+    values = {"monitor": "val/loss", "heartbeat": HEARTBEAT, "retries": 2} | options
     return Queue(definition, open_storage(address, Path()), n_trials=n_trials, **values)
 
 
@@ -205,7 +205,7 @@ def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
 
 def test_gates_are_studies_of_their_own(journal: str) -> None:
     storage = open_storage(journal, Path())
-    options = {"monitor": "val/loss", "direction": "minimize", "heartbeat": HEARTBEAT, "retries": 2, "n_trials": 2}
+    options = {"monitor": "val/loss", "heartbeat": HEARTBEAT, "retries": 2, "n_trials": 2}
     queues = [Queue(replace(SIMPLE, name=f"s/{gate}", label=gate), storage, **options) for gate in ("a", "b")]
     said = run(*queues)
     assert [line.split(":")[0] for line in said[::2]] == ["s/a trial 0", "s/b trial 0", "s/a trial 1", "s/b trial 1"]
