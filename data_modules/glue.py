@@ -116,7 +116,7 @@ class GlueDataModule(TextTasksDataModule):
             for column, more in zip(columns, texts, strict=True):
                 column += more
             labels.append(values)
-        return Texts(columns[0], columns[1] if len(columns) > 1 else None, torch.cat(labels))
+        return Texts.of(columns, torch.cat(labels))
 
     def _spec_of(self, name: str) -> TaskSpec:
         source = SOURCES[name]

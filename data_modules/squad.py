@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.types import DataSpec, TaskSpec, Tokens
+from mtl.types import DataSpec, TaskSpec
 
 from .files import squad as squad_files
 from .files.cache import cached
 from .files.squad import SOURCES, Question
 from .options import MOST, address, flag, whole
 from .splits import SPLITS
-from .text_tasks import PADDING_SEGMENT, TextTasksDataModule
+from .text_tasks import TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
@@ -101,13 +101,9 @@ class SquadDataModule(TextTasksDataModule):
         counts = ", ".join(f"{len(rows[split])} {split}" for split in SPLITS)
         seconds = time.perf_counter() - start
         logger.info("task %s: %s rows of %d questions, ready in %.1f s", TASK, counts, len(questions), seconds)
-        often = rows["train"].tokens.bincount(minlength=encoder.vocab)
-        inputs = {
-            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, often, encoder.vocabulary_digest()),
-            "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
-        }
+        tasks = {split: {TASK: rows[split]} for split in SPLITS}
         spec = TaskSpec(TASK, "span", metrics=("f1", "exact_match"), scorer=scorer)
-        return DataSpec(inputs, [spec]), {split: {TASK: rows[split]} for split in SPLITS}
+        return DataSpec(self.inputs_of(encoder, tasks["train"]), [spec]), tasks
 
     def _read(self) -> tuple[list[Question], list[Question], list[Question]]:
         """Return the questions of train, val and test."""

@@ -149,7 +149,7 @@ class TextDataModule(TextTasksDataModule):
             for split in self.wanted:
                 columns = [frames[split][column].fill_null("").to_list() for column in source.text]
                 labels = source.labels.targets(known[name], frames[split], where[split])
-                splits[split][name] = Texts(columns[0], columns[1] if len(columns) > 1 else None, labels)
+                splits[split][name] = Texts.of(columns, labels)
         return specs, splits
 
     def _read(self, name: str, source: Source, split: str) -> pl.DataFrame:

@@ -62,10 +62,8 @@ class TextEncoder:
             texts.append(frame[name].cast(pl.String).fill_null("").to_list())
         if not len(frame):
             return {name: torch.zeros(0, 1, dtype=torch.int64) for name in ("tokens", "segments")}
-        rows = Texts(texts[0], texts[1] if len(texts) > 1 else None, torch.zeros(len(frame)))
-        found = self.tokenizer.encode(rows, self.max_length)
-        ragged = RaggedRows(found["tokens"], found["offsets"], found["boundary"], {}, self.tokenizer.pad)
-        return ragged.select(torch.arange(len(frame))).inputs
+        found = self.tokenizer.encode(Texts.of(texts, torch.zeros(len(frame))), self.max_length)
+        return RaggedRows(**found, targets={}, pad=self.tokenizer.pad).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         """Yield the rows of a file in blocks, and the share of the file that is read."""

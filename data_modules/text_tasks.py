@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mtl.types import DataSpec, TaskSpec, Tokens
+from mtl.types import DataSpec, InputSpec, TaskSpec, Tokens
 
 from .options import CONTROL, path, refused, whole
 from .task_batches import TasksDataModule
@@ -85,12 +85,15 @@ class TextTasksDataModule(TasksDataModule):
         logger.info("texts ready in %.1f s", time.perf_counter() - start)
         if self._spec is not None:  # of a checkpoint
             return DataSpec(self._spec.inputs, specs), tasks
-        counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in tasks["train"].values())
-        inputs = {
+        return DataSpec(self.inputs_of(encoder, tasks["train"]), specs), tasks
+
+    def inputs_of(self, encoder: Encoder, train: Mapping[str, RaggedRows]) -> dict[str, InputSpec]:
+        """Return the inputs of the network, with how often each token occurs in the training rows of all tasks."""
+        counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in train.values())
+        return {
             "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts, encoder.vocabulary_digest()),
             "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
         }
-        return DataSpec(inputs, specs), tasks
 
     def encoder_of(self, state: Mapping[str, Any]) -> TextEncoder:
         return TextEncoder.from_state(state)

@@ -39,9 +39,7 @@ class Encoder:
     @staticmethod
     def of(tokenizer: Any, pad: str, cls: str, source: str) -> Encoder:
         """Return the Encoder of a tokenizer whose rows begin with the token ``cls``. Raises InputError."""
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True  # "[PAD]" in a text is text
+        _reset(tokenizer)
         pad_id, cls_id = tokenizer.token_to_id(pad), tokenizer.token_to_id(cls)
         begins = cls_id is not None and tokenizer.encode("a", "b").ids[:1] == [cls_id]
         require(
@@ -64,9 +62,7 @@ class Encoder:
             tokenizer = Tokenizer.from_str(state["tokenizer"])
         except Exception as error:  # the tokenizer's errors have no common base class
             raise InputError(f"the tokenizer in the checkpoint cannot be read: {error}") from error
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True  # as in ``of``; it is not among what a tokenizer stores
+        _reset(tokenizer)
         return Encoder(tokenizer, int(state["vocab"]), int(state["pad"]), "that of the checkpoint")
 
     def digest(self) -> str:
@@ -85,7 +81,7 @@ class Encoder:
         """
         key = (FORMAT, texts.digest(), self.digest(), max_length)
         content = cached(cache / "tokens" / "rows.pt", lambda: self.encode(texts, max_length), key)
-        return RaggedRows(content["tokens"], content["offsets"], content["boundary"], {task: texts.labels}, self.pad)
+        return RaggedRows(**content, targets={task: texts.labels}, pad=self.pad)
 
     def encode(self, texts: Texts, max_length: int) -> dict[str, Tensor]:
         """Return ``tokens``, ``offsets`` and ``boundary`` as in ``RaggedRows``.
@@ -114,3 +110,10 @@ class Encoder:
             "offsets": torch.tensor([0, *lengths]).cumsum(0),
             "boundary": torch.tensor(boundary, dtype=torch.int32),
         }
+
+
+def _reset(tokenizer: Any) -> None:
+    """Make a tokenizer neither pad nor cut, and take "[PAD]" in a text for text, which it does not store."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True

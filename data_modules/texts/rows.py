@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,11 @@ class Texts:
     first: list[str]
     second: list[str] | None
     labels: Tensor
+
+    @staticmethod
+    def of(columns: Sequence[list[str]], labels: Tensor) -> Texts:
+        """Return the rows of one or two ``columns``."""
+        return Texts(columns[0], columns[1] if len(columns) > 1 else None, labels)
 
     def __len__(self) -> int:
         return len(self.first)
