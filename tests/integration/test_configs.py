@@ -306,22 +306,10 @@ def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> Non
         (["gate=comet", "gate.gamma=0"], "gate.gamma=0"),
         (["gate=dselect_k", "gate.gamma=-1"], "gate.gamma=-1"),
         (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
-        (["gate=comet", "gate.k=0"], "gate.k=0: must be an integer of at least 1"),
-        (["gate=comet", "gate.k=two"], "gate.k='two'"),
+        (["gate=comet", "gate.k=two"], "gate.k=two"),
         (["gate=softmax_selector", "gate.temperature=0"], "gate.temperature=0"),
         (["gate=topk", "gate.normalize=later"], "before, after"),
-        (["optimizer.lr=-1"], "optimizer: .*-1"),
-    ],
-)
-def test_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, *words, "data.rows=[1,1,1]")
-    with pytest.raises(InputError, match=message.replace("[", r"\[")):
-        build.check_options(cfg)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+        (["optimizer.lr=-1"], "optimizer.*-1"),
         (["+gate.foo=1"], "gate.foo: CometGate has no option foo"),
         (["+network.foo=1"], "network.foo: MMoE has no option foo"),
         (["+data.foo=1"], "data.foo: SyntheticMoEDataModule has no option foo"),
@@ -331,9 +319,9 @@ def test_options_are_checked_before_data_is_touched(words: list[str], message: s
         (["seed=one"], "seed=one: must be a whole number"),
     ],
 )
-def test_unknown_option_gives_one_message(words: list[str], message: str, tmp_path: Path) -> None:
+def test_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        run(compose_small(tmp_path, *words))
+        run(compose_small(tmp_path, *words, "data.rows=[1,1,1]"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")

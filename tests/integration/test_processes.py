@@ -23,14 +23,8 @@ from tests.conftest import ROOT
 from tests.programs import Forked, free_port, ranks
 from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
-BASE = [
-    "trainer.precision=64-true",
-    "trainer.log_every_n_steps=1",
-    "logger=csv",
-    "callbacks.progress=null",
-    "callbacks.routing.pictures=false",
-    "seed=3",
-]
+BASE = ["trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger=csv", "callbacks.progress=null", "seed=3"]
+BASE += ["callbacks.routing.pictures=false"]
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
@@ -87,14 +81,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weighting", ["fixed", "pcgrad", "gradnorm"])
 def test_missing_labels_count_over_all_processes(weighting: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [
-        f"weighting={weighting}",
-        *BASE,
-        "data=movielens",
-        f"paths.data_dir={tiny_data}",
-        "trainer.max_epochs=2",
-        "recipe.dropout=0",
-    ]
+    words = [*BASE, f"weighting={weighting}", "data=movielens", f"paths.data_dir={tiny_data}"]
+    words += ["trainer.max_epochs=2", "recipe.dropout=0"]
     words += ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
     words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
     one, two = tmp_path / "one", tmp_path / "two"
@@ -120,30 +108,13 @@ def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
         check_values(found, labels)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [
-            "data=four_mnists",
-            "network=routed_mnists",
-            "gate=dselect_k",
-            "weighting=uncertainty",
-            "network.dropout=0",
-            "data.rows=[60,20,20]",
-        ],
-        [
-            "data=omniglot",
-            "data.alphabets=[Gujarati,Sylheti,Tibetan]",
-            "data.side=56",
-            "recipe.num_experts=2",
-            "recipe.dropout=0",
-            "data.tasks_per_step=2",
-            "gate=fixed",
-            "weighting=upgrad",
-        ],
-    ],
-    ids=["routed", "super-batches"],
-)
+ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=uncertainty", "network.dropout=0"]
+ROUTED += ["data.rows=[60,20,20]"]
+PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
+PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=upgrad"]
+
+
+@pytest.mark.parametrize("words", [ROUTED, PAIRS], ids=["routed", "super-batches"])
 def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, *words, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.examples.count=0"]
     one, two = tmp_path / "one", tmp_path / "two"

@@ -48,11 +48,8 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert {"loss", "experts_per_sample", "task_000/loss", "task_000/mse"} <= record["test"].keys()
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"].keys() >= {"mtl", "commit", "python"}
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
-        "best.ckpt",
-        "last.ckpt",
-        "last.previous.ckpt",
-    }
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
     assert list((tmp_path / "tensorboard").glob("events*"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
     assert record["test"]["flops_selected"] <= record["test"]["flops_dense"]
@@ -106,11 +103,8 @@ def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: P
     last = events.Images("visual/permutation")[-1]
     assert last.encoded_image_string == (tmp_path / "routing" / "permutation.png").read_bytes()
     assert {"train/loss", "val/loss", "val_routing/experts_per_sample"} <= set(tags["scalars"])
-    assert {
-        "while_training/permutation_soft_to_hard",
-        "while_training/schedule/permutation.tau",
-        "train/step_loss",
-    } <= set(tags["scalars"])
+    course = {"while_training/permutation_soft_to_hard", "while_training/schedule/permutation.tau", "train/step_loss"}
+    assert course <= set(tags["scalars"])
     # TensorBoard opens the first two groups
     assert sorted({name.split("/")[0] for name in tags["scalars"] + tags["images"]})[:2] == ["train", "val"]
     single = {name for name in tags["scalars"] if len(events.Scalars(name)) == 1}
@@ -163,16 +157,6 @@ def test_same_command_same_numbers(tmp_path: Path) -> None:
     assert losses(tmp_path / "c") != results[0]
 
 
-def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(compose_small(whole, "trainer.max_epochs=4"))
-    run(compose_small(parts, "trainer.max_epochs=2"))
-    path = parts / "checkpoints" / "last.ckpt"
-    run(resume_small(path, parts, "trainer.max_epochs=4"))
-    assert losses(parts) == losses(whole)
-    assert read(path)["epoch"] == 3
-
-
 def test_only_evaluating_gives_the_same_test_loss(tmp_path: Path) -> None:
     run(compose_small(tmp_path / "run"))
     path = tmp_path / "run" / "checkpoints" / "best.ckpt"
@@ -186,12 +170,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     run(compose_small(folder, "trainer.max_epochs=1"))
     return folder
-
-
-def test_checkpoints_load_with_weights_only(trained: Path) -> None:
-    for name in ("best", "last"):
-        content = torch.load(trained / "checkpoints" / f"{name}.ckpt", weights_only=True)
-        assert content["config"]["gate"]["_target_"] == "mtl.gates.CometGate"
 
 
 @pytest.mark.parametrize(
@@ -242,19 +220,6 @@ def test_a_group_named_on_resume_takes_away_what_its_option_lacks(tmp_path: Path
     assert list(cfg.logger) == ["csv"]
 
 
-def test_damaged_checkpoints(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "trainer.max_epochs=1"))
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"damaged or truncated.*in the same folder: best.ckpt"):
-        read(path)
-    torch.save({"something": 1}, path)
-    with pytest.raises(InputError, match="was not written by this program"):
-        read(path)
-    with pytest.raises(InputError, match="no such file"):
-        read(tmp_path / "none.ckpt")
-
-
 def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
     words = ["gate=comet,topk", "-m", "seed=1,2", *FEW, "trainer.max_epochs=1"]
     done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
@@ -267,15 +232,8 @@ def test_sweep_returns_values_and_a_table(tmp_path: Path) -> None:
 
 
 def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
-    words = [
-        "-m",
-        "gate=topk",
-        "gate.k=99,1",
-        "seed=1",
-        *FEW,
-        "trainer.max_epochs=1",
-        f"hydra.sweep.dir={tmp_path}/sweep",
-    ]
+    words = ["-m", "gate=topk", "gate.k=99,1", "seed=1", *FEW, "trainer.max_epochs=1"]
+    words += [f"hydra.sweep.dir={tmp_path}/sweep"]
     done = program(tmp_path / "printed", *words)
     assert done.status == 1
     table = read_runs([tmp_path / "sweep"]).table
@@ -347,12 +305,7 @@ def test_jobs_beside_each_other_give_one_table(tmp_path: Path) -> None:
     done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep", "trainer.max_epochs=1")
     assert done.status == 0, done.output
     rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").read_text().splitlines()))
-    assert [(row["setting"], row["seed"]) for row in rows] == [
-        ("comet", "1"),
-        ("comet", "2"),
-        ("topk", "1"),
-        ("topk", "2"),
-    ]
+    assert [f"{row['setting']} {row['seed']}" for row in rows] == ["comet 1", "comet 2", "topk 1", "topk 2"]
     assert {row["state"] for row in rows} == {"finished"}
     assert "difference to comet, over runs of the same seed" in " ".join(done.output.split())
 
@@ -370,19 +323,3 @@ def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
     assert done.status == 0, done.output
     [evaluated] = tmp_path.glob("*/*_evaluate/results.json")
     assert json.loads(evaluated.read_text())["test"] == pytest.approx(record["test"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gate=commet"], "comet"),
-        (["gate.gamma=0"], "gate.gamma=0: must be a number greater than 0"),
-        (["gate.gama=1"], "gama"),
-        (["ckpt=nowhere.ckpt"], "no such file"),
-    ],
-)
-def test_errors_are_one_message(words: list[str], message: str, tmp_path: Path) -> None:
-    done = program(tmp_path / "printed", *words, f"paths.output_dir={tmp_path}")
-    assert done.status == 1
-    assert message in done.output
-    assert "Traceback" not in done.output

@@ -92,20 +92,15 @@ def softmax_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     return (p * (p / q).log()).sum(-1)
 
 
-def test_predictions_of_classes_are_compared_by_the_symmetric_kl_divergence() -> None:
+def test_predictions_are_compared_as_in_the_paper() -> None:
+    """Classes by the symmetric KL divergence, of which a binary task has two; numbers by the squared error."""
     z, t = torch.randn(4, 3), torch.randn(4, 3)
     expected = (softmax_kl(z, t) + softmax_kl(t, z)) / 2
     torch.testing.assert_close(prediction_losses(CLASSES, z, t), expected.float())
-
-
-def test_a_binary_task_has_two_classes() -> None:
     z, t = torch.tensor([0.5, -2.0]), torch.tensor([-1.0, 3.0])
     p, q = z.sigmoid(), t.sigmoid()
     expected = ((p - q) * (p / q).log() + (q - p) * ((1 - p) / (1 - q)).log()) / 2
     torch.testing.assert_close(prediction_losses(BINARY, z, t), expected)
-
-
-def test_predictions_of_numbers_are_compared_by_the_squared_error() -> None:
     assert prediction_losses(REAL, torch.tensor([1.0, 2.0]), torch.tensor([1.5, 5.0])).tolist() == [0.25, 9.0]
 
 

@@ -16,15 +16,28 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_before_training_stops_at_once(number: int) -> None:
-    name = signal.Signals(number).name
-    with (
-        StopSignals().listening(),
-        pytest.raises(Stopped, match=f"stopped by {name} before the first step; nothing to save") as stop,
-    ):
-        send(number)
-    assert stop.value.number == number
+TRAINS, TESTS = ("training_starts", "a/last.ckpt"), ("training_ends", "a/best.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("begun", "sent", "message"),
+    [
+        *(([], [number], f"by {number.name} before the first step; nothing to save") for number in NUMBERS),
+        ([TRAINS], [signal.SIGTERM] * 2 + [signal.SIGINT], r"by SIGINT at once, .*; resume .* ckpt=a/last.ckpt"),
+        ([TRAINS, TESTS], [signal.SIGHUP], "by SIGHUP during the test; the trained weights are in a/best.ckpt"),
+        ([("test_starts",)], [signal.SIGINT], "by SIGINT during the test; nothing to save"),
+    ],
+)
+def test_the_last_signal_stops_at_once(begun: list[tuple[str, ...]], sent: list[int], message: str) -> None:
+    signals = StopSignals()
+    with signals.listening():
+        for name, *arguments in begun:
+            getattr(signals, name)(*arguments)
+        for number in sent[:-1]:
+            send(number)
+        with pytest.raises(Stopped, match=f"^stopped {message}") as stop:
+            send(sent[-1])
+    assert stop.value.number == sent[-1]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -37,33 +50,6 @@ def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
         assert signals.number == number
         with pytest.raises(Stopped, match=r"weights are in a/best.ckpt, test them with: .* evaluate=a/best.ckpt"):
             signals.training_ends("a/best.ckpt")
-
-
-def test_a_second_interrupt_stops_training_at_once() -> None:
-    signals = StopSignals()
-    with signals.listening():
-        signals.training_starts("a/last.ckpt")
-        send(signal.SIGTERM)
-        send(signal.SIGTERM)
-        with pytest.raises(Stopped, match=r"by SIGINT at once, without saving; resume .* ckpt=a/last.ckpt"):
-            send(signal.SIGINT)
-
-
-def test_a_signal_in_the_test_names_the_weights() -> None:
-    signals = StopSignals()
-    with signals.listening():
-        signals.training_starts("last.ckpt")
-        signals.training_ends("best.ckpt")
-        with pytest.raises(Stopped, match=r"by SIGHUP during the test; the trained weights are in best.ckpt"):
-            send(signal.SIGHUP)
-
-
-def test_a_signal_while_only_testing_has_nothing_to_save() -> None:
-    signals = StopSignals()
-    with signals.listening():
-        signals.test_starts()
-        with pytest.raises(Stopped, match="stopped by SIGINT during the test; nothing to save"):
-            send(signal.SIGINT)
 
 
 def test_broad_handlers_do_not_swallow_a_stop() -> None:
