@@ -7,7 +7,7 @@ the optimizers of torch. A user's own classes need ``trust=[my_package]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -125,3 +125,8 @@ def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
             if key[-1] == "_target_":
                 found.setdefault(key[0], set()).add(value)
     return {section: frozenset(names) for section, names in found.items()}
+
+
+def classes_in(folders: Iterable[str | Path]) -> list[str]:
+    """Return the classes that the YAML files in ``folders``, a user's own, name: a checkpoint may name them too."""
+    return [name for folder in folders for names in targets_in(folder).values() for name in names]

@@ -108,17 +108,16 @@ def _no_such_option(match: re.Match[str], words: list[str]) -> str:
     if key in _groups():
         return f"{_cut(word)}: the configuration chosen by the other options has no {key}; leave this option out"
     if "/" in key:
-        near = _nearest(key, _groups())
-        return f"{_cut(word)}: there is no group {_cut(key)}{f'; did you mean {near}?' if near else ''}"
+        return _no_group(word, key)
     near = _nearest_option(key, words)
     if near:
         return f"{_cut(word)}: no such option; did you mean {near}={_cut(value)}? (+{_cut(word)} adds a new option)"
     return f"{_cut(word)}: not in the configuration; to add an option that it leaves out, write +{_cut(word)}"
 
 
-def _no_such_group(match: re.Match[str], words: list[str]) -> str:
-    near = _nearest(match[2], _groups())
-    return f"{_cut(match[1])}: there is no group {match[2]}{f'; did you mean {near}?' if near else ''}"
+def _no_group(word: str, group: str) -> str:
+    near = _nearest(group, _groups())
+    return f"{_cut(word)}: there is no group {_cut(group)}{f'; did you mean {near}?' if near else ''}"
 
 
 def _nothing_to_delete(match: re.Match[str], words: list[str]) -> str:
@@ -135,15 +134,10 @@ def _several_values(match: re.Match[str], words: list[str]) -> str:
     )
 
 
-def _given_twice(match: re.Match[str], words: list[str]) -> str:
-    same = [word for word in words if _key(word) == match[1]]
-    return f"{match[1]} is given twice: {' and '.join(same)}; leave one out"
-
-
 def _chosen_twice(match: re.Match[str], words: list[str]) -> str:
     same = [word for word in words if _key(word) == match[1]]
     if len(same) > 1:
-        return _given_twice(match, words)
+        return f"{match[1]} is given twice: {' and '.join(same)}; leave one out"
     if same and same[0].startswith("+"):
         return f"{_cut(same[0])}: {match[1]} is chosen already; write {_cut(same[0].lstrip('+'))} to replace it"
     files = f"the configuration files choose {match[1]} more than once"
@@ -163,6 +157,10 @@ def _cannot_merge(match: re.Match[str], words: list[str]) -> str:
 
 def _no_folder(match: re.Match[str], words: list[str]) -> str:
     return f"--config-dir {_cut(match[1])}: there is no such folder"
+
+
+def _no_such_group(match: re.Match[str], words: list[str]) -> str:
+    return _no_group(match[1], match[2])
 
 
 SENTENCES = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -20,7 +22,6 @@ from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
 from mtl.cli import errors, results
 from mtl.cli.commands import command
-from mtl.cli.threads import use_threads
 from mtl.config import build
 from mtl.config.check import check
 from mtl.config.resume import check_batches
@@ -68,7 +69,8 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None  # else the earlier run used it
     build.check_options(cfg)
     teacher = read_teacher(cfg)
-    use_threads(cfg.get("threads"))
+    usual = usual_threads()
+    torch.set_num_threads(cfg.get("threads") or usual)
     data: Any = build.build_data(cfg)
     trainer = build.build_trainer(cfg, checkpoint)
     for logger in trainer.loggers:
@@ -119,6 +121,12 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
         write_json(folder / RESULTS, record)
         results.print_results(record, folder)
     return best if best is not None else record["test"]["loss"]
+
+
+@cache
+def usual_threads() -> int:
+    """Return the threads of an operation at the first call: no run inherits the number of one before it."""
+    return torch.get_num_threads()
 
 
 def _fit(

@@ -117,6 +117,7 @@ def task(cfg: DictConfig) -> float | None:
 def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequence[str] = ()) -> float | None:
     """Take possession of the run folder, and run; ``lent``: the words that come from ``checkpoint``."""
     from mtl.checkpoints.files import read, read_to_resume
+    from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
     from mtl.cli.console import make_lasting
     from mtl.cli.folder import claim, give_up
@@ -158,7 +159,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
-        trust = [*(cfg.trust or []), *own_classes(hydra_cfg)]
+        trust = [*(cfg.trust or []), *classes_in(folders_of(hydra_cfg))]
         cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
         cfg.ckpt = ckpt
         return run(cfg, checkpoint)
@@ -173,19 +174,15 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
             give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
 
 
+def folders_of(hydra_cfg: DictConfig) -> list[str]:
+    """Return the folders of ``--config-dir``."""
+    return [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
+
+
 def searched(hydra_cfg: DictConfig) -> list[str]:
     """Return the words of the command line that say where further YAML files are."""
-    given = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
-    folders = [word for path in given for word in ("--config-dir", path)]
+    folders = [word for path in folders_of(hydra_cfg) for word in ("--config-dir", path)]
     return [*folders, *(word for word in hydra_cfg.overrides.hydra if word.startswith("hydra.searchpath="))]
-
-
-def own_classes(hydra_cfg: DictConfig) -> list[str]:
-    """Return the classes that the user's own YAML files name, which a checkpoint may name too."""
-    from mtl.checkpoints.trust import targets_in
-
-    folders = [source.path for source in hydra_cfg.runtime.config_sources if source.provider == "command-line"]
-    return [name for folder in folders for names in targets_in(folder).values() for name in names]
 
 
 def composed(words: Sequence[str]) -> DictConfig:

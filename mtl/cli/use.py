@@ -14,21 +14,18 @@ from mtl.cli.errors import as_one_message
 FIRST = 10  # rows that predict shows if it writes no file
 
 
-def parser_of(name: str, text: str, data: bool = False) -> ArgumentParser:
-    """Return the parser of a command on a run; ``data``: the command reads the data of the run too."""
-    parser = ArgumentParser(prog=" ".join(program(name)), description=text)
-    parser.add_argument("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
-    parser.add_argument(
-        "--config-dir",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="your own YAML files, whose classes are trusted",
-    )
-    parser.add_argument("--version", action="version", version=f"mtl {__version__}")
-    if data:
-        parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
+def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
+    """Return the parser of a command on a run; ``out``: the command reads the run's data, and writes this file."""
+    parser = ArgumentParser(prog=" ".join(program(name)), description=f"{text}: mtl {name} RUN")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
+    add("--trust", action="append", default=[], metavar="PACKAGE", help="a package of your own")
+    own = "your own YAML files, whose classes are trusted"
+    add("--config-dir", action="append", default=[], metavar="FOLDER", help=own)
+    add("--version", action="version", version=f"mtl {__version__}")
+    if out:
+        add("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
+        add("--out", type=Path, help=f"where to write; default RUN/{out}")
     return parser
 
 
@@ -36,9 +33,9 @@ def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Names
     """Return the arguments with the classes of ``--config-dir`` among those that are trusted."""
     given = parser.parse_args(arguments)
     if given.config_dir:
-        from mtl.checkpoints.trust import targets_in
+        from mtl.checkpoints.trust import classes_in
 
-        given.trust += [name for folder in given.config_dir for names in targets_in(folder).values() for name in names]
+        given.trust += classes_in(given.config_dir)
     return given
 
 
@@ -51,17 +48,13 @@ def beside(run: str, name: str) -> Path:
 
 def predict(arguments: Sequence[str] | None = None) -> None:
     """Write or show the predictions for the rows of a file."""
-    parser = parser_of("predict", "Predict the rows of a file: mtl predict RUN rows.csv -o predictions.parquet")
-    parser.add_argument(
-        "rows", type=Path, help="a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, help=f"file to write, in one of these formats; default: show {FIRST} rows"
-    )
+    parser = parser_of("predict", "Predict the rows of a file")
+    columns = "a .csv, .csv.gz, .tsv or .parquet file with the columns of the training"
+    parser.add_argument("rows", type=Path, help=columns)
+    parser.add_argument("-o", "--out", type=Path, help=f"file to write, in such a format; default: show {FIRST} rows")
     parser.add_argument("--tasks", type=names, metavar="A,B", help="the tasks to predict; default all")
-    parser.add_argument(
-        "--keep", type=names, metavar="A,B", help="columns of the rows to keep; default all, '' for none"
-    )
+    kept = "columns of the rows to keep; default all, '' for none"
+    parser.add_argument("--keep", type=names, metavar="A,B", help=kept)
     parser.add_argument("--experts", action="store_true", help="add the experts that each row used, with their weights")
     parser.add_argument("--batch-size", type=int, default=4096, help="rows that the network computes at once")
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
@@ -84,10 +77,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
 
 def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
-    parser = parser_of(
-        "export", "Export a trained network as a program that needs torch alone: mtl export RUN", data=True
-    )
-    parser.add_argument("--out", type=Path, help="folder to write to; default RUN/exported")
+    parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install 'mtl[onnx]')")
     with as_one_message():
         given = read_given(parser, arguments)
@@ -105,9 +95,8 @@ def export(arguments: Sequence[str] | None = None) -> None:
 
 def prune(arguments: Sequence[str] | None = None) -> None:
     """Write the part of a run's network that each task uses, and print what it saves."""
-    parser = parser_of("prune", "Extract the part of a trained network that a task uses: mtl prune RUN", data=True)
+    parser = parser_of("prune", "Extract the part of a trained network that a task uses", "pruned")
     parser.add_argument("--task", action="append", default=[], help="a task (may be repeated); default all")
-    parser.add_argument("--out", type=Path, help="folder to write to; default RUN/pruned")
     with as_one_message():
         given = read_given(parser, arguments)
         from rich.console import Console
@@ -129,9 +118,8 @@ def prune(arguments: Sequence[str] | None = None) -> None:
 
 def importance(arguments: Sequence[str] | None = None) -> None:
     """Write the importance of the hidden units of a dense Transformer run."""
-    text = "Rank the hidden units of a dense Transformer run, for network.start=importance: mtl importance RUN"
-    parser = parser_of("importance", text, data=True)
-    parser.add_argument("--out", type=Path, help="file to write; default RUN/importance.pt")
+    text = "Rank the hidden units of a dense Transformer run, for network.start=importance"
+    parser = parser_of("importance", text, "importance.pt")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.importance import write_importance
@@ -143,7 +131,7 @@ def importance(arguments: Sequence[str] | None = None) -> None:
 
 def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | None = None) -> None:
     """Answer requests until a signal stops the program; ``server`` runs the application instead of uvicorn."""
-    parser = parser_of("serve", "Answer requests over HTTP with a trained network: mtl serve RUN --port 8000")
+    parser = parser_of("serve", "Answer requests over HTTP with a trained network")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default this machine only")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch", type=int, default=256, help="rows of a batch, and of a request; default 256")
