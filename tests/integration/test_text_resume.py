@@ -90,19 +90,15 @@ def pretrained(data: Path, tmp_path: Path) -> Path:
 
 
 def test_pretrained_encoder_is_not_read_again(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    """A checkpoint holds the weights and the tokenizer of its run; a new run needs their files."""
     options = [*words(data, "[sst2]"), f"network.pretrained={pretrained}", "network.config=null", "data.tokenizer=null"]
+    own = options[:-1]  # with the tokenizer of the encoder
     run(compose_small(tmp_path / "whole", *options))
     interrupted(tmp_path / "parts", 2, *options)
+    interrupted(tmp_path / "own", 0, *own)
     shutil.rmtree(pretrained)
-    go_on(tmp_path / "parts", f"paths.data_dir={data}")
+    for folder in ("parts", "own"):
+        go_on(tmp_path / folder, f"paths.data_dir={data}")
     assert_same(tmp_path / "parts", tmp_path / "whole")
-
-
-def test_missing_tokenizer(data: Path, pretrained: Path, tmp_path: Path) -> None:
-    """A checkpoint holds the tokenizer of its run; a new run needs its files."""
-    options = [*words(data, "[sst2]"), f"network.pretrained={pretrained}", "network.config=null"]
-    interrupted(tmp_path / "parts", 0, *options)
-    shutil.rmtree(pretrained)
-    go_on(tmp_path / "parts", f"paths.data_dir={data}")
     with pytest.raises(InputError, match=f"data.tokenizer={pretrained} is neither a folder nor"):
-        run(compose_small(tmp_path / "new", *options))
+        run(compose_small(tmp_path / "new", *own))

@@ -112,21 +112,23 @@ def test_wrong_row_names_file_and_line(data: Path, tmp_path: Path) -> None:
     assert "line 13 has 3 cells" in outcome.output
 
 
-def test_network_that_takes_no_tokens(data: Path, tmp_path: Path) -> None:
-    words = ["data=glue", "network=mmoe", "data.tasks=[rte]", "data.download=false", f"paths.data_dir={data}"]
-    with pytest.raises(InputError, match=r"input 'tokens' is Tokens: this network takes .*; texts need network=transf"):
-        run(compose_small(tmp_path, *words))
-
-
-def test_data_without_tokens(tmp_path: Path, tiny_data: Path) -> None:
-    with pytest.raises(InputError, match=r"network=transformer reads tokens; this data has "):
-        run(compose_small(tmp_path, "data=movielens", "network=transformer", f"paths.data_dir={tiny_data}"))
-
-
-def test_sentences_have_no_id_for_the_hash_gate(data: Path, tmp_path: Path) -> None:
-    words = [*TINY, "data.tasks=[rte]", f"paths.data_dir={data}", "gate=hash", "network.route=sentence"]
-    with pytest.raises(InputError, match=r"network.route=sentence: HashGate routes each token by its id"):
-        run(compose_small(tmp_path, *words))
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=glue", "network=mmoe"], r"input 'tokens' is Tokens: this network takes .*; texts need network=transf"),
+        (["data=movielens", "network=transformer"], r"network=transformer reads tokens; this data has "),
+        (
+            [*TINY, "gate=hash", "network.route=sentence"],
+            r"network.route=sentence: HashGate routes each token by its id",
+        ),
+    ],
+    ids=["no tokens wanted", "no tokens given", "no ids of sentences"],
+)
+def test_parts_that_do_not_fit(words: list[str], message: str, data: Path, tiny_data: Path, tmp_path: Path) -> None:
+    folder = tiny_data if "data=movielens" in words else data
+    tasks = [] if "data=movielens" in words else ["data.tasks=[rte]", "data.download=false"]
+    with pytest.raises(InputError, match=message):
+        run(compose_small(tmp_path, *words, *tasks, f"paths.data_dir={folder}"))
 
 
 def test_hub_that_does_not_answer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

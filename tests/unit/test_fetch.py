@@ -69,16 +69,22 @@ def handler_of(site: Site) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
+@contextlib.contextmanager
+def serve(site: Site) -> Iterator[None]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(site)) as server:
         site.url = f"http://127.0.0.1:{server.server_port}/file.zip"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield site
+        yield
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    with serve(site):
+        yield site
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +118,10 @@ def test_file_is_fetched_once(site: Site, dest: Path, known_hash: str | None) ->
     if known_hash is not None:
         dest.write_bytes(b"half")
         assert get(site, dest, known_hash) == CONTENT
+    first, dest = Site(location=site.url), dest.with_name("moved.zip")
+    with serve(first):
+        fetch(first.url, dest, known_hash)
+    assert dest.read_bytes() == CONTENT
 
 
 PARTS: dict[str, Callable[[bytes], bytes]] = {
@@ -166,12 +176,6 @@ def test_silent_server_is_a_lost_connection(dest: Path, monkeypatch: pytest.Monk
     assert download.TIMEOUT == (0.1, 0.1)
 
 
-def test_slow_servers_have_time() -> None:
-    connect, data = download.TIMEOUT
-    assert connect >= 20
-    assert data >= 60
-
-
 def test_wrong_hash_leaves_nothing(site: Site, dest: Path) -> None:
     with pytest.raises(InputError, match=rf"cannot download file\.zip: .*hash .* not {'0' * 64}.*put it at {dest}"):
         get(site, dest, "0" * 64)
@@ -222,15 +226,6 @@ def test_other_addresses_are_not_fetched(dest: Path, site: Site, url: str) -> No
     with pytest.raises(InputError, match="cannot download"):
         get(site, dest)
     assert not dest.exists()
-
-
-def test_redirects_are_followed(site: Site, dest: Path) -> None:
-    other = Site()
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(other)) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        site.location = f"http://127.0.0.1:{server.server_port}/file.zip"
-        assert get(site, dest) == CONTENT
-        server.shutdown()
 
 
 def test_without_download_the_file_has_to_be_there(site: Site, dest: Path) -> None:

@@ -52,25 +52,6 @@ def test_blocks_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert_frame_equal(pl.concat([frame for frame, _ in found]), read_table(path, ",", []))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (PLAIN + "9,x,y\n", r"rows.csv, line 302 has 3 cells, but the first line names 2"),
-        (PLAIN + "9,x\x00\n", r"rows.csv, line 302: the byte 0x0"),
-        ("id,text\n", r"rows.csv has a header but no rows"),
-        ("\n\n", r"rows.csv is empty"),
-        ("id,id\n1,2\n", r"columns 1 and 2 are both called 'id'"),
-    ],
-)
-def test_mistakes_in_any_block_name_their_line(
-    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rows.csv").write_text(content)
-    monkeypatch.setattr(blocks, "BYTES", 100)
-    with pytest.raises(InputError, match=message):
-        list(read_blocks(tmp_path / "rows.csv", ",", []))
-
-
 def restored(data: Any, again: Any) -> RowEncoder:
     """Return the encoder of ``again``, which gets the state of ``data`` and reads no file."""
     state = json.loads(json.dumps(data.state_dict()))

@@ -140,23 +140,22 @@ def test_bad_texts(name: str, size: int | None, tmp_path: Path, monkeypatch: pyt
     assert message.replace("{0}", str(tmp_path)) in found
 
 
-LABELS: dict[str, tuple[str, str, Any]] = {  # the cell of row 7, the message, what else the task says
-    "text": ("four", "'four' is not a number", {}),
-    "infinite": ("inf", "'inf' is not a number", {}),
-    "too large": ("1e308", "'1e308' is too large for a label of task 'y'", {}),
-    "large square": ("-1e19", "'-1e19' is too large for a label of task 'y'", {}),
-}
-
-
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("name", LABELS)
-def test_bad_labels_are_errors_whatever_on_bad_says(name: str, streamed: bool, tmp_path: Path) -> None:
-    value, message, more = LABELS[name]
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("four", "is not a number"),
+        ("inf", "is not a number"),
+        ("1e308", "is too large for a label of task 'y'"),
+        ("-1e19", "is too large for a label of task 'y'"),
+    ],
+)
+def test_bad_labels_are_errors_whatever_on_bad_says(value: str, message: str, streamed: bool, tmp_path: Path) -> None:
     frame = pl.read_csv(with_lines(8, f"1.5,S,{value}").encode(), infer_schema=False)
     path = save(tmp_path / "t.parquet", parquet(frame))
     options = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path), "on_bad": "missing"}
-    found = refusal(path, {"y": {"kind": "regression"} | more}, streamed=streamed, **options)
-    assert f"t.parquet, column 'y', row 7: {message}" in found
+    found = refusal(path, {"y": {"kind": "regression"}}, streamed=streamed, **options)
+    assert f"t.parquet, column 'y', row 7: {value!r} {message}" in found
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -182,7 +181,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"tasks": {"a": {"kind": "binary"}}},
         "task 'a' is binary but its training rows have .* different labels, '0.5', ",
     ),
-    ({"split": [0.5, 0.5]}, r"data.split=\[0.5,0.5\]"),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
     ({"split": [0.9, 0.1, 0], "val_path": "{0}/t.parquet"}, "data.split="),
     ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
@@ -196,12 +194,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"categorical": ["cty"]}, r"data.categorical: .* has no column 'cty' \(did you mean 'city'"),
     ({"lists": {"bb": "|"}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
     ({"lists": {"a": "|"}, "categorical": ["a"]}, "a is named more than once"),
-    ({"lists": ["a"]}, "lists="),
-    ({"lists": {"a": 5}}, "lists.a=5: must be text or null"),
-    ({"max_length": 0}, "max_length=0"),
-    ({"min_count": 0}, "min_count=0"),
-    ({"on_bad": "skip"}, "on_bad=skip: must be one of error, missing"),
-    ({"group_column": 3}, "group_column=3: must be"),
     ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]
@@ -214,7 +206,6 @@ ALONE = [  # of tables in memory
     ({"weight_column": "zero"}, "column 'zero': all labels of task 'y' have weight 0"),
     ({"path": "{0}/mixed"}, r"mixed: .csv and .parquet files: give a pattern that matches one format"),
     ({"path": "{0}/d.xlsx"}, "accepted formats are .csv, .csv.gz, .tsv, .parquet"),
-    ({"separator": ""}, "separator="),
 ]
 STREAMED = [
     ({"path": "{0}/a.csv"}, r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)"),
@@ -250,11 +241,6 @@ def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message:
     assert re.search(message, refusal(**given))
 
 
-@pytest.mark.parametrize("weight", [math.nan, math.inf, -1, True, "much", None, [1], 1e30])
-def test_unsuitable_weights_are_refused(weight: Any) -> None:
-    assert "data.tasks.y.weight=" in refusal("t.csv", {"y": {"kind": "binary", "weight": weight}})
-
-
 BINARY = {"column": "y", "kind": "binary"}
 BAD_TASKS: list[Any] = [
     5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binary"}, {"y": {}}, {"y": {"kind": None}},
@@ -267,7 +253,8 @@ BAD_TASKS: list[Any] = [
     {"y": BINARY | {"class_weights": {"1": 2}}}, {"y": BINARY | {"standardise": False}},
     {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"metrics": "auroc"}}, {"y": BINARY | {"pos_weight": 0}},
     {"y": BINARY | {"pos_weight": "even"}}, {"y": {"kind": "multiclass", "class_weights": {"1": -1}}},
-    {"y": {"kind": "multiclass", "class_weights": [1, 2]}},
+    {"y": {"kind": "multiclass", "class_weights": [1, 2]}}, {"y": BINARY | {"weight": -1}},
+    {"y": BINARY | {"weight": math.nan}}, {"y": BINARY | {"weight": None}}, {"y": BINARY | {"weight": 1e30}},
 ]  # fmt: skip
 
 
@@ -276,14 +263,10 @@ def test_unsuitable_tasks_are_refused(tasks: Any, tmp_path: Path) -> None:
     assert re.match("data.tasks[^:]*", refusal(save(tmp_path / "t.csv", GOOD), tasks))
 
 
-@pytest.mark.parametrize("separator", ["", "ab", 5, None, True, "\n", '"', "\xe9", "\0", [","]])
-def test_unsuitable_separators_are_refused(separator: Any) -> None:
-    assert "separator=" in refusal("t.csv", separator=separator)
-
-
-@pytest.mark.parametrize("separator", [";", "|", " ", "a", "\t", "."])
-def test_file_with_another_separator_gives_one_message(separator: str, tmp_path: Path) -> None:
-    refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
+@pytest.mark.parametrize("separator", ["", "ab", 5, None, True, "\n", '"', "\xe9", "\0", [","], ";", "a", "\t", "."])
+def test_unsuitable_separators_are_refused(separator: Any, tmp_path: Path) -> None:
+    message = refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
+    assert "separator=" in message or separator in (";", "a", "\t", ".")  # which are not those of the file
 
 
 @pytest.mark.parametrize("value", ["1e300", "-1e300", "1e60"])
@@ -300,7 +283,6 @@ def test_messages_of_several_files_name_the_file_and_its_row(tmp_path: Path) -> 
     bad = tmp_path / "rows" / "2.csv"
     save(bad, bad.read_text().replace("26.5", "many"))
     assert f"{bad}, column 'a', row 7: 'many' is not a number" in refusal(tmp_path / "rows")
-    assert f"{bad}, column 'a', row 7: 'many'" in refusal(f"{tmp_path}/rows/*.csv", numeric=["a"])
     save(bad, bad.read_text().replace("many,S,1", "26.5,S,?"))
     good = save(tmp_path / "t.csv", GOOD)
     assert f"{bad}, column 'y', row 7: '?' is a label of task 'y' that does" in refusal(good, test_path=str(bad.parent))
@@ -432,9 +414,7 @@ def test_types_of_inputs_and_labels(name: str, streamed: bool, tmp_path: Path) -
             assert "column 'y': its type" in refusal(path, z, streamed=streamed, split_column="y")
 
 
-@pytest.mark.parametrize(
-    "change", ["shorter", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"]
-)
+@pytest.mark.parametrize("change", ["short", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"])
 def test_file_that_changes_while_it_is_streamed_is_one_message(
     change: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,10 +446,3 @@ def test_unusual_texts_are_read(tmp_path: Path) -> None:
     data = module(save(tmp_path / "t.csv", text), {"y": {"kind": "binary", "column": 1, "positive": 0}})
     assert list(data.spec.inputs) == ["b. [c]/{d} \N{SNOWMAN}", NUMERIC]
     assert "ignore[0]=2024: must be non-empty text" in refusal(tmp_path / "t.csv", ignore=[2024])
-
-
-def test_split_with_its_own_file_may_have_a_share_of_0(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.csv", GOOD)
-    for split in ([0.9, 0.1, 0], [0.9, 0.1, 0.0]):
-        sizes = [len(rows) for rows in module(path, split=split, test_path=str(path)).splits.values()]
-        assert sorted(sizes) == [4, 36, 40]

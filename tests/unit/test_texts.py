@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import random
@@ -18,7 +17,6 @@ from mtl.data_modules.texts.encoder import Encoder
 from mtl.data_modules.texts.rows import RaggedRows, Texts
 
 from mtl.checks import InputError
-from tests.conftest import ROOT
 from tests.glue_files import sentence
 
 
@@ -200,11 +198,3 @@ def test_without_the_extra_one_message_names_it(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(InputError, match=rf"^texts need the package {missing}: pip install -e '\.\[text\]'$"):
         GlueDataModule("nowhere", batch_size=2, **options)
-
-
-def test_packages_of_the_extra_are_imported_only_inside_functions() -> None:
-    for path in (ROOT / "data_modules").rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.split(".")[0] for name in names} & {"tokenizers", "transformers", "huggingface_hub"}, path
