@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Address, FilePath, Long, Share, validated
 
 from .files.reading import checked, read_lines
 from .interactions import InteractionsDataModule, columns
-from .options import flag, number, whole
 from .sampling import unique
+from .splits import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +40,23 @@ class BooksDataModule(InteractionsDataModule):
 
     task, input, item = "read", "book", "book"
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        min_records: int = 5,
-        max_broken: float = 0.001,
-        alpha: float = 0.5,
+        data_dir: FilePath,
+        min_records: Long = 5,
+        max_broken: Share = 0.001,
+        alpha: Share = 0.5,
         negatives: Literal["uniform", "per_user"] = "uniform",
-        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split: Shares = (0.8, 0.1, 0.1),
         download: bool = True,
         unverified: bool = False,
-        base_url: str = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
+        base_url: Address = "http://www2.informatik.uni-freiburg.de/~cziegler/BX",
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
-        self.min_records, self.max_broken = whole("min_records", min_records, 1), number("max_broken", max_broken)
-        self.unverified, self.key = flag("unverified", unverified), (max_broken,)
+        self.min_records, self.max_broken = min_records, max_broken
+        self.unverified, self.key = unverified, (max_broken,)
         self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"
         self._names: tuple[list[str], list[str]] = [], []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
@@ -18,13 +19,11 @@ from .files import celeba as celeba_files
 from .files.cache import cached
 from .files.celeba_images import decode_all, reduced
 from .images import pixel_statistics
-from .options import flag, names, path, shown, whole
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of the cache; increase it when the content changes
-SCALES = (1, 2, 4, 8)  # factors by which JPEG decoders can scale down
 
 
 class CelebADataModule(TensorDataModule):
@@ -37,26 +36,19 @@ class CelebADataModule(TensorDataModule):
     torchvision's ``CelebA``; ``download`` fetches missing ones from Google Drive. Raises InputError.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        attributes: str | Sequence[str],
-        scale: int = 2,
-        workers: int = 2,
+        data_dir: FilePath,
+        attributes: celeba_files.Attribute | Some[celeba_files.Attribute],
+        scale: Literal[1, 2, 4, 8] = 2,
+        workers: Annotated[int, Field(ge=0, le=256)] = 2,  # processes; 0 decodes in this one
         download: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        given = [attributes] if isinstance(attributes, str) else attributes
-        self.attributes = names("attributes", given, "[Male,Smiling]")
-        unknown = [name for name in self.attributes if name not in celeba_files.ATTRIBUTES]
-        known = ", ".join(celeba_files.ATTRIBUTES)
-        require(bool(self.attributes), f"data.attributes=[]: name at least one of {known}")
-        require(not unknown, f"data.attributes: unknown {', '.join(map(shown, unknown))}; accepted are {known}")
-        self.scale = whole("scale", scale, 1, max(SCALES))
-        require(self.scale in SCALES, f"data.scale={scale}: must be one of {', '.join(map(str, SCALES))}")
-        self.workers = whole("workers", workers, 0, 256)  # processes; 0 decodes in this one
-        self.download, self.data_dir = flag("download", download), path("data_dir", data_dir, "a folder")
+        self.attributes = [attributes] if isinstance(attributes, str) else attributes
+        self.scale, self.workers, self.download, self.data_dir = scale, workers, download, data_dir
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Address, FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files import mnist, svhn
 from .images import pixel_statistics
-from .options import address, flag, names, path, shown
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -37,24 +37,21 @@ class DigitsDataModule(TensorDataModule):
     channels. All data is kept in memory: 2.2 GB, and 4.5 GB while loading.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        svhn_parts: Sequence[str] = svhn.PARTS,
+        data_dir: FilePath,
+        svhn_parts: Some[svhn.Part] = svhn.PARTS,
         download: bool = True,
-        mnist_url: str | None = None,
-        svhn_url: str | None = None,
+        mnist_url: Address | None = None,
+        svhn_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        parts = names("svhn_parts", svhn_parts, "[train,test]")
-        good = len(parts) > 0 and set(parts) <= set(svhn.PARTS)
-        require(good, f"data.svhn_parts={shown(parts)}: must name some of {', '.join(svhn.PARTS)}")
-        self.parts = [part for part in svhn.PARTS if part in parts]  # in a fixed order, on which the split depends
-        self.data_dir, self.download = path("data_dir", data_dir, "a folder"), flag("download", download)
+        self.parts = [part for part in svhn.PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
+        self.data_dir, self.download = data_dir, download
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
-        self.mnist_url = None if mnist_url is None else address("mnist_url", mnist_url)
-        self.svhn_url = None if svhn_url is None else address("svhn_url", svhn_url)
+        self.mnist_url, self.svhn_url = mnist_url, svhn_url
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""

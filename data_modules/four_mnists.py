@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files.mnist import CLASSES, prepare, read
 from .images import pixel_statistics
-from .options import address, flag, path
-from .splits import SPLITS, check_rows
+from .splits import SPLITS, Rows
 from .task_batches import TasksDataModule
 
 SIDE = 28
@@ -31,19 +30,18 @@ class FourMNISTsDataModule(TasksDataModule):
     of each task; None takes all.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        rows: Sequence[int] | None = None,
+        data_dir: FilePath,
+        rows: Rows | None = None,
         download: bool = True,
-        base_url: str | None = None,
+        base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.rows = None if rows is None else check_rows(rows)
-        self.folder = path("data_dir", data_dir, "a folder") / "MNIST"
-        self.download = flag("download", download)
-        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.rows, self.folder = rows, data_dir / "MNIST"
+        self.download, self.base_url = download, base_url
 
     def prepare_data(self) -> None:
         """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""

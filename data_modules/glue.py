@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from mtl.checks import require
+from mtl.options import Address, FilePath, Some, validated
 from mtl.types import TaskSpec
 
 from .files import glue as glue_files
 from .files.glue import SOURCES
-from .options import MOST, address, flag, names, refused, shown, whole
 from .splits import SPLITS, stratified_split
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.rows import Texts
@@ -47,27 +48,22 @@ class GlueDataModule(TextTasksDataModule):
     ``loss_scale``, the loss of a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        tasks: Sequence[str] = TASKS,
-        max_rows: Mapping[str, int] | None = None,
+        data_dir: FilePath,
+        tasks: Some[glue_files.Task] = TASKS,
+        max_rows: dict[glue_files.Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
         published_split: bool = False,
         loss_scale: bool = True,
         download: bool = True,
-        base_url: str | None = None,
+        base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(data_dir, **common)
-        self.names = names("tasks", tasks, "[rte,mrpc]")
-        known = f"known are {', '.join(SOURCES)}"
-        unknown = [name for name in self.names if name not in SOURCES]
-        require(not unknown, f"data.tasks: GLUE has no task {', '.join(map(shown, unknown))}; {known}")
-        require(bool(self.names), f"data.tasks=[]: name at least one task; {known}")
-        self.limits = _limits(max_rows)
-        self.published_split = flag("published_split", published_split)
-        self.loss_scale, self.download = flag("loss_scale", loss_scale), flag("download", download)
-        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.names, self.limits = tasks, max_rows or {}
+        self.published_split, self.loss_scale = published_split, loss_scale
+        self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "glue"
 
     def prepare_data(self) -> None:
@@ -125,13 +121,3 @@ class GlueDataModule(TextTasksDataModule):
         small = source.rows["train"] <= SMALL
         metrics = METRICS.get(name, ("accuracy",))
         return TaskSpec(name, source.kind, classes, weight, metrics, small, classes=source.classes)
-
-
-def _limits(max_rows: Any) -> dict[str, int]:
-    """Return ``data.max_rows`` as a dict; raise InputError unless it maps tasks to numbers of rows."""
-    accepted = "null, or numbers of training rows by task, as in {sst2: 16000}"
-    if max_rows is None:
-        return {}
-    if not isinstance(max_rows, Mapping) or not all(name in SOURCES for name in max_rows):
-        raise refused("max_rows", max_rows, f"{accepted}; tasks are {', '.join(SOURCES)}")
-    return {str(name): whole(f"max_rows.{name}", count, 2, MOST) for name, count in max_rows.items()}

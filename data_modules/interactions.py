@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Address, FilePath, Long, Names, Share, shown, validated
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
 from .base import TensorDataModule
 from .files.cache import cached, locked, versions
 from .files.download import fetch, place, unpacked
-from .options import address, choice, flag, names, number, path, refused, whole
 from .sampling import draw_distinct, unique
-from .splits import SPLITS, check_shares, stratified_split
+from .splits import SPLITS, Shares, by_split, stratified_split
 from .tables.pairs import Ids, PairEncoder
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 3  # of the cache; increase it when the content changes
-NEGATIVES = ("uniform", "per_user")
 CLASSES = ("no", "yes")  # has the user seen the item?
 
 
@@ -52,32 +51,30 @@ class InteractionsDataModule(TensorDataModule):
     source: Path  # what messages name
     key: Sequence[float] = ()  # options that decide what ``parse`` returns
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        alpha: float,
-        split: Sequence[float],
+        data_dir: FilePath,
+        alpha: Share,
+        split: Shares,
         download: bool,
-        base_url: str,
+        base_url: Address,
         negatives: Literal["uniform", "per_user"] = "uniform",
-        metrics: Mapping[str, Sequence[str]] | None = None,
-        max_rows: int | None = None,
+        metrics: dict[str, Names | None] | None = None,
+        max_rows: Long | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.data_dir = path("data_dir", data_dir, "a folder")
-        self.alpha, self.shares = number("alpha", alpha), check_shares(split)
-        self.negatives = choice("negatives", negatives, NEGATIVES)
-        self.metrics = self._checked({} if metrics is None else metrics)
-        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, low=1)
-        self.download, self.base_url = flag("download", download), address("base_url", base_url)
+        self.data_dir, self.download, self.base_url = data_dir, download, base_url
+        self.alpha, self.shares, self.negatives = alpha, list(by_split(split).values()), negatives
+        self.metrics, self.max_rows = self._checked(metrics or {}), max_rows
 
-    def _checked(self, metrics: Any) -> dict[str, tuple[str, ...]]:
+    def _checked(self, metrics: Mapping[str, Sequence[str] | None]) -> dict[str, tuple[str, ...]]:
         """Return the metrics of each task; raise InputError if they are not of this kind, or of no task."""
         kinds: dict[str, TaskKind] = {self.task: "binary", "rating": "regression"}
-        if not isinstance(metrics, Mapping) or not metrics.keys() <= kinds.keys():
-            raise refused("metrics", metrics, f"lists of metrics for {' and '.join(kinds)}")
-        found = {task: tuple(names(f"metrics.{task}", given or [], "[accuracy,f1]")) for task, given in metrics.items()}
+        known = metrics.keys() <= kinds.keys()
+        require(known, f"data.metrics={shown(metrics)}: must be lists of metrics for {' and '.join(kinds)}")
+        found = {task: tuple(given or ()) for task, given in metrics.items()}
         for task, given in found.items():
             check_metrics(f"data.metrics.{task}", kinds[task], given)
         return dict.fromkeys(kinds, ()) | found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.options import Address, FilePath, Share, validated
 from mtl.types import Batch
 
 from .files.reading import as_lines, checked, read_lines, regular_size, repair
 from .interactions import InteractionsDataModule
+from .splits import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,14 @@ class JesterDataModule(InteractionsDataModule):
 
     task, input, item = "rated", "joke", "joke"
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        alpha: float = 0.5,
-        split: Sequence[float] = (0.7, 0.15, 0.15),
+        data_dir: FilePath,
+        alpha: Share = 0.5,
+        split: Shares = (0.7, 0.15, 0.15),
         download: bool = True,
-        base_url: str = "https://eigentaste.berkeley.edu/dataset",
+        base_url: Address = "https://eigentaste.berkeley.edu/dataset",
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, **common)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +10,11 @@ from typing import Any, Literal
 import polars as pl
 from torch import Tensor
 
+from mtl.options import Address, FilePath, Share, validated
+
 from .files.reading import checked, read_lines
 from .interactions import InteractionsDataModule, columns
-from .options import choice
+from .splits import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -46,18 +47,19 @@ class MovieLensDataModule(InteractionsDataModule):
 
     task, input, item = "watch", "item", "movie"
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
+        data_dir: FilePath,
         variant: Literal["1m", "100k"] = "1m",
-        alpha: float = 0.9,
+        alpha: Share = 0.9,
         negatives: Literal["uniform", "per_user"] = "uniform",
-        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split: Shares = (0.8, 0.1, 0.1),
         download: bool = True,
-        base_url: str = "https://files.grouplens.org/datasets/movielens",
+        base_url: Address = "https://files.grouplens.org/datasets/movielens",
         **common: Any,
     ) -> None:
-        self.variant = VARIANTS[choice("variant", variant, list(VARIANTS))]
+        self.variant = VARIANTS[variant]
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
         self.folder = self.data_dir / self.variant.folder
         self.source = self.folder / self.variant.ratings

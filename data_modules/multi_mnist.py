@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mtl.options import Address, FilePath, shown, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .feeding import RowsSampler
-from .files.mnist import CLASSES, SOURCES, prepare, read
+from .files.memory import fits_memory
+from .files.mnist import CLASSES, prepare, read
 from .images import pixel_statistics
-from .options import address, choice, fits_memory, flag, path, shown
-from .splits import SPLITS, check_rows
+from .splits import SPLITS, Rows
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -40,22 +40,22 @@ class MultiMNISTDataModule(TensorDataModule):
     the training pairs are drawn anew in every epoch.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
+        data_dir: FilePath,
         source: Literal["mnist", "fashion_mnist"] = "mnist",
-        rows: Sequence[int] = (100_000, 20_000, 20_000),
+        rows: Rows = (100_000, 20_000, 20_000),
         fresh: bool = False,
         download: bool = True,
-        base_url: str | None = None,
+        base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.source, self.rows = choice("source", source, list(SOURCES)), check_rows(rows)
+        self.source, self.rows = source, rows
         fits_memory(f"data.rows={shown(rows)}: its pictures", sum(self.rows) * CANVAS**2)
-        self.folder = path("data_dir", data_dir, "a folder") / FOLDERS[self.source]
-        self.fresh, self.download = flag("fresh", fresh), flag("download", download)
-        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.folder = data_dir / FOLDERS[self.source]
+        self.fresh, self.download, self.base_url = fresh, download, base_url
         self._sources: dict[str, tuple[Tensor, Tensor]] = {}
 
     def prepare_data(self) -> None:

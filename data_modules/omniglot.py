@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files import omniglot as omniglot_files
 from .images import pixel_statistics
-from .options import address, check_task_name, flag, names, path, whole
 from .splits import SPLITS
 from .task_batches import TasksDataModule
 
@@ -40,24 +40,20 @@ class OmniglotDataModule(TasksDataModule):
     are averaged over areas.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        alphabets: Sequence[str] | None = None,
-        side: int = omniglot_files.SIDE,
+        data_dir: FilePath,
+        alphabets: Some[TaskName] | None = None,
+        side: Annotated[int, Field(ge=1, le=omniglot_files.SIDE)] = omniglot_files.SIDE,  # pixels
         download: bool = True,
-        base_url: str | None = None,
+        base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.names = list(ALPHABETS) if alphabets is None else names("alphabets", alphabets, "[Greek,Korean]")
-        require(bool(self.names), "data.alphabets=[]: name at least one alphabet, as in [Greek,Korean], or give null")
-        for name in self.names:
-            check_task_name("data.alphabets", name)
-        self.side = whole("side", side, 1, omniglot_files.SIDE)  # pixels
-        self.folder, self.cache = (path("data_dir", data_dir, "a folder") / name for name in ("omniglot-py", "cache"))
-        self.download = flag("download", download)
-        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.names = list(ALPHABETS) if alphabets is None else alphabets
+        self.folder, self.cache = data_dir / "omniglot-py", data_dir / "cache"
+        self.side, self.download, self.base_url = side, download, base_url
 
     def prepare_data(self) -> None:
         """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from mtl.checks import require
+from mtl.options import Long, Share, shown
 from mtl.types import Batch
 
-from .options import MOST, refused
-
 SPLITS = ("train", "val", "test")
+SHARES = "three positive shares (train, val, test) that sum to 1"
 
 
-def check_shares(split: object, own_files: Collection[str] = ()) -> list[float]:
-    """Return ``split`` as three floats; raise InputError unless they are shares that sum to 1.
-
-    A share must be positive, unless its split is one of ``own_files``, whose rows come from a file of their own.
-    """
-    shares = list(split) if isinstance(split, list | tuple) else []
-    if len(shares) == 3 and all(map(_is_share, shares)) and math.isclose(sum(shares), 1.0):
-        empty = [name for name, share in zip(SPLITS, shares, strict=True) if share == 0 and name not in own_files]
-        if not empty:
-            return [float(share) for share in shares]
-    raise refused("split", split, "three positive shares (train, val, test) that sum to 1")
+def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
+    if not math.isclose(sum(shares), 1.0):
+        raise ValueError
+    return shares
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+Shares = Annotated[tuple[Share, Share, Share], Field(strict=False, description=SHARES), AfterValidator(_whole)]
+Rows = Annotated[tuple[Long, Long, Long], Field(strict=False, description="three sizes (train, val, test), from 1")]
 
 
-def check_rows(rows: object) -> list[int]:
-    """Return ``rows`` as a list; raise InputError unless they are three positive sizes."""
-    sizes = list(rows) if isinstance(rows, list | tuple) else []
-    good = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST]
-    if len(sizes) == len(good) == len(SPLITS):
-        return good
-    raise refused("rows", rows, f"three sizes from 1 to {MOST}, for train, val and test")
+def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[str, float]:
+    """Return the share of each split; raise InputError if one is 0 that has no file of its own in ``own_files``."""
+    found = dict(zip(SPLITS, shares, strict=True))
+    empty = [name for name, share in found.items() if share == 0 and name not in own_files]
+    require(not empty, f"data.split={shown(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
+    return found
 
 
 def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:

@@ -8,20 +8,21 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Address, Count, FilePath, validated
 from mtl.types import DataSpec, TaskSpec
 
 from .files import squad as squad_files
 from .files.cache import cached
 from .files.squad import SOURCES, Question
-from .options import MOST, address, flag, whole
 from .splits import SPLITS
-from .text_tasks import TextTasksDataModule
+from .text_tasks import Length, TextTasksDataModule
 from .texts.answers import AnswerScorer
 from .texts.encoder import Encoder
 from .texts.rows import RaggedRows, Texts
@@ -47,31 +48,30 @@ class SquadDataModule(TextTasksDataModule):
     ``tokens``, ``segments``, and ``row [B]``, by which the metrics find the texts; no network reads it.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        max_length: int = 384,
-        stride: int = 128,
-        max_question: int = 64,
-        max_answer: int = 30,
-        max_rows: int | None = None,
+        data_dir: FilePath,
+        max_length: Length = 384,
+        stride: Count = 128,
+        max_question: Count = 64,
+        max_answer: Count = 30,
+        max_rows: Annotated[int, Field(ge=2, le=10**9)] | None = None,
         published_split: bool = False,
         download: bool = True,
-        base_url: str | None = None,
+        base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(data_dir, max_length=max_length, **common)
-        self.stride, self.max_question = whole("stride", stride, 1), whole("max_question", max_question, 1)
-        self.max_answer = whole("max_answer", max_answer, 1)
+        self.stride, self.max_question, self.max_answer = stride, max_question, max_answer
         longest = self.max_length - self.max_question - SPECIAL
         require(
             self.stride <= longest,
             f"data.stride={self.stride}: of max_length={self.max_length} tokens, max_question={self.max_question} and "
             f"{SPECIAL} special tokens leave {max(0, longest)} for the text: stride must not be larger",
         )
-        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, 2, MOST)
-        self.published_split, self.download = flag("published_split", published_split), flag("download", download)
-        self.base_url = None if base_url is None else address("base_url", base_url)
+        self.max_rows, self.published_split = max_rows, published_split
+        self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "squad"
 
     def prepare_data(self) -> None:

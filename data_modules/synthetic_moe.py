@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtl.options import Count, Share, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
-from .options import fits_memory, number, whole
-from .splits import check_rows, split_rows
+from .files.memory import fits_memory
+from .splits import Rows, split_rows
 
 EXPERTS_PER_GROUP = 4
 UNITS = 4  # ReLU units summed in an expert
@@ -26,22 +26,19 @@ class SyntheticMoEDataModule(TensorDataModule):
     group. ``rows`` are the sizes of train, val and test. ``extras["task_group"] [T]`` is the group of each task.
     """
 
+    @validated
     def __init__(
         self,
-        num_groups: int = 1,
-        tasks_per_group: int = 16,
-        rows: Sequence[int] = (10_000, 2_000, 2_000),
-        correlation: float = 0.8,
-        input_dim: int = 10,
+        num_groups: Count = 1,
+        tasks_per_group: Count = 16,
+        rows: Rows = (10_000, 2_000, 2_000),
+        correlation: Share = 0.8,
+        input_dim: Count = 10,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.num_groups, self.tasks_per_group = (
-            whole("num_groups", num_groups, 1),
-            whole("tasks_per_group", tasks_per_group, 1),
-        )
-        self.rows, self.input_dim = check_rows(rows), whole("input_dim", input_dim, 1)
-        self.correlation = number("correlation", correlation)
+        self.num_groups, self.tasks_per_group, self.correlation = num_groups, tasks_per_group, correlation
+        self.rows, self.input_dim = rows, input_dim
         width = self.input_dim + self.num_groups * self.tasks_per_group  # numbers in a row
         fits_memory("data.rows, data.input_dim, data.num_groups and data.tasks_per_group", 8 * width * sum(self.rows))
 

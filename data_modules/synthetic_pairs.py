@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
+from mtl.options import Count, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
-from .options import fits_memory, number, whole
-from .splits import SPLITS, check_rows, split_rows
+from .files.memory import fits_memory
+from .splits import SPLITS, Rows, split_rows
 from .synthetic_moe import draw_normal
 from .task_batches import TasksDataModule
 
@@ -27,20 +28,20 @@ class SyntheticPairsDataModule(TasksDataModule):
     test of each task. ``extras["task_group"] [T]`` is the pair of each task, ``extras["task_weight"] [T, D]`` its w.
     """
 
+    @validated
     def __init__(
         self,
-        num_pairs: int = 1,
-        rho: float = 1.0,
-        rows: Sequence[int] = (10_000, 2_000, 2_000),
-        input_dim: int = 128,
-        num_sines: int = 6,
-        noise: float = 0.01,
+        num_pairs: Count = 1,
+        rho: Annotated[float, Field(ge=-1, le=1)] = 1.0,
+        rows: Rows = (10_000, 2_000, 2_000),
+        input_dim: Count = 128,
+        num_sines: Annotated[int, Field(ge=0, le=100_000)] = 6,
+        noise: Annotated[float, Field(ge=0, le=1e6)] = 0.01,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.num_pairs, self.rho, self.rows = whole("num_pairs", num_pairs, 1), number("rho", rho, -1), check_rows(rows)
-        self.input_dim, self.num_sines = whole("input_dim", input_dim, 1), whole("num_sines", num_sines, 0, 100_000)
-        self.noise = number("noise", noise, 0, 1e6)
+        self.num_pairs, self.rho, self.rows = num_pairs, rho, rows
+        self.input_dim, self.num_sines, self.noise = input_dim, num_sines, noise
         fits = input_dim >= 2 * num_pairs
         require(
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"

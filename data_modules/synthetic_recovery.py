@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
+from mtl.checks import require
+from mtl.options import Count, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
-from .options import choice, fits_memory, number, whole
-from .splits import check_rows, split_rows
+from .files.memory import fits_memory
+from .splits import Rows, split_rows
 from .synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
 
 
@@ -31,21 +33,21 @@ class SyntheticRecoveryDataModule(TensorDataModule):
     the logistic unit. The other experts have the same distribution and do not affect the labels.
     """
 
+    @validated
     def __init__(
         self,
-        num_experts: int = 16,
-        num_true: int = 4,
-        rows: Sequence[int] = (20_000, 5_000, 5_000),
-        signal: float = 4.0,
+        num_experts: Count = 16,
+        num_true: Count = 4,
+        rows: Rows = (20_000, 5_000, 5_000),
+        signal: Annotated[float, Field(ge=1e-6, le=1e6)] = 4.0,
         design: Literal["sampled", "published"] = "sampled",
-        input_dim: int = 10,
+        input_dim: Count = 10,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.num_experts, self.rows = whole("num_experts", num_experts, 1), check_rows(rows)
-        self.num_true = whole("num_true", num_true, 1, self.num_experts)
-        self.signal, self.input_dim = number("signal", signal, 1e-6, 1e6), whole("input_dim", input_dim, 1)
-        self.design = choice("design", design, ("sampled", "published"))
+        require(num_true <= num_experts, f"data.num_true={num_true}: must be at most data.num_experts={num_experts}")
+        self.num_experts, self.num_true, self.rows = num_experts, num_true, rows
+        self.signal, self.input_dim, self.design = signal, input_dim, design
         size = (sum(self.rows) * (1 + UNITS * self.num_true) + UNITS * self.num_experts) * self.input_dim
         fits_memory("data.rows, data.input_dim and data.num_experts", 8 * size)
 

@@ -15,7 +15,7 @@ from mtl.options import Count, FilePath, Long, Name, Names, shown, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
-from .splits import SPLITS, check_shares
+from .splits import SPLITS, Shares, by_split
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
 from .tables.kinds import Given, check_type
@@ -69,7 +69,7 @@ class TableBase(TensorDataModule):
         max_length: Count | None = None,
         on_bad: Literal["error", "missing"] = "error",
         ignore: Names = (),  # type: ignore[assignment]
-        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split: Shares = (0.8, 0.1, 0.1),
         split_column: Name | None = None,
         group_column: Name | None = None,
         val_path: FilePath | None = None,
@@ -86,7 +86,7 @@ class TableBase(TensorDataModule):
         files = {"train": path, "val": val_path, "test": test_path}
         self.paths = {name: file for name, file in files.items() if file is not None}
         own_files = [name for name in self.paths if name != "train"]
-        self.shares = dict(zip(SPLITS, check_shares(split, own_files), strict=True))
+        self.shares = by_split(split, own_files)
         both = split_column is not None and bool(own_files)
         require(not both, "data.split_column with data.val_path or data.test_path: give one or the other")
         self.split_column, self.group_column = split_column, group_column

@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import torch
+from pydantic import Field
 
 from mtl.checks import InputError, require
+from mtl.options import FilePath, Name, Names, TaskName, shown, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
-from . import options
 from .files.reading import regular_size
-from .options import check_task_name, refused, shown
-from .splits import SPLITS, check_shares
+from .splits import SPLITS, Shares, by_split
+from .table_base import Separator
 from .tables.columns import as_text
-from .tables.labels import OPTIONS, Labels
+from .tables.labels import LabelOptions, Labels, Reading
 from .tables.reading import read_table
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.example import NAME, TASKS, write_example
@@ -29,10 +30,18 @@ from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 
-EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject, body], label: spam, kind: binary}'"
 PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
-LABEL_OPTIONS = tuple(name for name in OPTIONS if name != "column")
-ACCEPTED = ("path", "text", "label", *LABEL_OPTIONS, "gate_from", "val_path", "test_path")
+
+
+class TextOptions(Reading):
+    """The options of a task: its file, the one or two columns of texts, the column of the labels and how to read it."""
+
+    path: FilePath
+    text: Name | Annotated[Names, Field(min_length=1, max_length=2, description="a list of one or two of them")]
+    label: Name | int
+    gate_from: Name | None = None
+    val_path: FilePath | None = None
+    test_path: FilePath | None = None
 
 
 @dataclass(frozen=True)
@@ -45,32 +54,15 @@ class Source:
     gate_from: str | None
 
     @staticmethod
-    def of(name: str, entry: Any) -> Source:
-        """Return the Source of one entry of ``data.tasks``; raise InputError if an option is wrong."""
-        here = f"tasks.{check_task_name('data.tasks', name)}"
-        require(isinstance(entry, Mapping), f"data.{here}={shown(entry)}: must be a section, {EXAMPLE}")
-        unknown = [shown(key) for key in entry if key not in ACCEPTED]
-        require(not unknown, f"data.{here}: unknown option: {', '.join(unknown)}; accepted are {', '.join(ACCEPTED)}")
-        for key in ("path", "text", "label"):
-            require(entry.get(key) is not None, f"data.{here}: {key} is not given, {EXAMPLE}")
-        paths = {
-            split: options.path(f"{here}.{key}", entry[key], "a table")
-            for split, key in PATHS.items()
-            if entry.get(key) is not None
-        }
-        given = [entry["text"]] if isinstance(entry["text"], str) else entry["text"]
-        text = options.names(f"{here}.text", given, "[title,body]")
-        require(1 <= len(text) <= 2, f"data.{here}.text={shown(text)}: must be one or two columns")
-        labels = {key: entry[key] for key in LABEL_OPTIONS if key in entry}
-        [found] = Labels.each({name: {"column": entry["label"], **labels}})
-        ranking = [metric for metric in found.metrics if metric_family(metric) in RANKING]
-        require(
-            not ranking, f"data.{here}.metrics: {', '.join(ranking)} ranks the rows of groups, which texts have not"
-        )
-        gate_from = entry.get("gate_from")
-        named = gate_from is None or isinstance(gate_from, str)
-        require(named, f"data.{here}.gate_from={shown(gate_from)}: must be the name of a task, random, or null")
-        return Source(paths, text, found, gate_from)
+    def of(name: str, given: TextOptions) -> Source:
+        """Return the Source of one entry of ``data.tasks``; raise InputError if options do not fit together."""
+        paths = {split: getattr(given, key) for split, key in PATHS.items() if getattr(given, key) is not None}
+        labels = LabelOptions(**{key: getattr(given, key) for key in Reading.model_fields}, column=given.label)
+        found = Labels.of(name, labels)
+        ranking = ", ".join(metric for metric in found.metrics if metric_family(metric) in RANKING)
+        require(not ranking, f"data.tasks.{name}.metrics: {ranking} ranks the rows of groups, which texts have not")
+        text = [given.text] if isinstance(given.text, str) else given.text
+        return Source(paths, text, found, given.gate_from)
 
 
 class TextDataModule(TextTasksDataModule):
@@ -85,26 +77,22 @@ class TextDataModule(TextTasksDataModule):
     ``tasks``, an example is written to ``data_dir`` and served.
     """
 
+    @validated
     def __init__(
         self,
-        tasks: Mapping[str, Mapping[str, Any]] | None = None,
-        split: Sequence[float] = (0.8, 0.1, 0.1),
-        separator: str = ",",
+        tasks: dict[TaskName, TextOptions] | None = None,
+        split: Shares = (0.8, 0.1, 0.1),
+        separator: Separator = ",",
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        if tasks is not None and not isinstance(tasks, Mapping):
-            raise refused("tasks", tasks, f"a mapping from names to files and columns, {EXAMPLE}")
         self.example = not tasks
         if self.example:
-            tasks = {name: entry | {"path": str(self.data_dir / NAME)} for name, entry in TASKS.items()}
+            tasks = {name: TextOptions(**entry, path=self.data_dir / NAME) for name, entry in TASKS.items()}
         self.sources = {name: Source.of(name, entry) for name, entry in (tasks or {}).items()}
-        good = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
-        good = good and separator not in '"\r\n\0'
-        require(good, f"data.separator={shown(separator)}: must be one ASCII character, no quote and no line break")
         self.separator = separator
         own = [set(source.paths) for source in self.sources.values()]
-        self.shares = dict(zip(SPLITS, check_shares(split, set.intersection(*own) - {"train"}), strict=True))
+        self.shares = by_split(split, set.intersection(*own) - {"train"})
 
     def prepare_data(self) -> None:
         """Write the example if there are no tasks; raise InputError if a file is missing."""

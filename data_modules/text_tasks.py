@@ -6,13 +6,15 @@ import logging
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
+from mtl.options import MANY, FilePath, Name, validated
 from mtl.types import DataSpec, InputSpec, TaskSpec, Tokens
 
-from .options import CONTROL, path, refused, whole
 from .task_batches import TasksDataModule
 from .text_encoder import TextEncoder
 from .texts import pretrained, vocabulary
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SMALL = 10_000  # most training rows of a task that counts as small
 PADDING_SEGMENT = 0
+Length = Annotated[int, Field(ge=8, le=100_000)]  # tokens of a row
 
 
 class TextTasksDataModule(TasksDataModule):
@@ -36,22 +39,18 @@ class TextTasksDataModule(TasksDataModule):
     tokens on the training texts. Tokens are kept in ``data_dir``/cache and used until a text changes.
     """
 
+    @validated
     def __init__(
         self,
-        data_dir: str = "data",
-        tokenizer: str | None = None,
-        vocabulary: int = 8000,
-        max_length: int = 128,
+        data_dir: FilePath = "data",  # type: ignore[assignment]
+        tokenizer: Name | None = None,
+        vocabulary: Annotated[int, Field(ge=100, le=MANY)] = 8000,
+        max_length: Length = 128,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.data_dir = path("data_dir", data_dir, "a folder")
-        named = isinstance(tokenizer, str) and tokenizer.strip() and not CONTROL.search(tokenizer)
-        if tokenizer is not None and not named:
-            raise refused("tokenizer", tokenizer, "a folder, the name of a checkpoint on the Hugging Face hub, or null")
-        self.tokenizer = tokenizer
-        self.vocabulary = whole("vocabulary", vocabulary, 100, 1_000_000)
-        self.max_length = whole("max_length", max_length, 8, 100_000)
+        self.data_dir, self.tokenizer = Path(data_dir), tokenizer
+        self.vocabulary, self.max_length = vocabulary, max_length
         self.encoder: Encoder | None = None  # after ``setup()``
         require_extra("tokenizers", *(["transformers"] if tokenizer else []))
 

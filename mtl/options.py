@@ -75,17 +75,28 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 InnerShare = Annotated[float, Field(gt=0, lt=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
-Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$", description="non-empty text")]
+Name = Annotated[
+    str, Field(pattern=r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$", description="non-empty text")
+]
 Names = Annotated[
     list[Name],
     BeforeValidator(lambda given: list(given) if isinstance(given, tuple) else given),
     AfterValidator(_distinct),
     Field(description="a list of distinct texts; put numbers, true, false and null in quotes"),
 ]
+Some = Annotated[
+    list[T],
+    BeforeValidator(lambda given: list(given) if isinstance(given, tuple) else given),
+    AfterValidator(_distinct),
+    Field(min_length=1, description="a list of distinct names, at least one"),
+]
 FilePath = Annotated[Path, BeforeValidator(_path), Field(description="a path")]
 Address = Annotated[
     str,
-    Field(pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4})?(/\S*)?$", description="an http:// or https:// address"),
+    Field(
+        pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(/\S*)?$",
+        description="an http:// or https:// address",
+    ),
     AfterValidator(lambda address: address.rstrip("/")),
 ]
 TaskName = Annotated[
@@ -235,13 +246,19 @@ def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -
         place, here, wanted, name = [], value, annotation, where
         for key in problem["loc"]:  # has the entries, and names of the members of unions
             if isinstance(here, Mapping) and key in here:
-                name, wanted, here = (f"{name}.{key}" if name else str(key)), entry(wanted, key), here[key]
+                name, wanted, here = (f"{name}.{shown(key)}" if name else shown(key)), entry(wanted, key), here[key]
             elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(key, int) and key < len(here):
                 name, wanted, here = f"{name}[{key}]", entry(wanted, key), here[key]
             else:
                 continue
             place.append(key)
         last = problem["loc"][-1] if problem["loc"] else ""
+        if last == "[key]":  # the name of an entry is wrong, not its value
+            *place, key = place if place and place[-1] == problem["input"] else [*place, problem["input"]]
+            name = name.removesuffix(f".{shown(key)}")
+            wanted = keys_of(entry(annotation, *place))
+            found[(*place, key)] = f"{name}: the name {shown(key)} must be {accepted(wanted)}{_hint(key, wanted)}"
+            continue
         if problem["type"] == "missing" and not isinstance(last, int):
             found[(*place, last)] = f"{name}={shown(here)}: {last} is missing" if name else f"{last} is missing"
         elif problem["type"] == "extra_forbidden":
@@ -278,6 +295,12 @@ def fields(annotation: Any) -> dict[str, Any]:
     return found
 
 
+def keys_of(annotation: Any) -> Any:
+    """Return the annotation of the names in a section of ``annotation``, Any if it is unknown."""
+    sections = [member for member in members(annotation) if typing.get_origin(member) in MAPS]
+    return typing.get_args(sections[0])[0] if sections and typing.get_args(sections[0]) else Any
+
+
 def entry(annotation: Any, *keys: Any) -> Any:
     """Return the annotation of the entry ``keys`` of a value of ``annotation``, Any if it is unknown."""
     for key in keys:
@@ -310,7 +333,8 @@ def accepted(annotation: Any) -> str:
     if origin in (typing.Required, typing.NotRequired):
         return accepted(arguments[0])
     if origin is Literal:
-        return f"one of {', '.join(map(shown, arguments))}" if len(arguments) > 1 else shown(arguments[0])
+        names = [shown(argument) for argument in arguments]
+        return f"one of {', '.join(names) if len(names) < 30 else listed(names)}" if len(names) > 1 else names[0]
     if origin in (typing.Union, types.UnionType):
         ordered = sorted(arguments, key=lambda argument: argument in (None, type(None)))
         return " or ".join(dict.fromkeys(map(accepted, ordered)))
@@ -363,7 +387,7 @@ def _written(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_written(child)}' for key, child in value.items())}}}"
+        return f"{{{', '.join(f'{_written(key)}: {_written(child)}' for key, child in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_written, value))}]"
     if not isinstance(value, str):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 import polars as pl
 import torch
@@ -31,6 +32,7 @@ NAMES = """
     Wearing_Necktie Young
 """
 ATTRIBUTES = tuple(NAMES.split())
+Attribute: Any = Literal.__getitem__(ATTRIBUTES)
 
 
 def prepare(folder: Path, download: bool) -> None:

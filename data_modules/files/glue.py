@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import polars as pl
 import torch
@@ -55,7 +56,8 @@ class Source:
         return [stem for stem in self.rows if stem != "train"]
 
 
-SOURCES = {
+Task = Literal["rte", "mrpc", "stsb", "cola", "sst2", "wnli", "qqp", "qnli", "mnli"]
+SOURCES: dict[Task, Source] = {
     "rte": Source(
         "RTE",
         "RTE.zip",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from .download import fetch
 from .reading import quote, regular_size
 
 FORMAT = 1  # of the cache; increase it when the content changes
-PARTS = ("train", "extra", "test")
+Part = Literal["train", "extra", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
 SIDE = 32
 MAX_BYTES = 3_000_000_000  # of a file; the largest official one has 1.3 GB
 

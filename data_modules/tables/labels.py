@@ -30,8 +30,8 @@ Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
 
 
-class LabelOptions(Model):
-    """How to read the labels of a task from a ``column``, by default the one of the task's name.
+class Reading(Model):
+    """How to read the labels of a task from the cells of a column.
 
     ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
     sorted distinct values of the training rows become classes 0, 1, ... ``regression``: numbers; ``standardise``: the
@@ -45,7 +45,6 @@ class LabelOptions(Model):
     """
 
     kind: Literal["binary", "multiclass", "regression"]
-    column: Name | int | None = None
     weight: Weight = 1.0
     positive: Cell | None = None
     metrics: Names | None = None
@@ -54,7 +53,10 @@ class LabelOptions(Model):
     class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
 
 
-OPTIONS = tuple(LabelOptions.model_fields)
+class LabelOptions(Reading):
+    """The labels of a task are in a ``column``, by default the one of the task's name."""
+
+    column: Name | int | None = None
 
 
 class Labels(LabelOptions):

@@ -18,9 +18,9 @@ from mtl.checks import InputError, require
 from mtl.options import CONTROL, shown
 from mtl.types import ROW
 
+from ..files.memory import machine_memory
 from ..files.reading import quote, regular_size
 from ..files.several import SUFFIXES, files_of, is_several
-from ..options import machine_memory
 from .columns import FILE
 
 LISTED = 10  # differences, and columns of each, that a message lists

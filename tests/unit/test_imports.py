@@ -31,12 +31,12 @@ LAYERS = [
     {"cli.run"},
     {"cli.train", "cli.study", "cli.tune", "cli.reproduce", "cli.use", "cli.main", "__main__"},  # commands
 ]
-# Inside data_modules, options check arguments, files read and fetch, tables and texts build on them, the data sets on
+# Inside data_modules, files read and fetch, tables and texts build on them, the data sets on
 # all.
 ROOMS = {
-    "files": {"files", "options"},
-    "tables": {"files", "tables", "options"},
-    "texts": {"files", "texts", "options"},
+    "files": {"files"},
+    "tables": {"files", "tables"},
+    "texts": {"files", "texts"},
 }
 BESIDE = ("data_modules", "callbacks", "conf")  # folders beside mtl/ that are imported as parts of it
 PACKAGES = ("mtl", *BESIDE)
