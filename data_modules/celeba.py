@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.options import FilePath, Some, validated
+from mtl.options import Chosen, FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
@@ -41,7 +41,7 @@ class CelebADataModule(TensorDataModule):
         self,
         data_dir: FilePath,
         attributes: celeba_files.Attribute | Some[celeba_files.Attribute],
-        scale: Literal[1, 2, 4, 8] = 2,
+        scale: Chosen[Literal[1, 2, 4, 8]] = 2,
         workers: Annotated[int, Field(ge=0, le=256)] = 2,  # processes; 0 decodes in this one
         download: bool = True,
         **common: Any,

@@ -57,6 +57,12 @@ def _path(value: Any) -> Any:
     return expanded
 
 
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError
+    return value
+
+
 def _distinct(values: list[Any]) -> list[Any]:
     if any(value in values[:index] for index, value in enumerate(values)):
         raise ValueError
@@ -94,7 +100,7 @@ FilePath = Annotated[Path, BeforeValidator(_path), Field(description="a path")]
 Address = Annotated[
     str,
     Field(
-        pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(/\S*)?$",
+        pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(/[^\s\x00-\x1f\x7f]*)?$",
         description="an http:// or https:// address",
     ),
     AfterValidator(lambda address: address.rstrip("/")),
@@ -107,6 +113,7 @@ TaskName = Annotated[
         description="text of at most 100 characters without dots, slashes and control characters",
     ),
 ]
+Chosen = Annotated[T, BeforeValidator(_no_switch)]  # of a Literal of numbers: for Python, 1 is True
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only
 
 PLAIN: dict[Any, str] = {

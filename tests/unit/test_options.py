@@ -1,28 +1,43 @@
-"""The schema: which values of the composed configuration are answered, with which sentence, and which are accepted."""
+"""What options accept: of the composed configuration, of constructors, and of the words of a command line."""
 
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
+import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import SearchPathException
+from mtl.data_modules.files import memory
+from mtl.data_modules.multi_mnist import MultiMNISTDataModule
+from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.text import TextDataModule
 from omegaconf import DictConfig, OmegaConf
 from typing_extensions import TypedDict
 
 from mtl.checks import InputError
+from mtl.cli import resolvers
+from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
-from mtl.options import Count, Positive, Share, shown
+from mtl.gates import CometGate
+from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, fits, shown, valid
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
 
-NAN, INF = float("nan"), float("inf")
+resolvers.register()
+NAN, INF = math.nan, math.inf
 PERMUTED = "gate=topk permutation=sinkhorn"
 ROUTED = "network=routed_omniglot gate=gumbel_matrix"
 IMAGES = "data=multi_mnist"
@@ -393,10 +408,6 @@ def test_classes_of_a_users_own(values: dict[str, Any], message: str) -> None:
 
 
 def test_options_of_a_base_class_belong_to_a_class_that_takes_common_ones() -> None:
-    from mtl.data_modules.table import TableDataModule
-
-    from mtl.gates import CometGate
-
     assert {"k", "gamma", "shared", "inputs"} <= set(options(CometGate)[0])
     assert {"path", "batch_size"} <= set(options(TableDataModule)[0])
     assert options(CometGate)[1]
@@ -427,3 +438,222 @@ def test_options_that_only_the_constructor_knows_get_one_message(tmp_path: Path)
     cfg = configuration("", {"gate": {"_target_": f"{__name__}.Mine", "_partial_": True}})
     with pytest.raises(InputError, match=r"gate: .*missing 1 required"):
         build.check_options(cfg)
+
+
+FOLDER, TABLE = {"data_dir": "nowhere"}, {"path": "nowhere.csv", "tasks": {"y": {"kind": "binary"}}}
+CONSTRUCTORS: dict[str, dict[str, Any]] = {  # and what they need
+    **{f"data_modules.{name}DataModule": FOLDER for name in ("books.Books", "digits.Digits", "four_mnists.FourMNISTs")},
+    **{f"data_modules.{name}DataModule": FOLDER for name in ("glue.Glue", "jester.Jester", "movielens.MovieLens")},
+    **{f"data_modules.{name}DataModule": FOLDER for name in ("multi_mnist.MultiMNIST", "omniglot.Omniglot")},
+    **{f"data_modules.{name}DataModule": TABLE for name in ("table.Table", "table_stream.TableStream")},
+    "data_modules.celeba.CelebADataModule": {**FOLDER, "attributes": ["Smiling"]},
+    "data_modules.squad.SquadDataModule": FOLDER,
+    "data_modules.synthetic_moe.SyntheticMoEDataModule": {},
+    "data_modules.synthetic_pairs.SyntheticPairsDataModule": {},
+    "data_modules.synthetic_recovery.SyntheticRecoveryDataModule": {},
+    "data_modules.text.TextDataModule": {},
+    "callbacks.best_checkpoint.BestCheckpoint": {"dirpath": "x"},
+    "callbacks.early_stopping.EarlyStop": {},
+    "callbacks.ema.WeightAverage": {},
+    "callbacks.example_images.ExampleImages": {"dirpath": "x"},
+    "callbacks.hardening.PermutationHardening": {"steps": 5},
+    "callbacks.last_checkpoint.LastCheckpoint": {"dirpath": "x"},
+    "callbacks.lr_schedule.LearningRate": {},
+    "callbacks.lr_schedule.PlateauRate": {},
+    "callbacks.progress.Progress": {},
+    "callbacks.routing_monitor.RoutingMonitor": {"dirpath": "x"},
+    "callbacks.scheduled_buffer.ScheduledBuffer": {"target": "gate.tau", "start": 1.0, "end": 0.1, "steps": 5},
+}
+NONSENSE: list[Any] = [NAN, INF, -INF, 10**400, 10**5000, "nul\0", "\x1b[31m", "\ud800", "a\nb", [None], [[1]]]
+NONSENSE += [[NAN, 0.5, 0.5], [True] * 3, [10**30] * 3, [1e308] * 3, {"a\0": 1}, {"a": 1}, {1: 2}]
+NOT_A: dict[type, list[Any]] = {  # by the type of the default
+    bool: [0, 1, "true", "maybe", None],
+    int: [True, 1.5, "3", "", None, [3]],
+    float: [True, "0.5", "abc", None, [0.5]],
+    str: [True, 3, "", None, []],
+}
+FREE = ("dirpath",)  # the run gives it
+
+
+def constructor(name: str, **given: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return a class, and arguments for it: what it needs, and ``given``."""
+    module, _, kind = name.rpartition(".")
+    found = getattr(importlib.import_module(f"mtl.{module}"), kind)
+    return found, ({"batch_size": 8} if module.startswith("data") else {}) | CONSTRUCTORS[name] | given
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_bad_values_of_constructors_are_one_sentence(name: str) -> None:
+    kind, needed = constructor(name)
+    kind(**needed)
+    for option in options(kind)[0].keys() - FREE:
+        default = inspect.signature(kind).parameters.get(option)
+        for value in [*NONSENSE, *NOT_A.get(type(default.default if default else None), [])]:
+            with pytest.raises(InputError) as caught:
+                kind(**needed | {option: value})
+            message = str(caught.value)
+            assert option in message, (option, value, message)
+            assert message.isprintable(), (option, value)
+            assert len(message) < 1200, (option, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("data_modules.movielens.MovieLensDataModule", "split", [[0.5, 0.5], [0.5, 0.5, 0.0], [0.5, 0.6, 0.1]]),
+        ("data_modules.movielens.MovieLensDataModule", "max_rows", [0]),
+        ("data_modules.movielens.MovieLensDataModule", "metrics", [{"a": []}, {"watch": "auroc"}, {"watch": ["rmse"]}]),
+        ("data_modules.synthetic_moe.SyntheticMoEDataModule", "rows", [[1, 2], [0, 1, 1], []]),
+        ("data_modules.synthetic_recovery.SyntheticRecoveryDataModule", "num_true", [17]),
+        ("data_modules.synthetic_pairs.SyntheticPairsDataModule", "rho", [1.1]),
+        ("data_modules.celeba.CelebADataModule", "scale", [3, True]),
+        ("data_modules.celeba.CelebADataModule", "attributes", [[], "Smilin", ["Smiling", "Smiling"]]),
+        ("data_modules.digits.DigitsDataModule", "svhn_parts", [[], ["trian"], ["test", "test"]]),
+        ("data_modules.glue.GlueDataModule", "tasks", [[], ["rtee"], "rte", ["rte", "rte"]]),
+        ("data_modules.glue.GlueDataModule", "max_rows", [{"rtee": 3}, {"rte": 1}, 3]),
+        ("data_modules.omniglot.OmniglotDataModule", "alphabets", [[], ["a.b"], ["a/b"], [" a"], ["x" * 101]]),
+        ("data_modules.squad.SquadDataModule", "stride", [0, 384]),
+        ("data_modules.text.TextDataModule", "separator", ["", "ab", '"', "\n", "é"]),
+        ("callbacks.early_stopping.EarlyStop", "patience", [-1]),
+        ("callbacks.best_checkpoint.BestCheckpoint", "save_top_k", [-5]),
+        ("callbacks.last_checkpoint.LastCheckpoint", "every_minutes", [0, -1]),
+        ("callbacks.hardening.PermutationHardening", "fraction", [0, 1.1]),
+        ("callbacks.scheduled_buffer.ScheduledBuffer", "start", [1e308]),
+        ("callbacks.lr_schedule.LearningRate", "end_factor", [1.5, -0.1]),
+        ("callbacks.lr_schedule.PlateauRate", "factor", [0, 1]),
+        ("callbacks.ema.WeightAverage", "decay", [-0.1, 1.1]),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_one_sentence(name: str, option: str, values: list[Any]) -> None:
+    for value in values:
+        kind, arguments = constructor(name, **{option: value})
+        with pytest.raises(InputError, match=option):
+            kind(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "message"),
+    [
+        (Address, "http://a.org/x/", ""),
+        (Address, "https://a.org:65000", ""),
+        *[(Address, f"http://{end}", "http:// or https://") for end in ("", "a b", "a:port", "a:99999", "a/\x1b")],
+        *[(Address, url, "http:// or https://") for url in ("file:///tmp", "ftp://a.org", "a.org")],
+        *[(TaskName, name, "without dots, slashes") for name in ("", " a", "a/b", "a.b", "a\\b", "a\nb", "x" * 101)],
+        (dict[TaskName, int], {"a.b": 1}, "here: the name a.b must be text of at most 100 characters"),
+        (dict[Literal["rte", "qqp"], int], {"rtee": 1}, "the name rtee must be one of rte, qqp; did you mean rte?"),
+        (FilePath, "~no/such/user", "must be a path"),
+    ],
+)
+def test_kinds(annotation: Any, value: Any, message: str) -> None:
+    if not message:
+        assert fits(annotation, value)
+        return
+    with pytest.raises(InputError, match=re.escape(message)):
+        valid(annotation, value, "here")
+
+
+def test_values_are_shown_in_the_words_of_yaml() -> None:
+    words = {None: "null", True: "true", 1.5: "1.5", "abc": "abc", "": "''", " a": "' a'", "\x1b": "'\\x1b'"}
+    assert {value: shown(value) for value in words} == words
+    assert shown([1, None, {"a": "b"}]) == "[1, null, {a: b}]"
+    assert shown("x" * 100) == "x" * 57 + "..."
+    assert "digits" in shown(10**5000)
+
+
+def test_rows_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "machine_memory", lambda: 1_000_000)
+    with pytest.raises(InputError, match=r"data\.rows, .* need 0\.0211 GB of memory, this machine has 0\.001 GB"):
+        SyntheticPairsDataModule(batch_size=8, rows=[10_000, 1, 1], input_dim=128)
+    with pytest.raises(InputError, match=r"data\.rows=\[1000, 1, 1\]: its pictures need"):
+        MultiMNISTDataModule("data", rows=[1000, 1, 1], batch_size=8)
+
+
+def test_folders_below_home_and_shares_of_splits_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert valid(FilePath, "~/data", "data_dir") == Path("/home/someone/data")
+    task = {"path": "a.csv", "val_path": "b.csv", "text": "t", "label": "l", "kind": "binary"}
+    data = TextDataModule(batch_size=8, tasks={"spam": task}, split=[0.5, 0, 0.5])
+    assert data.shares == {"train": 0.5, "val": 0.0, "test": 0.5}
+
+
+@pytest.fixture
+def hydra() -> Iterator[None]:
+    """Have Hydra ready to compose, as it is while the program runs."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield
+
+
+def failure(*words: str) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        compose("train", list(words))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate.gama=1"], "gate.gama=1: no such option; did you mean gate.gamma=1?"),
+        (["gate=topk", "gate.nosy=true"], "did you mean gate.noisy=true?"),
+        (["gate=commet"], "gate=commet: there is no gate commet; did you mean gate=comet?"),
+        (["data=nothing"], "data=nothing: there is no data nothing; there are books"),
+        (["gates=comet"], "did you mean gate=comet?"),
+        (["batch_size=64"], "did you mean data.batch_size=64?"),
+        (["network.experts.unit=[4]"], "did you mean network.experts.units=[4]?"),
+        (["+gate.gamma=1"], "the configuration has gate.gamma already; write gate.gamma=1"),
+        (["~gate.gama"], "there is no gate.gama to remove; did you mean ~gate.gamma?"),
+        (["gate=comet,topk"], "several values need -m"),
+        (["seed=1,2"], "seed=1,2: several values need -m"),
+        (["gate"], "gate: must be OPTION=VALUE"),
+        (["data.path=a=b{"], "the value cannot be read"),
+        (["recipe.expert_units=[4"], "the value cannot be read"),
+        (["a b=3"], "must be the name of an option"),
+        (["network=single_task", "network/gate_trunk=conv"], "has no network/gate_trunk"),
+        (["nothing/gate=comet"], "there is no group nothing/gate"),
+        (["gate=comet", "gate.k.a=1"], "gate.k.a"),
+        (["hydra/launcher=nothing"], "there is no hydra/launcher nothing"),
+        (["recipe.k=${a.b"], "the value cannot be read"),
+        (["recipe.k='${a.b'"], "close every brace"),
+        (["gate=5"], "gate=5: must name one of comet"),
+        (
+            ["logger=true"],
+            "logger=true: must name one of csv, mlflow, none, tensorboard, wandb; several are logger=[csv,tensorboard]",
+        ),
+        (["gate=null"], "gate=null: must name one of comet"),
+        (["gate@network.gate=comet"], "without @"),
+        (["+gate=topk"], "write gate=topk to replace it"),
+        (["hydra.searchpath=5"], "hydra.searchpath"),
+        (["gate=a,b", "gate=${x}"], "several values"),
+        (["=3"], "must be the name of an option"),
+        ([""], "an empty word: must be OPTION=VALUE"),
+        (["gate="], "there is no gate without a name"),
+        (["ünknown=3"], "ünknown=3: "),
+        (["network/gate=comet"], "there is no group network/gate"),
+        (["seed=" + "9" * 5000], "9..."),
+    ],
+)
+@pytest.mark.usefixtures("hydra")
+def test_compositions_that_fail_get_one_sentence(words: list[str], message: str) -> None:
+    sentence = explain(failure(*words), words)
+    assert sentence is not None
+    assert message in sentence
+    assert len(sentence.splitlines()) == 1
+
+
+def test_explaining_needs_no_running_program() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        error = failure("gate.gama=1")
+    GlobalHydra.instance().clear()
+    assert "did you mean gate.gamma=1?" in str(explain(error, ["gate.gama=1"]))
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_folder_of_files_that_does_not_exist_is_named() -> None:
+    error = SearchPathException("Additional config directory '/no/conf' not found")
+    assert explain(error, []) == "--config-dir /no/conf: there is no such folder"
+
+
+def test_errors_of_other_kinds_are_not_explained() -> None:
+    assert explain(ValueError("no"), ["gate=comet"]) is None
+    assert explain(KeyboardInterrupt(), []) is None
