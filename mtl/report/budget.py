@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,13 +68,16 @@ def trials_needed(values: Sequence[float], target: float, higher: bool) -> int |
     return next(reached, None)
 
 
-def ratios(budgets: Sequence[Budget], name: str, values: Callable[[Budget], list[float]], higher: bool) -> Listing:
-    """Return how many trials each setting needs for what each other one finds with its whole budget."""
+def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -> Listing:
+    """Return how many trials each setting needs for what each other one finds with its whole budget.
+
+    ``attribute``: whether for the "validation" or the "test" value, which the reader knows as ``name``.
+    """
     rows = []
     for own in budgets:
         cells = []
         for other in budgets:
-            needed = trials_needed(values(own), values(other)[-1], higher)
+            needed = trials_needed(getattr(own, attribute), getattr(other, attribute)[-1], higher)
             share = "" if needed is None else f"{needed} ({other.whole / needed:.3g}x fewer)"
             cells.append("-" if own is other else share or f"not with {own.whole}")
         rows.append([own.setting, *cells])

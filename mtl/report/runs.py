@@ -22,9 +22,8 @@ FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 _PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
-_LINE = re.compile(
-    r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)"
-)  # see conf/hydra/job_logging/run.yaml
+# As in conf/hydra/job_logging/run.yaml
+_LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)")
 _TAIL = 8192  # bytes at the end of a log, in which its last message starts
 
 
@@ -102,7 +101,8 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)
     heading, settings, options = name_settings(paths)
-    return _table(paths, settings, [None] * len(paths), options, heading)
+    named: dict[Path, Named] = {path: (setting, None) for path, setting in zip(paths, settings, strict=True)}
+    return _table(named, options, heading)
 
 
 def read_named_runs(named: Mapping[Path, Named], heading: str = "setting") -> Runs:
@@ -111,22 +111,15 @@ def read_named_runs(named: Mapping[Path, Named], heading: str = "setting") -> Ru
     A folder that is not there yet is a run that has not finished. InputError if there is none.
     """
     require(bool(named), "there is no run to compare")
-    settings, seeds = zip(*named.values(), strict=True)
-    return _table(list(named), settings, seeds, [{}] * len(named), heading)
+    return _table(named, [{}] * len(named), heading)
 
 
-def _table(
-    paths: Sequence[Path],
-    settings: Sequence[str],
-    seeds: Sequence[int | None],
-    options: Sequence[Options],
-    heading: str,
-) -> Runs:
+def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str) -> Runs:
     names = differing(options)
     rows: list[dict[str, Any]] = []
     main: dict[str, str] = {}
     higher: dict[str, bool] = {}
-    for path, setting, given, chosen in zip(paths, settings, seeds, options, strict=True):
+    for (path, (setting, given)), chosen in zip(named.items(), options, strict=True):
         results, wrong = read_results(path)
         state, reason = (FINISHED, None) if results else (FAILED, wrong) if wrong else last_message(path / LOG)
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
@@ -150,9 +143,9 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
         if column.startswith("test ") and "/" in column:
             metrics.setdefault(column.rpartition("/")[2], []).append(column)
     several = {f"mean {metric}": names for metric, names in metrics.items() if len(names) > 1}
-    known = {mean: pl.all_horizontal(pl.col(name).is_not_null() for name in names) for mean, names in several.items()}
-    means = [pl.when(known[mean]).then(pl.mean_horizontal(names)).alias(mean) for mean, names in several.items()]
-    return table.with_columns(means)
+    return table.with_columns(
+        **{mean: pl.mean_horizontal(names, ignore_nulls=False) for mean, names in several.items()}
+    )
 
 
 def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:

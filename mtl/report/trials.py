@@ -54,13 +54,12 @@ def best_trials(trials: Trials, share: float = SHARE) -> tuple[Runs, list[str]]:
 
 def budgets_of(trials: Trials) -> list[budget.Budget]:
     """Return what the search of each setting finds with how many trials, of the settings with any finished trial."""
-    found = []
-    done = trials.runs.table.filter(pl.col("state") == FINISHED)
-    for group in done.partition_by("setting", maintain_order=True):
-        pairs = group.select(trials.validation, trials.test).rows()
-        if each := budget.budget(str(group["setting"][0]), pairs, trials.higher):
-            found.append(each)
-    return found
+    if trials.test not in trials.runs.table.columns:
+        return []
+    done = trials.runs.table.filter(state=FINISHED).select("setting", trials.validation, trials.test)
+    groups = done.group_by("setting", maintain_order=True)
+    found = [budget.budget(str(name), group.drop("setting").rows(), trials.higher) for (name,), group in groups]
+    return [each for each in found if each]
 
 
 def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **options: Any) -> Section:
@@ -72,8 +71,8 @@ def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **op
     section = section_of(runs, title, also=[trials.validation, *also], unit="trials", **options)
     rule = f"Of each setting the best {SHARE:.0%} of its trials by {_name(trials.validation)}, at least one:"
     section = replace(section, notes=[rule, *notes, *missing(trials.runs)])
-    found = budgets_of(trials) if trials.test in trials.runs.table.columns else []
-    if not found or max(each.whole for each in found) < 2:
+    found = budgets_of(trials)
+    if max((each.whole for each in found), default=0) < 2:
         return section
     names = _name(trials.validation), _name(trials.test)
     caption = (
@@ -82,12 +81,8 @@ def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **op
         "each name: the finished trials that are drawn from."
     )
     figure = picture(budget.draw(found, *names), caption)
-    tables: Sequence[Any] = ()
-    if len(found) > 1:
-        tables = [
-            budget.ratios(found, names[0], lambda each: each.validation, trials.higher),
-            budget.ratios(found, names[1], lambda each: each.test, trials.higher),
-        ]
+    columns = zip(("validation", "test"), names, strict=True) if len(found) > 1 else ()
+    tables = [budget.ratios(found, attribute, name, trials.higher) for attribute, name in columns]
     return replace(section, listings=[*section.listings, *tables], figures=[figure, *section.figures])
 
 

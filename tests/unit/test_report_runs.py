@@ -77,57 +77,51 @@ def test_runs_without_results(tmp_path: Path, log: str, state: str, reason: str 
     assert row["test loss"] is None
 
 
-WHOLE = {
-    "test": {"loss": 1.0},
-    "main_metrics": {},
-    "higher_is_better": {"loss": False},
-    "seed": 0,
-    "best_val_loss": 0.4,
-}
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"test": 3}, "test: input should be a valid dictionary"),
+        ({"test": {"loss": "low"}}, "test.loss: input should be a valid number"),
+        ({"test": {"loss": [1]}}, "test.loss: input should be a valid number"),
+        ({"main_metrics": [1]}, "main_metrics: input should be a valid dict"),
+        ({"higher_is_better": {"loss": 7}}, "higher_is_better.loss: input"),
+        ({"best_val_loss": {}}, "best_val_loss: input should be a valid number"),
+        ({"epochs": "many"}, "epochs: input should be a valid number"),
+        ({"seed": 1.5}, "seed: input should be a valid integer"),
+        ({"training": None}, "training: input should be a valid dictionary"),
+    ],
+)
+def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str, tmp_path: Path) -> None:
+    state, found = damaged("results.json", json.dumps({"seed": 0} | content), tmp_path)
+    assert state == "failed"
+    assert found.startswith(f"results.json: {reason}")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "state", "reason"),
+    ("name", "content", "state"),
     [
-        ("results.json", '{"test": {"lo', "unfinished", None),
-        ("results.json", "[1, 2]", "unfinished", None),
-        ("results.json", {"test": 3}, "failed", "results.json: test: input should be a valid dictionary"),
-        (
-            "results.json",
-            {"test": {"loss": "low"}},
-            "failed",
-            "results.json: test.loss: input should be a valid number",
-        ),
-        ("results.json", {"test": {"loss": [1]}}, "failed", "results.json: test.loss: input should be a valid number"),
-        ("results.json", {"main_metrics": [1]}, "failed", "results.json: main_metrics: input should be a valid dict"),
-        ("results.json", {"higher_is_better": {"loss": 7}}, "failed", "results.json: higher_is_better.loss: input"),
-        (
-            "results.json",
-            {"best_val_loss": {}},
-            "failed",
-            "results.json: best_val_loss: input should be a valid number",
-        ),
-        ("results.json", {"epochs": "many"}, "failed", "results.json: epochs: input should be a valid number"),
-        ("results.json", {"seed": 1.5}, "failed", "results.json: seed: input should be a valid integer"),
-        ("results.json", {"training": None}, "failed", "results.json: training: input should be a valid dictionary"),
-        ("results.json", {"test": {"loss": math.nan}}, "finished", None),
-        ("results.json", {"label": [1], "more": {}}, "finished", None),
-        ("command.json", '{"overrides": 3}', "finished", None),
-        ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished", None),
-        ("config.yaml", "a: [", "finished", None),
-        ("config.yaml", "paths: 3\nseed: {}", "finished", None),
+        ("results.json", '{"test": {"lo', "unfinished"),
+        ("results.json", "[1, 2]", "unfinished"),
+        ("results.json", '{"test": {"loss": NaN}}', "finished"),
+        ("results.json", '{"label": [1], "more": {}}', "finished"),
+        ("command.json", '{"overrides": 3}', "finished"),
+        ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished"),
+        ("config.yaml", "a: [", "finished"),
+        ("config.yaml", "paths: 3\nseed: {}", "finished"),
     ],
 )
-def test_damaged_files_are_a_note_in_the_report(
-    name: str, content: Any, state: str, reason: str | None, tmp_path: Path
-) -> None:
-    write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0}, seed=2)
-    write_run(tmp_path / "1", ["gate=comet"], {"loss": 1.0}, seed=2)
-    (tmp_path / "0" / name).write_text(content if isinstance(content, str) else json.dumps(WHOLE | content))
-    main([str(tmp_path)])
-    row = pl.read_csv(tmp_path / "summary.csv").row(0, named=True)
-    assert row["state"] == state
-    assert (row["reason"] or "").startswith(reason or "")
+def test_damaged_files_do_not_end_a_report(name: str, content: str, state: str, tmp_path: Path) -> None:
+    assert damaged(name, content, tmp_path) == (state, "")
+
+
+def damaged(name: str, content: str, folder: Path) -> tuple[str, str]:
+    """Return state and reason in the report of a run one of whose files has another ``content``."""
+    for number, gate in enumerate(("topk", "comet")):
+        write_run(folder / str(number), [f"gate={gate}"], {"loss": 1.0}, seed=2)
+    (folder / "0" / name).write_text(content)
+    main([str(folder)])
+    row = pl.read_csv(folder / "summary.csv").row(0, named=True)
+    return row["state"], row["reason"] or ""
 
 
 def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path: Path) -> None:
@@ -138,12 +132,9 @@ def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path:
     assert math.isnan(undefined)
     assert lacking is None
     assert not [name for name in runs.table.columns if "expert_share" in name]
-    assert (runs.main, runs.is_higher_better("test click/auprc"), runs.is_higher_better("test loss")) == (
-        MAIN,
-        True,
-        False,
-    )
-    assert runs.is_higher_better("test idle_tasks") is None
+    assert runs.main == MAIN
+    columns = ("test click/auprc", "test loss", "test idle_tasks")
+    assert [runs.is_higher_better(column) for column in columns] == [True, False, None]
 
 
 def test_overrides_that_say_what_was_trained() -> None:
@@ -157,11 +148,7 @@ def test_overrides_that_say_what_was_trained() -> None:
     ("options", "heading", "names"),
     [
         ([{"gate": "topk", "x": "1"}, {"gate": "comet", "x": "1"}], "gate", ["topk", "comet"]),
-        (
-            [{"gate": "a", "k": "1"}, {"gate": "a", "k": "2"}, {"k": "2", "gate": "b"}],
-            "gate, k",
-            ["a, 1", "a, 2", "b, 2"],
-        ),
+        ([{"gate": "a", "k": "1"}, {"k": "2", "gate": "b"}], "gate, k", ["a, 1", "b, 2"]),
         ([{"x": "1"}, {"gate": "b", "x": "1"}], "setting", ["defaults", "gate=b"]),
         ([{"x": "1"}, {"x": "1"}], "setting", ["all runs", "all runs"]),
         ([{}], "setting", ["all runs"]),
@@ -174,13 +161,8 @@ def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading
 def test_configurations_tell_runs_apart_by_choices_first() -> None:
     def config(gate: str, k: int, rho: float, seed: int) -> dict[str, object]:
         where = f"out/{gate}{k}{rho}{seed}"
-        own = {
-            "paths": {"run_dir": where},
-            "log": f"{where}/x",
-            "label": gate,
-            "seed": seed,
-            "data": {"order_seed": seed},
-        }
+        own = {"paths": {"run_dir": where}, "log": f"{where}/x", "label": gate}
+        own |= {"seed": seed, "data": {"order_seed": seed}}
         return own | {"choices": {"gate": gate}, "gate": {"_target_": f"mtl.{gate}", "k": k}, "recipe": {"rho": rho}}
 
     found = config_options([config("topk", 2, 0.1, 0), config("topk", 2, 0.5, 1), config("comet", 4, 0.5, 2)])

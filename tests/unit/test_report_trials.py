@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import optuna
+import polars as pl
 import pytest
 from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
 from mtl.report.__main__ import main
 from mtl.report.budget import SIZES, Budget, budget, chances, draw, ratios, trials_needed
-from mtl.report.trials import Trials, best_trials, section_of_trials
+from mtl.report.trials import best_trials, section_of_trials
 from mtl.tune.storage import open_storage
 from mtl.tune.trials import read_study, read_trials
 from tests.run_folders import write_run
@@ -30,25 +31,21 @@ def expected_by_brute_force(drawn: int, higher: bool) -> tuple[float, float]:
 
 @pytest.mark.parametrize("higher", [False, True])
 def test_budget_against_all_draws(higher: bool) -> None:
-    found = budget("g", PAIRS, higher)
+    undefined = [(None, 1.0), (math.nan, 1.0), (0.0, None)]
+    found = budget("g", [*PAIRS, *undefined], higher)
     assert found is not None
     assert found.whole == 4
     for drawn in range(1, 5):
-        validation, test = expected_by_brute_force(drawn, higher)
-        assert found.validation[drawn - 1] == pytest.approx(validation)
-        assert found.test[drawn - 1] == pytest.approx(test)
+        at_drawn = found.validation[drawn - 1], found.test[drawn - 1]
+        assert at_drawn == pytest.approx(expected_by_brute_force(drawn, higher))
+    assert budget("g", undefined, higher) is None
 
 
-def test_chances_add_up() -> None:
+def test_budgets_of_many_trials() -> None:
     for trials, drawn in [(1, 1), (1, 9), (500, 1), (500, 250)]:
         assert chances(trials, drawn).sum() == pytest.approx(1)
         assert chances(trials, drawn).min() >= 0
     assert chances(500, 250)[0] == pytest.approx(1 - (499 / 500) ** 250)
-
-
-def test_budget_leaves_out_trials_without_values() -> None:
-    assert budget("g", [*PAIRS, (None, 1.0), (math.nan, 1.0), (0.0, None)], False) == budget("g", PAIRS, False)
-    assert budget("g", [(None, None)], False) is None
     long = budget("g", [(float(n), 0.0) for n in range(400)], False)
     assert long is not None
     assert long.whole == 250 == SIZES[-1]
@@ -59,7 +56,7 @@ def test_how_many_trials_another_gate_needs() -> None:
     assert trials_needed(good.validation, 1.0, higher=False) == 2
     assert trials_needed(bad.validation, 0.4, higher=False) is None
     assert trials_needed([0.5, 0.7], 0.6, higher=True) == 2
-    table = ratios([good, bad], "validation loss", lambda each: each.validation, higher=False)
+    table = ratios([good, bad], "validation", "validation loss", higher=False)
     assert table.header == ["trials of", "for good with 4", "for bad with 3"]
     assert table.rows == [["good", "-", "2 (1.5x fewer)"], ["bad", "not with 3", "-"]]
     axes = draw([good, bad], "validation loss", "test loss").axes
@@ -125,31 +122,31 @@ def test_a_study_of_another_program_is_one_message(definition: object, folder: P
 
 def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None:
     study = optuna.load_study(study_name="s/comet", storage=open_storage(None, folder))
-    moved = read_trials({"COMET": (study, folder.with_name("elsewhere"))})
-    assert moved.runs.table["state"].unique().to_list() == ["unfinished"]
-    assert read_trials({"COMET": (study, folder / "comet")}).runs.table["state"].unique().to_list() == ["finished"]
+    for where, state in ((folder.with_name("elsewhere"), "unfinished"), (folder / "comet", "finished")):
+        assert set(read_trials({"COMET": (study, where)}).runs.table["state"]) == {state}
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.05, 2), (0.07, 2), (0.075, 3), (0.001, 1), (1.0, 40)])
 def test_the_best_share_of_trials(folder: Path, share: float, count: int) -> None:
-    losses = [100.0 + n for n in range(count)]
     trials = read_study("s", None, folder)
     best, notes = best_trials(trials, share)
-    assert best.table.filter(setting="comet")["test loss"].to_list() == losses
+    assert best.table.filter(setting="comet")["test loss"].to_list() == [100.0 + n for n in range(count)]
     assert len(best.table.filter(setting="topk")) == 5  # none has a value: all are shown
-    assert notes[0] == f"comet: the best {len(losses)} of 40 trials (40 finished)."
-    assert notes[1] == "topk: the best 0 of 5 trials (1 failed, 1 pruned, 3 unfinished)."
+    assert notes == [
+        f"comet: the best {count} of 40 trials (40 finished).",
+        "topk: the best 0 of 5 trials (1 failed, 1 pruned, 3 unfinished).",
+    ]
     reverse, _ = best_trials(replace(trials, higher=True), share)
-    assert reverse.table.filter(setting="comet")["test loss"].to_list() == [239 - loss for loss in losses]
+    assert reverse.table.filter(setting="comet")["test loss"].to_list() == [139.0 - n for n in range(count)]
 
 
 def test_trials_that_failed_count_among_those_of_which_it_is_a_share(folder: Path) -> None:
-    study = optuna.create_study()  # in memory
-    study.set_user_attr("definition", {"monitor": "val/loss"})
-    study.add_trials([completed(float(number), number) for number in range(40)])
-    study.add_trials([create_trial(state=TrialState.FAIL) for _ in range(20)])
-    trials = read_trials({"comet": (study, folder / "comet")})
-    assert len(best_trials(trials)[0].table) == 3  # 5 % of 60
+    trials = read_study("s", None, folder)
+    state = pl.when(pl.int_range(pl.len()) < 20).then(pl.lit("failed")).otherwise("state").alias("state")
+    runs = replace(trials.runs, table=trials.runs.table.filter(setting="comet").with_columns(state))
+    assert best_trials(replace(trials, runs=runs), 0.075)[1] == [
+        "comet: the best 3 of 40 trials (20 failed, 20 finished)."
+    ]
 
 
 def test_report_of_a_study(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,4 +171,3 @@ def test_a_search_of_one_trial_has_no_budget(folder: Path) -> None:
     section = section_of_trials(one, "one")
     assert [listing.title for listing in section.listings] == ["Costs"]
     assert section.figures == []
-    assert isinstance(one, Trials)
