@@ -75,32 +75,26 @@ def test_a_trial_is_a_run_with_its_own_folder_and_seed(tmp_path: Path) -> None:
     assert trial.user_attrs["command"] == [f"{key}={value}" for key, value in words.items() if key != "hydra.run.dir"]
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    kill = "(folder / 'checkpoints' / 'last.ckpt').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
-    queue, launch = study(tmp_path, f"if not again:\n    {kill.replace(chr(10), chr(10) + '    ')}\nresults(0.25)")
-    run(queue, launch)
-    first, second = words_of(tmp_path)
-    assert "hydra.run.dir" in first
+@pytest.mark.parametrize(
+    ("rest", "goes_on", "value"),
+    [
+        ("SAVE\nif not again: KILL\nresults(0.25)", [False, True], 0.25),  # from its checkpoint
+        # After its training it begins anew: from its last checkpoint it might train further, an early stop being over
+        ("SAVE\nif begun == 1:\n    tell(fitted=True)\n    KILL\nresults(0.5)", [False, False], 0.5),
+        ("results(0.125)\nKILL", [False], 0.125),  # which it does not repeat
+    ],
+)
+def test_a_killed_run_goes_on(rest: str, goes_on: list[bool], value: float, tmp_path: Path) -> None:
     last = tmp_path / "runs" / "g" / "trial_00000" / "checkpoints" / "last.ckpt"
-    assert second == {"ckpt": str(last), "paths.output_dir": str(tmp_path)}
-    assert (queue.study.trials[0].value, queue.study.trials[0].user_attrs["starts"]) == (0.25, 2)
-
-
-def test_a_run_that_was_killed_after_its_training_begins_anew(tmp_path: Path) -> None:
-    """From its last checkpoint it might train further: an early stop is over once it is reported."""
-    rest = "(folder / 'checkpoints' / 'last.ckpt').touch()\nif len(list(open(folder.parent / 'words.txt'))) == 1:\n"
-    rest += "    tell(fitted=True)\n    os.kill(os.getpid(), signal.SIGKILL)\nresults(0.25)"
+    short = {"SAVE": "begun = len(list(open(folder.parent / 'words.txt')))\n(folder / 'checkpoints/last.ckpt').touch()"}
+    for name, code in (short | {"KILL": "os.kill(os.getpid(), signal.SIGKILL)"}).items():
+        rest = rest.replace(name, code)
     queue, launch = study(tmp_path, rest)
     run(queue, launch)
-    assert ["hydra.run.dir" in words for words in words_of(tmp_path)] == [True, True]
-    assert states(queue) == ["COMPLETE"]
-
-
-def test_a_run_that_has_results_is_not_repeated(tmp_path: Path) -> None:
-    queue, launch = study(tmp_path, "results(0.25)\nos.kill(os.getpid(), signal.SIGKILL)")
-    run(queue, launch)
-    assert len(words_of(tmp_path)) == 1
-    assert queue.study.trials[0].value == 0.25
+    [trial], told = queue.study.trials, words_of(tmp_path)
+    assert ["hydra.run.dir" not in words for words in told] == goes_on
+    assert all(words == {"ckpt": str(last), "paths.output_dir": str(tmp_path)} for words in told if "ckpt" in words)
+    assert (trial.state.name, trial.value, trial.user_attrs["starts"]) == ("COMPLETE", value, 2)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +138,3 @@ def test_a_worker_that_waits_for_the_run_folder_keeps_its_trial(tmp_path: Path) 
     old(queue, 0)
     assert other.take() is not None
     assert launch(queue, trial) is None  # it is the other worker's
-
-
-def test_the_process_is_python_of_this_environment(tmp_path: Path) -> None:
-    queue, launch = study(tmp_path, "results(float(sys.prefix == " + repr(sys.prefix) + "))")
-    run(queue, launch)
-    assert queue.study.trials[0].value == 1.0

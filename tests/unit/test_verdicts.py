@@ -10,6 +10,7 @@ from scipy.stats import ttest_ind
 from mtl.paper.definition import Claim
 from mtl.paper.verdicts import Verdict, judge
 
+HOLDS, IN_SIGN, FEW, FAILS = Verdict
 NAMES = {"a": "A", "b": "B", "c": "C"}
 
 
@@ -19,68 +20,60 @@ def verdict(values: dict[str, list[float | None]], **claim: Any) -> tuple[Verdic
     return found.verdict, found.reason
 
 
-def test_a_significant_difference_of_the_right_sign_holds() -> None:
-    a, b = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9]
-    p = ttest_ind(a, b, equal_var=False, alternative="less").pvalue
-    assert verdict({"a": a, "b": b}) == (
-        Verdict.HOLDS,
-        f"1 ± 0.058 against 2 ± 0.058 of B, 50.0% better, p={p:.2g}",
-    )
-    assert verdict({"a": b, "b": a}, higher=True)[0] == Verdict.HOLDS
-    assert verdict({"a": b, "b": a})[0] == Verdict.FAILS
-    assert verdict({"a": a, "b": b}, higher=True) == (
-        Verdict.FAILS,
-        f"1 ± 0.058 against 2 ± 0.058 of B, 50.0% worse, p={1 - p:.2g}",
-    )
+LOW, HIGH, OTHER = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9], [1.02, 1.12, 0.92]
+P = ttest_ind(LOW, HIGH, equal_var=False, alternative="less").pvalue
+THREE: list[float | None] = [1.0, 1.1, 1.2]
+UP: dict[str, Any] = {"higher": True}
+BOTH = {"than": ["b", "c"]}
 
 
-def test_a_smaller_or_insignificant_difference_holds_in_sign() -> None:
-    a, b = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9]
-    assert verdict({"a": a, "b": b}, by=0.5)[0] == Verdict.HOLDS
-    assert verdict({"a": a, "b": b}, by=0.51)[0] == Verdict.IN_SIGN
-    assert verdict({"a": [1.0, 2.0, 3.0], "b": [1.1, 2.0, 3.1]})[0] == Verdict.IN_SIGN
-
-
-def test_runs_that_do_not_vary_can_be_compared() -> None:
-    assert verdict({"a": [4.0] * 3, "b": [1.0] * 3}, higher=True) == (
-        Verdict.HOLDS,
-        "4 ± 0 against 1 ± 0 of B, 300.0% better",
-    )
-    assert verdict({"a": [4.0] * 3, "b": [4.0] * 3}, higher=True)[0] == Verdict.FAILS
-
-
-def test_few_or_undefined_runs_are_not_judged() -> None:
-    three, two = [1.0, 1.1, 1.2], [2.0, 2.1]
-    assert verdict({"a": three, "b": two}) == (Verdict.FEW, "3 runs against 2 runs of B")
-    assert verdict({"a": [None, 1.0, 1.1], "b": three}) == (Verdict.FEW, "2 runs against 3 runs of B")
-    assert verdict({"b": three})[0] == Verdict.FEW
-    assert verdict({"a": two}, than=[], at_least=1) == (Verdict.FEW, "2 runs")
-    assert "(1 runs without a value)" in verdict({"a": [*three, float("nan")], "b": [2.0, 2.1, 2.2]})[1]
-
-
-def test_the_weakest_of_several_comparisons_counts() -> None:
-    low, high, other = [1.0, 1.1, 0.9], [2.0, 2.1, 1.9], [1.02, 1.12, 0.92]
-    than = ["b", "c"]
-    assert verdict({"a": low, "b": high, "c": high}, than=than)[0] == Verdict.HOLDS
-    assert verdict({"a": low, "b": high, "c": other}, than=than)[0] == Verdict.IN_SIGN
-    assert verdict({"a": low, "b": high, "c": high[:2]}, than=than)[0] == Verdict.FEW
-    assert verdict({"a": other, "b": high[:2], "c": low}, than=than)[0] == Verdict.FAILS
+@pytest.mark.parametrize(
+    ("values", "claim", "expected", "reason"),
+    [
+        # a significant difference of the right sign holds
+        ({"a": LOW, "b": HIGH}, {}, HOLDS, f"1 ± 0.058 against 2 ± 0.058 of B, 50.0% better, p={P:.2g}"),
+        ({"a": HIGH, "b": LOW}, UP, HOLDS, None),
+        ({"a": HIGH, "b": LOW}, {}, FAILS, None),
+        ({"a": LOW, "b": HIGH}, UP, FAILS, f"1 ± 0.058 against 2 ± 0.058 of B, 50.0% worse, p={1 - P:.2g}"),
+        # a smaller or an insignificant one holds in sign
+        ({"a": LOW, "b": HIGH}, {"by": 0.5}, HOLDS, None),
+        ({"a": LOW, "b": HIGH}, {"by": 0.51}, IN_SIGN, None),
+        ({"a": [1.0, 2.0, 3.0], "b": [1.1, 2.0, 3.1]}, {}, IN_SIGN, None),
+        # runs that do not vary can be compared
+        ({"a": [4.0] * 3, "b": [1.0] * 3}, UP, HOLDS, "4 ± 0 against 1 ± 0 of B, 300.0% better"),
+        ({"a": [4.0] * 3, "b": [4.0] * 3}, UP, FAILS, None),
+        # few or undefined runs are not judged
+        ({"a": THREE, "b": HIGH[:2]}, {}, FEW, "3 runs against 2 runs of B"),
+        ({"a": [None, 1.0, 1.1], "b": THREE}, {}, FEW, "2 runs against 3 runs of B"),
+        ({"b": THREE}, {}, FEW, None),
+        ({"a": HIGH[:2]}, {"than": [], "at_least": 1}, FEW, "2 runs"),
+        # of several comparisons the weakest counts
+        ({"a": LOW, "b": HIGH, "c": HIGH}, BOTH, HOLDS, None),
+        ({"a": LOW, "b": HIGH, "c": OTHER}, BOTH, IN_SIGN, None),
+        ({"a": LOW, "b": HIGH, "c": HIGH[:2]}, BOTH, FEW, None),
+        ({"a": OTHER, "b": HIGH[:2], "c": LOW}, BOTH, FAILS, None),
+    ],
+)
+def test_verdicts(values: Any, claim: dict[str, Any], expected: Verdict, reason: str | None) -> None:
+    found = verdict(values, **claim)
+    assert found == (expected, found[1] if reason is None else reason)
 
 
 @pytest.mark.parametrize(
     ("bounds", "expected"),
     [
-        ({"at_least": 3.5}, Verdict.HOLDS),
-        ({"at_least": 3.9}, Verdict.FAILS),
-        ({"at_most": 3.8}, Verdict.HOLDS),
-        ({"at_most": 3.6}, Verdict.FAILS),
-        ({"at_least": 3.0, "at_most": 3.7}, Verdict.HOLDS),
+        ({"at_least": 3.5}, HOLDS),
+        ({"at_least": 3.9}, FAILS),
+        ({"at_most": 3.8}, HOLDS),
+        ({"at_most": 3.6}, FAILS),
+        ({"at_least": 3.0, "at_most": 3.7}, HOLDS),
     ],
 )
 def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Verdict) -> None:
     assert verdict({"a": [4.0, 4.0, 3.1]}, than=[], **bounds) == (expected, "3.7 ± 0.3, 3 runs")
 
 
-def test_large_numbers_and_small_differences_are_readable() -> None:
+def test_numbers_are_readable() -> None:
+    assert "(1 runs without a value)" in verdict({"a": [*THREE, float("nan")], "b": [2.0, 2.1, 2.2]})[1]
     values: dict[str, list[float | None]] = {"a": [864_000.0, 866_000.0, 865_000.0], "b": [864_700.0] * 3}
     assert verdict(values)[1].startswith("865,000 ± 577 against 864,700 ± 0 of B, 0.03% worse")
