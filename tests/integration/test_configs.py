@@ -140,44 +140,29 @@ def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_pa
     assert {name: len(value) for name, value in predictions.items()} == dict.fromkeys(batch.targets, 0)
 
 
-@pytest.mark.parametrize("name", ["four_mnists", "omniglot", "synthetic_pairs_routing"])
-def test_experiments_of_routed_networks_run_with_their_baseline(name: str, tmp_path: Path, tiny_data: Path) -> None:
-    word = f"experiment={name}"
-    words = [word, *NEEDS.get(word, []), "gate=fixed", "schedule=none", f"paths.data_dir={tiny_data}"]
-    cfg = compose_small(tmp_path, *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
-    assert torch.isfinite(torch.tensor(run(cfg)))
-
-
 IMAGES = ["data=multi_mnist", "recipe.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]
+ROUTED = ["gate=fixed", "schedule=none", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]  # their baseline
+ROWS = [["data.tasks_per_group=16"], ["data=movielens"], ["network=routed_headless"], ["permutation=sinkhorn"]]
+ROWS += [["data=four_mnists", "optimizer=sgd"]]  # in float16 Adam's eps is 0
+COMBINED = [
+    *([f"experiment={name}", *ROUTED] for name in ("four_mnists", "omniglot", "synthetic_pairs_routing")),
+    *([f"network={name}", *IMAGES] for name in ("shared_bottom", "single_task")),
+    *(
+        [f"trainer.precision={precision}", *IMAGES, "callbacks.ema.decay=0.9", "permutation=sinkhorn"]
+        for precision in ("64-true", "bf16-mixed", "bf16-true")
+    ),
+    *(
+        [f"trainer.precision={precision}", *words, "trainer.max_steps=2", "~logger"]
+        for precision in ("64-true", "bf16-true", "16-true")
+        for words in ROWS
+    ),
+]
 
 
-@pytest.mark.parametrize("network", ["shared_bottom", "single_task"])
-def test_baselines_on_images(network: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [f"network={network}", *IMAGES, f"paths.data_dir={tiny_data}"]
-    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
-
-
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
-def test_images_in_every_precision(precision: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [f"trainer.precision={precision}", *IMAGES, f"paths.data_dir={tiny_data}", "callbacks.ema.decay=0.9"]
-    words += ["permutation=sinkhorn"]
-    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
-
-
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["data.tasks_per_group=16"],
-        ["data=movielens"],
-        ["data=four_mnists", "optimizer=sgd"],  # in float16 Adam's eps is 0
-        ["network=routed_headless"],
-        ["permutation=sinkhorn"],
-    ],
-    ids=" ".join,
-)
-def test_rows_in_every_precision(words: list[str], precision: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [f"trainer.precision={precision}", *words, f"paths.data_dir={tiny_data}", "trainer.max_steps=2", "~logger"]
+@pytest.mark.parametrize("words", COMBINED, ids=" ".join)
+def test_combinations_train(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
+    """Routed networks with their baseline, baselines on images, and every precision."""
+    words = [*words, *NEEDS.get(words[0], []), f"paths.data_dir={tiny_data}"]
     assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
 
 
