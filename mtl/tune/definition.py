@@ -81,20 +81,17 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
     which replace those of the file. Raises InputError for a gate that the file lacks and for a wrong option.
     """
     study: Study = valid(Study, OmegaConf.to_container(cfg, resolve=True), "")
-    missing = [gate for gate in gates if study.gates and gate not in study.gates]
-    require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(study.gates)}")
-    own = (
-        {gate: study.gates[gate] for gate in gates or study.gates} if study.gates else {"": OfGate(fixed=[], space={})}
-    )
-    if not study.gates:
-        words = [*words, *(f"gate={gate}" for gate in gates)]
+    parts = study.gates
+    if not parts:
         require(len(gates) < 2, f"gate={','.join(gates)}: study {name} has no section gates; give one gate")
+        parts, gates, words = {"": OfGate(fixed=[], space={})}, [], [*words, *(f"gate={gate}" for gate in gates)]
+    missing = [gate for gate in gates if gate not in parts]
+    require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(parts)}")
     title, found = study.name or name, []
-    for gate, part in own.items():
-        fixed = [f"gate={gate}"] if part.fixed is None else part.fixed
-        space = study.space | part.space
+    for gate in gates or parts:
+        fixed, space = parts[gate].fixed, study.space | parts[gate].space
         check_unsearched(words, space, f"study {name}")
-        own_words = unique([*study.fixed, *fixed, *words])
+        own_words = unique([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *words])
         label = f"{title}/{gate}" if gate else title
         found.append(Definition(label, gate, own_words, space, study.sampler, study.pruner, study.seed))
     return found

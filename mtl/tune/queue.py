@@ -114,13 +114,13 @@ class Queue:
             self.study.tell(number, outcome.value, state, skip_if_finished=True)
 
     def release(self, number: int, counts: bool) -> None:
-        """Give back a trial that did not end: the next worker goes on with it at once.
+        """Give back a trial that did not end, unless another worker has it: the next one goes on with it at once.
 
         ``counts``: whether its start is one of the ``retries``.
         """
-        starts = int(self.frozen(number).user_attrs["starts"])
-        self.set(number, "starts", starts - (not counts))
-        self.set(number, LEASE, {"worker": "", "time": 0})
+        if self.holds(number):
+            self.set(number, "starts", int(self.frozen(number).user_attrs["starts"]) - (not counts))
+            self.set(number, LEASE, {"worker": "", "time": 0})
 
     def _begin(self, number: int, starts: int) -> Trial:
         self.set(number, "starts", starts)

@@ -36,15 +36,13 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
     monitor, higher = monitor_of(study), study.direction == StudyDirection.MAXIMIZE
     metric = monitor.replace("/", "_")
     runs = read_named_runs({path: (name, trial.user_attrs.get("seed")) for path, (name, trial) in found.items()})
-    trials = [trial for _, trial in found.values()]
-    told = runs.table.select("run", "state", "reason").rows()
-    outcomes = [_outcome(trial, *each) for trial, each in zip(trials, told, strict=True)]
-    values = [trial.value if trial.state == TrialState.COMPLETE else None for trial in trials]
-    table = runs.table.with_columns(
-        pl.Series("state", [state for state, _ in outcomes]),
-        pl.Series("reason", [reason for _, reason in outcomes], pl.String),
-        pl.Series(f"best {metric}", values, pl.Float64),
-    )
+    told = zip(found.values(), runs.table.select("run", "state", "reason").rows(), strict=True)
+    outcomes = [
+        (*_outcome(trial, *run), trial.value if trial.state == TrialState.COMPLETE else None)
+        for (_, trial), run in told
+    ]
+    types = {"state": pl.String, "reason": pl.String, f"best {metric}": pl.Float64}
+    table = runs.table.with_columns(pl.DataFrame(outcomes, types, orient="row").get_columns())
     heading = "gate" if len(studies) > 1 else "study"
     runs = replace(runs, table=table, heading=heading, higher=runs.higher | {metric: higher})
     return Trials(runs, f"best {metric}", f"test {monitor.removeprefix('val/')}", higher)

@@ -13,7 +13,7 @@ from optuna.trial import Trial
 from mtl.checks import InputError
 from mtl.cli.signals import Stopped
 from mtl.tune.launch import Launch
-from mtl.tune.queue import Outcome, Queue
+from mtl.tune.queue import Queue
 from mtl.tune.space import words
 
 
@@ -33,36 +33,33 @@ def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say:
             waiting = True
             time.sleep(min(queue.heartbeat for queue in queues))
             continue
-        waiting = False
-        outcome = _one(*taken, launch, say)
-        failures = failures + 1 if outcome and outcome.error else 0
+        waiting, error = False, _one(*taken, launch, say)
+        failures = failures + 1 if error else 0
         if max_failures and failures >= max_failures:
             raise InputError(
-                f"{failures} trials in a row failed, the last one with: {outcome.error if outcome else ''}. "
+                f"{failures} trials in a row failed, the last one with: {error}. "
                 "Correct this, or set max_failures=null, and start the same command again"
             )
 
 
-def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None]) -> Outcome | None:
-    """Run one trial and store its outcome; None if it did not end."""
+def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None]) -> str:
+    """Run one trial and store its outcome, if it ended; return its error, "" if it has none."""
     began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
     again = " again" if trial.user_attrs["starts"] > 1 else ""
     say(f"{name}{again}: {' '.join(words(trial.params))}")
     try:
         outcome = launch(queue, trial)
     except BaseException:
-        if queue.holds(trial.number):
-            queue.release(trial.number, counts=False)
+        queue.release(trial.number, counts=False)
         raise
     if outcome is None:
-        if queue.holds(trial.number):
-            queue.release(trial.number, counts=True)
+        queue.release(trial.number, counts=True)
         say(f"{name}: its process was killed, or another worker has it")
-        return None
+        return ""
     queue.finish(trial.number, outcome)
     result = (outcome.error and f"failed: {outcome.error}") or ("pruned" if outcome.pruned else f"{outcome.value:.6g}")
     say(f"{name}: {result} ({time.monotonic() - began:.0f} s)")
-    return outcome
+    return outcome.error
 
 
 @contextmanager
@@ -72,10 +69,8 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         for other in earlier:
             signal.signal(other, signal.SIG_IGN)
-        raise Stopped(
-            f"stopped by {signal.Signals(number).name}; the same command, or another worker, goes on",
-            number,
-        )
+        name = signal.Signals(number).name
+        raise Stopped(f"stopped by {name}; the same command, or another worker, goes on", number)
 
     earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:

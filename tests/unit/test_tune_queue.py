@@ -141,17 +141,26 @@ def test_a_lease_is_renewed_and_its_loss_is_noticed(address: str) -> None:
         assert lease.is_lost
 
 
-def test_a_trial_whose_process_is_killed_again_and_again_fails(journal: str) -> None:
+@pytest.mark.parametrize(
+    ("outcomes", "ended", "errors"),  # by number of the trial; None: its process was killed
+    [
+        ([Outcome(1.0), Outcome(pruned=True)], ["COMPLETE", "PRUNED"], [None, None]),
+        ([Outcome(error="no memory"), Outcome(1.0)], ["FAIL", "COMPLETE"], ["no memory", None]),
+        ([None, Outcome(1.0)], ["FAIL", "COMPLETE"], ["its process or worker was killed 3 times", None]),
+    ],
+)
+def test_how_trials_end(outcomes: list[Outcome | None], ended: list[str], errors: list[Any], journal: str) -> None:
     starts = []
 
-    def killed(queue: Queue, trial: Trial) -> None:
+    def launch(queue: Queue, trial: Trial) -> Outcome | None:
         starts.append(trial.number)
+        return outcomes[trial.number]
 
-    queue = worker(journal, 1, retries=2)
-    run(queue, launch=killed)
-    assert starts == [0, 0, 0]
-    assert states(queue) == ["FAIL"]
-    assert queue.study.trials[0].user_attrs["error"] == "its process or worker was killed 3 times"
+    queue = worker(journal, 2, retries=2)
+    run(queue, launch=launch)
+    assert states(queue) == ended
+    assert [trial.user_attrs.get("error") for trial in queue.study.trials] == errors
+    assert starts == [0] * (3 if outcomes[0] is None else 1) + [1]
 
 
 def test_a_stopped_worker_gives_its_trial_back_at_once(journal: str) -> None:
@@ -166,23 +175,15 @@ def test_a_stopped_worker_gives_its_trial_back_at_once(journal: str) -> None:
     assert queue.study.trials[0].user_attrs["starts"] == 1
 
 
-def test_failed_trials_are_recorded_and_end_the_worker_when_there_are_many(journal: str) -> None:
+def test_failed_trials_in_a_row_end_the_worker(journal: str) -> None:
     def failing(queue: Queue, trial: Trial) -> Outcome:
         return Outcome(error="out of memory") if trial.number % 3 else objective(queue, trial)
 
-    queue = worker(journal, 4)
-    run(queue, launch=failing, max_failures=3)
-    assert states(queue) == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
-    assert queue.study.trials[1].user_attrs["error"] == "out of memory"
+    run(worker(journal, 4), launch=failing, max_failures=3)
+    queue = worker(journal, 9)
     with pytest.raises(InputError, match="2 trials in a row failed, the last one with: out of memory"):
-        run(worker(journal, 9), launch=failing, max_failures=2)
-    assert len(queue.study.trials) == 6
-
-
-def test_pruned_trials_count(journal: str) -> None:
-    queue = worker(journal, 2)
-    run(queue, launch=lambda queue, trial: Outcome(pruned=True) if trial.number else objective(queue, trial))
-    assert states(queue) == ["COMPLETE", "PRUNED"]
+        run(queue, launch=failing, max_failures=2)
+    assert states(queue) == ["COMPLETE", "FAIL", "FAIL", "COMPLETE", "FAIL", "FAIL"]
 
 
 def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
