@@ -31,7 +31,7 @@ def write(
     folder: Path,
     page: Path | None = None,
     changed: Sequence[str] = (),
-) -> list[Judgement]:
+) -> None:
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
@@ -67,20 +67,16 @@ def write(
     for path, text in files.items():
         write_text(path, text)
     show(judgements, folder)
-    return judgements
 
 
 def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
     """Return the judgement of each claim on a group that has runs."""
-    return [
-        judge(
-            claim,
-            {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates},
-            {gate.key: gate.name for gate in paper.gates},
-        )
-        for claim in paper.file.claims
-        if claim.group in groups and {claim.gate, *claim.than} <= {gate.key for gate in paper.gates}
-    ]
+    names, found = {gate.key: gate.name for gate in paper.gates}, []
+    for claim in paper.file.claims:
+        if claim.group in groups and {claim.gate, *claim.than} <= set(names):
+            own = {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates}
+            found.append(judge(claim, own, names))
+    return found
 
 
 def runs_table(groups: Mapping[str, Runs], folder: Path) -> pl.DataFrame:
@@ -104,9 +100,8 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
 
 def values(runs: Runs, gate: Part, column: str) -> list[float | None]:
     """Return the values of a column in the finished runs of a gate."""
-    if column not in runs.table.columns:
-        return []
-    return runs.table.filter((pl.col("setting") == gate.name) & (pl.col("state") == FINISHED))[column].to_list()
+    table = runs.table.filter(setting=gate.name, state=FINISHED)
+    return table[column].to_list() if column in table.columns else []
 
 
 def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:

@@ -183,7 +183,7 @@ def _by_seed(group: pl.DataFrame, column: str) -> dict[int, Value]:
 
     It is empty if none of the runs has such a value, as runs of top-k have no share of binary selectors.
     """
-    done = group.filter(pl.col("state") == FINISHED)
+    done = group.filter(state=FINISHED)
     if done[column].is_null().all():
         return {}
     seeds: list[int | None] = done["seed"].to_list()

@@ -93,11 +93,11 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
 
 
 def test_the_best_is_bold_and_its_asterisk_is_explained(tmp_path: Path) -> None:
-    named: Named = {}
-    for seed in range(3):
-        for setting, loss in (("a", 1.0), ("b", 0.5)):
-            folder = write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + 0.01 * seed}, {}, seed)
-            named[folder] = (setting, seed)
+    named: Named = {
+        write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + 0.01 * seed}, {}, seed): (setting, seed)
+        for setting, loss in (("a", 1.0), ("b", 0.5))
+        for seed in range(3)
+    }
     page = render("t", "", [section_of(read_named_runs(named), "t")])
     assert "<b>0.5100 ± 0.0058*</b>" in page
     assert "p&lt;0.001" in page
