@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from mtl.checks import InputError
 from tests.disks import largest_file
-from tests.programs import Forked
 
 
 class Builder:
@@ -115,17 +113,3 @@ def test_waiting_for_the_lock_is_logged(path: Path, caplog: pytest.LogCaptureFix
         with caplog.at_level(logging.INFO, "mtl.data_modules.files.cache"), locked(path, "counting sheep"):
             timer.join(1)
     assert "waiting for another process that is counting sheep" in caplog.text
-
-
-def test_two_processes_build_once(path: Path) -> None:
-    script = (
-        "import os, sys, time, pathlib, torch; from data_modules.files.cache import cached\n"
-        "def build():\n"
-        "    print('built', flush=True); time.sleep(0.3); return {'a': torch.ones(2)}\n"
-        "for child in range(2):\n"
-        "    if os.fork() == 0:\n"
-        "        cached(pathlib.Path(sys.argv[1]), build)['a'].sum(); os._exit(0)\n"
-        "sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for child in range(2)))\n"
-    )
-    done = Forked([str(path)], path.parent.parent / "printed", main=partial(exec, script, {})).wait()
-    assert (done.status, done.output) == (0, "built\n")

@@ -153,18 +153,6 @@ def test_unusual_numbers_of_rows_are_one_warning(root: Path, caplog: pytest.LogC
     )
 
 
-def test_changed_file_is_tokenised_again(tmp_path: Path) -> None:
-    write_glue(tmp_path / "glue", {"rte": 20, "cola": 20})
-    before = module(tmp_path, tasks=["rte", "cola"], published_split=True).tasks["test"]
-    file = tmp_path / "glue" / "RTE" / "dev.tsv"
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], "0\tthe cat never sees\ta house\tentailment", *lines[2:]]) + "\n")
-    after = module(tmp_path, tasks=["rte", "cola"], published_split=True).tasks["test"]
-    assert not same_rows(before["rte"], after["rte"])
-    assert same_rows(before["cola"], after["cola"])
-    assert after["rte"].targets["rte"][0] == 1.0
-
-
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [

@@ -152,17 +152,12 @@ def test_without_tasks_an_example_is_served(tmp_path: Path, caplog: pytest.LogCa
         ({"path": "nowhere.tsv", **SPAM}, r"data\.tasks\.t\.path=nowhere\.tsv: no such file"),
         ({"path": "FILE", "val_path": "other.csv", **SPAM}, r"data\.tasks\.t\.val_path=other\.csv: no such file"),
         ("FILE", r"tasks\.t=FILE: must be a section"),
+        ({"path": "FEW", **SPAM}, r"few\.csv: of its 4 rows with labels, data\.split leaves none for test"),
     ],
 )
 def test_bad_tasks_are_one_message(task: Any, message: str, tmp_path: Path) -> None:
-    path = write(mails(), tmp_path / "mails.parquet")
-    if isinstance(task, dict) and task.get("path") == "FILE":
-        task = {**task, "path": path}
+    files = {"FILE": write(mails(), tmp_path / "mails.parquet"), "FEW": write(mails(4), tmp_path / "few.csv")}
+    if isinstance(task, dict) and task.get("path") in files:
+        task = {**task, "path": files[task["path"]]}
     with pytest.raises(InputError, match=message):
         module(tmp_path, {"t": task})
-
-
-def test_too_few_rows(tmp_path: Path) -> None:
-    path = write(mails(4), tmp_path / "mails.csv")
-    with pytest.raises(InputError, match=r"mails\.csv: of its 4 rows with labels, data\.split leaves none for test"):
-        module(tmp_path, {"spam": {**SPAM, "path": path}})
