@@ -179,7 +179,8 @@ def adapter(annotation: Any) -> TypeAdapter[Any] | None:
     """Return what validates values of ``annotation``, None if anything fits or pydantic cannot tell."""
     if annotation is Any:
         return None
-    own = isinstance(annotation, type) and issubclass(annotation, BaseModel)  # which has a configuration of its own
+    # These have a configuration of their own
+    own = is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
     try:
         return TypeAdapter(annotation, config=None if own else CONFIG)
     except Exception:  # a foreign annotation may be anything

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, with_config
 from pytorch_lightning.accelerators import AcceleratorRegistry
 from typing_extensions import TypedDict
 
 from mtl.options import (
+    CONFIG,
     Count,
     CountOrZero,
     Dropout,
@@ -40,6 +41,7 @@ DurationText = Annotated[
 ]
 
 
+@with_config(CONFIG)
 class Units(TypedDict, total=False):
     """A length of time."""
 
@@ -50,6 +52,7 @@ class Units(TypedDict, total=False):
     seconds: NotNegative
 
 
+@with_config(CONFIG)
 class Distillation(TypedDict):
     """The section of this name."""
 

@@ -21,7 +21,7 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing, real_tokens
 from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
-from mtl.options import Count, Dropout, validated
+from mtl.options import Count, CountOrZero, Dropout, validated
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 
 HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the paper
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         route: Literal["token", "sentence"] = "token",
         start: Literal["copy", "importance", "random"] = "copy",
         importance: str | None = None,
-        shared_neurons: Count | None = None,
+        shared_neurons: CountOrZero | None = None,
         execution: Execution = "auto",
         permutation: Callable[..., Permutation] | None = None,
         fresh: bool = True,
