@@ -107,12 +107,9 @@ def _curves(runs: Runs) -> list[Picture]:
 
 def _weights(runs: Runs) -> list[Picture]:
     """Return the pictures of the experts' weights over training, of the first run of each setting that has them."""
-    found: list[Picture] = []
-    for group in runs.table.partition_by("setting", maintain_order=True):
-        for row in group.to_dicts():
-            paths = sorted((Path(row["run"]) / "routing").glob(_WEIGHTS))
-            run = f"{row['setting']} ({Path(row['run']).name})"
-            found += [picture_of(path, f"{run}: {path.stem.replace('_', ' ')}") for path in paths]
-            if paths:
-                break
-    return found[:MOST_PICTURES]
+    found: dict[str, list[Picture]] = {}
+    for run, setting in runs.table.select("run", "setting").rows():
+        paths = sorted((Path(run) / "routing").glob(_WEIGHTS)) if not found.get(setting) else []
+        name = f"{setting} ({Path(run).name})"
+        found.setdefault(setting, []).extend(picture_of(p, f"{name}: {p.stem.replace('_', ' ')}") for p in paths)
+    return [each for pictures in found.values() for each in pictures][:MOST_PICTURES]

@@ -88,8 +88,8 @@ def explanation(comparison: Comparison, best: str, detailed: bool = False) -> li
 
 def missing(runs: Runs) -> list[str]:
     """Return a line for each run that has not finished: its folder, what became of it, and its last message."""
-    rows = runs.table.filter(pl.col("state") != FINISHED)
-    lines = [f"{Path(row['run']).name} {row['state']}: {row['reason'] or 'no message'}" for row in rows.to_dicts()]
+    rows = runs.table.filter(pl.col("state") != FINISHED).select("run", "state", "reason").rows()
+    lines = [f"{Path(run).name} {state}: {reason or 'no message'}" for run, state, reason in rows]
     if not lines:
         return []
     more = [f"... and {len(lines) - _MOST_NAMED} more, in summary.csv"] if len(lines) > _MOST_NAMED else []
