@@ -186,8 +186,10 @@ LENGTHS = (".epochs", ".every_minutes", ".start", ".end", ".min_delta")  # whole
 
 def generated(cfg: DictConfig, count: int, seed: int) -> list[list[str]]:
     """Return ``count`` commands with one bad value each, drawn from all options of ``cfg`` that have a value."""
-    words = []
+    words, text = [], OmegaConf.to_yaml(cfg)
     for key, value in _options(OmegaConf.to_container(cfg, resolve=False)):
+        if key.startswith("recipe.") and f"${{{key}}}" not in text:
+            continue  # of a gate that was not chosen
         kind = type(value)
         if kind is str and value.startswith("${"):
             value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
