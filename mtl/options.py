@@ -351,8 +351,7 @@ def accepted(annotation: Any) -> str:
     if origin in LISTS:
         return "a list" + (f", each entry {accepted(arguments[0])}" if arguments[0] is not Any else "")
     if origin in MAPS or fields(annotation):
-        names = f" with {listed(fields(annotation))}" if fields(annotation) else " {name: value}"
-        return f"a section{names}"
+        return f"a section{f' with {listed(fields(annotation))}' if fields(annotation) else ' {name: value}'}"
     if annotation is Any:
         return "something else"
     if origin is collections.abc.Callable or annotation is Callable:
