@@ -6,17 +6,21 @@ import hashlib
 import logging
 import os
 import shutil
+import traceback
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, require
+from mtl.options import Model, sentences
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 
@@ -24,10 +28,21 @@ log = logging.getLogger(__name__)
 
 LABEL = b"mtl-sha256:"
 SEAL = len(LABEL) + 64  # bytes: the label and the digits
+# Functions of torch and Lightning that put the content of a checkpoint where it belongs
+RESTORING = {"load_state_dict", "_restore_modules_and_callbacks", "resume_start", "restore_training_state"}
 
 
 class DamagedError(InputError):
     """A checkpoint is damaged; another one of the run may be intact."""
+
+
+class Content(Model, extra="ignore"):
+    """What this program reads of a checkpoint; the rest is Lightning's, see ``restoring``."""
+
+    config: dict[str, Any]
+    state_dict: dict[str, Any]
+    data: dict[str, Any] = Field(default_factory=dict)
+    epoch_sums: list[Any] = Field(default_factory=list)
 
 
 class Checkpoint(dict[str, Any]):
@@ -56,6 +71,28 @@ class Checkpoint(dict[str, Any]):
         """Return the weights of the network by their names in the network."""
         names = [name for name in self["state_dict"] if str(name).startswith("network.")]
         return {name.removeprefix("network."): self["state_dict"][name] for name in names}
+
+
+@contextmanager
+def restoring(checkpoint: Checkpoint | None) -> Iterator[None]:
+    """Raise InputError if ``checkpoint`` turns out not to hold what a network, an optimizer or Lightning reads of it.
+
+    Other errors inside the context pass.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        restores = any(frame.name in RESTORING for frame in frames)
+        if checkpoint is None or not restores:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"checkpoint {checkpoint.path} does not hold what its run needs ({type(error).__name__}: {reason}); take "
+            "another checkpoint of the run"
+        ) from error
 
 
 class CheckpointIO(TorchCheckpointIO):
@@ -103,8 +140,11 @@ def read(path: str | Path, name: str = "best") -> Checkpoint:
         raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
-    known = isinstance(content, dict) and all(isinstance(content.get(k), Mapping) for k in ("config", "state_dict"))
-    require(known, f"checkpoint {path} was not written by this program: it holds no configuration")
+    try:
+        Content.model_validate(content)
+    except ValidationError as error:
+        wrong = sentences(error, Content, "", content)[0]
+        raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
     bad = [
         str(name)
         for name, value in content["state_dict"].items()

@@ -53,7 +53,7 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
     """
     where = f"checkpoint {path}"
     require(isinstance(config, Mapping), f"{where}: its configuration is a {type(config).__name__}, not a dict")
-    lacking = [section for section in REQUIRED if not isinstance(config.get(section), Mapping)]
+    lacking = [name for name in REQUIRED if not isinstance(config.get(name), Mapping) or "_target_" not in config[name]]
     require(not lacking, f"{where}: its configuration lacks {', '.join(lacking)}; it was not written by this program")
     for key, value in leaves(config, where=where):
         for text in (*key, value):

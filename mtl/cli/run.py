@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mtl import distributed, memory
-from mtl.checkpoints.files import Checkpoint, read, read_to_resume
+from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
@@ -83,6 +83,8 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     )
     if checkpoint is not None:
         if cfg.ckpt:
+            state = f"checkpoint {checkpoint.path} does not hold the state of a training; take another one of the run"
+            require("loops" in checkpoint, state)
             check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
         accept = cfg.get("changed_data") == "accept"
         restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)
@@ -107,9 +109,11 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     if cfg.evaluate:
         tested, best, monitor = path, None, "val/loss"
     else:
-        tested, best, monitor = _fit(cfg, trainer, module, data, path)
+        with restoring(checkpoint):
+            tested, best, monitor = _fit(cfg, trainer, module, data, path)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
-    trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
+    with restoring(checkpoint if cfg.evaluate else None):
+        trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # What the test returns lacks values that no logger is given
     test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), tested or "last weights"

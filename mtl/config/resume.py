@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, require
+from mtl.options import valid
 from mtl.records import flatten
 
 Composer = Callable[[Sequence[str]], DictConfig]
@@ -92,7 +93,7 @@ def key_of(word: str) -> str:
 
 def stored_words(checkpoint: Checkpoint) -> list[str]:
     """Return the words of the run of ``checkpoint``. Raises InputError if one is none that this program stores."""
-    words = checkpoint["config"].get("words", ())
+    words = valid(list[Any] | None, checkpoint["config"].get("words"), f"checkpoint {checkpoint.path}: words") or []
     harmful = [word for word in words if not isinstance(word, str) or not is_harmless(word)]
     require(
         not harmful,
@@ -169,7 +170,7 @@ def check_batches(checkpoint: Checkpoint, batch_size: int, processes: int) -> No
     repeat rows or leave out some.
     """
     before, size = len(checkpoint.get("epoch_sums", ())), checkpoint["config"]["data"].get("batch_size")
-    if not before or size is None or before * size == processes * batch_size:
+    if not before or not isinstance(size, int) or before * size == processes * batch_size:
         return
     rows = before * size
     advice = f"to go on with these, give data.batch_size={rows // processes}"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mtl import predictions
-from mtl.checkpoints.files import Checkpoint, read
+from mtl.checkpoints.files import Checkpoint, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
 from mtl.config import build
@@ -216,7 +216,8 @@ def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
 
 def _network(checkpoint: Checkpoint, cfg: DictConfig, spec: DataSpec) -> nn.Module:
     network = build.build_network(cfg, spec, fresh=False)
-    network.load_state_dict(checkpoint.weights())
+    with restoring(checkpoint):
+        network.load_state_dict(checkpoint.weights())
     return network.eval()
 
 

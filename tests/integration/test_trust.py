@@ -236,6 +236,51 @@ def test_weights_that_are_not_finite_are_refused(value: float, whole: Path, tmp_
         read(path)
 
 
+STOPPING = "EarlyStop{'monitor': 'val/loss', 'mode': 'min'}"
+FORGED: list[tuple[str, tuple[Any, ...], Any]] = [  # who reads it, where, what: None drops it
+    *[("ckpt", ("pytorch-lightning_version",), value) for value in (None, [], "old")],
+    *[("ckpt", ("loops",), value) for value in (3, {"a": 1}, None)],
+    *[("ckpt", ("optimizer_states",), value) for value in (None, torch.zeros(2), [{"a": 1}])],
+    *[("ckpt", ("optimizer_states", 0, "param_groups"), value) for value in ("text", [], None)],
+    *[("ckpt", ("callbacks", STOPPING), value) for value in ({"a": 1}, "text")],
+    *[("evaluate", ("callbacks",), value) for value in ([], torch.zeros(2))],
+    *[(who, ("epoch_sums",), value) for value in (3, {"a": 1}, "text") for who in ("ckpt", "evaluate", "load")],
+    *[(who, ("data",), value) for value in (3, [1], {}, None) for who in ("ckpt", "evaluate", "load")],
+    *[("load", ("data", "spec", "tasks", 0), value) for value in (None, 3, {"a": 1})],
+    *[("load", ("data", "spec", "inputs"), value) for value in (None, 3, {"a": 1})],
+    *[(who, ("config", "data"), value) for value in ({"a": 1}, 3) for who in ("ckpt", "evaluate", "load")],
+    *[(who, ("config", "words"), value) for value in (3, "text") for who in ("ckpt", "evaluate")],
+    *[(who, ("state_dict", "W"), torch.zeros(2, 3)) for who in ("ckpt", "evaluate", "load")],
+    *[(who, ("state_dict", "W"), value) for value in (None, "text", {"a": 1}) for who in ("ckpt", "evaluate", "load")],
+    ("start_from", ("state_dict",), {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("who", "place", "value"), FORGED, ids=str)
+def test_forged_fields_are_one_sentence(
+    who: str, place: tuple[Any, ...], value: Any, whole: Path, tmp_path: Path
+) -> None:
+    content: Any = copy.deepcopy(dict(read(whole)))
+    weight = next(name for name, tensor in content["state_dict"].items() if isinstance(tensor, torch.Tensor))
+    *parents, last = (weight if key == "W" else key for key in place)
+    node = content
+    for key in parents:
+        node = node[key]
+    node.pop(last) if value is None else node.__setitem__(last, value)
+    path = tmp_path / "forged.ckpt"
+    CheckpointIO().save_checkpoint(content, path)
+    consumers: dict[str, Callable[[], object]] = {
+        "load": lambda: load(path),
+        "evaluate": lambda: run(resume_small(path, tmp_path / "new", evaluate=True)),
+        "ckpt": lambda: run(resume_small(path, tmp_path / "new", "trainer.max_epochs=3")),
+        "start_from": lambda: run(compose_small(tmp_path / "new", f"start_from='{path}'")),
+    }
+    with pytest.raises(InputError) as caught:
+        consumers[who]()
+    assert len(str(caught.value).splitlines()) == 1
+    assert "checkpoint" in str(caught.value) or "start_from" in str(caught.value)
+
+
 def test_contents_of_other_kinds_are_refused(whole: Path, tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"config": None}, {"config": [1]}, {"state_dict": 5}, {"config": {}}]
     changes += [{"config": {"a": {}}}]
