@@ -341,8 +341,9 @@ def accepted(annotation: Any) -> str:
     if origin in (typing.Required, typing.NotRequired):
         return accepted(arguments[0])
     if origin is Literal:
-        names = [shown(argument) for argument in arguments]
-        return f"one of {', '.join(names) if len(names) < 30 else listed(names)}" if len(names) > 1 else names[0]
+        choices = [shown(argument) for argument in arguments]
+        some = ", ".join(choices) if len(choices) < 30 else listed(choices)
+        return f"one of {some}" if len(choices) > 1 else some
     if origin in (typing.Union, types.UnionType):
         ordered = sorted(arguments, key=lambda argument: argument in (None, type(None)))
         return " or ".join(dict.fromkeys(map(accepted, ordered)))
