@@ -129,14 +129,16 @@ def resumed_config(
     if below:  # they count where the new choice has the same option, and the same value of it, as the run's own
         before, now = compose([word for word in stored if word not in below]), cfg
         old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, now))
-        keys = {key for key in old.keys() & new.keys() if old[key] == new[key]}
-        cfg = compose([*sure, *(word for word in below if key_of(word) in keys), *words])
+        same = [word for word in below if _below(old, key_of(word)) == _below(new, key_of(word)) != {}]
+        cfg = compose([*sure, *same, *words])
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException as error:
         raise InputError(str(error).splitlines()[0]) from None
-    if OmegaConf.select(cfg, "network.config", default=0) is None:  # it describes an encoder that the run read
-        cfg.network.config = saved["network"].get("config")
+    encoder, given = saved["network"].get("config"), OmegaConf.select(cfg, "network.config", default=0)
+    # The checkpoint has the whole description of an encoder that the run read, or of which its words name some values
+    if given is None or (given and encoder and all(encoder.get(key, value) == value for key, value in given.items())):
+        cfg.network.config = encoder
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else ((*FIXED_SECTIONS, "optimizer"), FILES)
     wrong = _differences(saved, plain(cfg), sections, free)
     require(
@@ -145,6 +147,11 @@ def resumed_config(
         "to use the checkpoint's, or start a new run",
     )
     return cfg
+
+
+def _below(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return those of the flat ``values`` that lie at ``key`` or below it."""
+    return {name: value for name, value in values.items() if f"{name}.".startswith(f"{key}.")}
 
 
 def _differences(

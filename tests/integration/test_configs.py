@@ -271,7 +271,7 @@ def test_users_own_data_and_recipe(tmp_path: Path) -> None:
     [
         (["data=multi_mnist", "experts=dense"], r"cannot take images \(1, 36, 36\) as input; experts=conv does"),
         (["data=multi_mnist", "recipe=table"], r"cannot take images .* experts=conv does"),
-        (["data=multi_mnist", "recipe=table", "experts=conv"], r"recipe.convolutions=\[\]: .* at least one"),
+        (["data=multi_mnist", "recipe=table", "experts=conv"], r"convolutions=\[\]: .* at least one"),
         (["data=movielens", "experts=conv"], "need images as input; experts=dense takes other inputs"),
     ],
 )

@@ -105,7 +105,7 @@ def test_checkpoint_knows_what_the_rows_of_the_training_taught(whole: Path, rows
     copy = tmp_path / "rows"
     shutil.copytree(rows, copy)
     last = whole / "checkpoints" / "last.ckpt"
-    words = [f"data.path={copy}"]
+    words = [f"data.path={copy}", "label=test"]
     run(resume_small(last, tmp_path / "before", *words, evaluate=True))
     for file in copy.iterdir():  # a further category, which moves the ids of all others
         frame = pl.read_parquet(file)
