@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: timing in turns, medians, LibMTL, and tables as Markdown and JSON."""
+"""Helpers of the benchmarks: alternating timing, medians, LibMTL, and tables in Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     torch.set_num_threads(given.threads)
     if given.device != "cpu":  # setting a default device slows every call down, even cpu
         torch.set_default_device(given.device)
-    memory.keep_freed_memory()  # as train.py does; the peers benefit as well
+    memory.keep_freed_memory()  # as training does; the other libraries benefit too
     torch.manual_seed(0)
     return given
 
@@ -80,12 +80,12 @@ def undisturbed(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def libmtl(module: str) -> Any:
-    """Return a module of LibMTL, None if that is not installed.
+    """Return a module of LibMTL; None if LibMTL is not installed.
 
-    It stays outside of the project's environment: ``pip install --no-deps --target FOLDER LibMTL==1.1.5``, then start
+    Install it outside of the project's environment: ``pip install --no-deps --target FOLDER LibMTL==1.1.5``; then start
     the benchmark with ``PYTHONPATH=FOLDER``.
     """
-    gone = types.ModuleType("utils")  # of torchvision, which LibMTL's residual networks import; nothing here uses them
+    gone = types.ModuleType("utils")  # a removed module of torchvision that LibMTL imports
     gone.load_state_dict_from_url = torch.hub.load_state_dict_from_url  # type: ignore[attr-defined]
     sys.modules.setdefault("torchvision.models.utils", gone)
     try:

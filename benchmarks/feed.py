@@ -1,4 +1,4 @@
-"""Time feeding without training, and training on a table that is streamed, beside a part of it in memory.
+"""Time feeding without training, and training on a streamed table compared to training on a part of it in memory.
 
 python benchmarks/feed.py [--rounds N] [--rows N] [--part N] [--steps N] [--folder FOLDER]. First: an epoch of 1.6
 million rows in batches of 512. Torch's default loader collates row by row, so it is timed on 200 batches and the time
@@ -85,7 +85,7 @@ def make(folder: Path, rows: int) -> None:
 
 
 def memory() -> float:
-    """Return the most memory that this process has had, in GB; getrusage would count that of its parent before exec."""
+    """Return the peak memory of this process in GB; getrusage would include the parent's memory before exec."""
     [line] = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024 / 1e9
 
@@ -126,7 +126,7 @@ def timed(rows: Iterator[int], count: int) -> tuple[int, float]:
 
 
 def alone(path: str, streaming: bool, count: int) -> Row:
-    """Return what training on ``path`` takes; memory is the peak so far."""
+    """Return time and memory of training on ``path``; memory is the peak so far."""
     row: Row = {"at start, GB": memory()}
     start = time.perf_counter()
     data = table(path, streaming)
@@ -136,7 +136,7 @@ def alone(path: str, streaming: bool, count: int) -> Row:
 
 
 def in_turn(path: str, count: int) -> Row:
-    """Return the rows per second of streaming as a share of those in memory, with training and without, in turns."""
+    """Return the speed of streaming as a share of the speed from memory, with and without training, in turns."""
     ways = {"streamed": table(path, True), "memory": table(path, False)}
     feeds = {name: (len(batch) for batch in data.train_dataloader()) for name, data in ways.items()}
     found = {}

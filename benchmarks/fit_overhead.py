@@ -80,7 +80,7 @@ class Clock(Callback):
 
 
 def fit(module: MultiTaskModule, data: Rows, folder: Path, clock: Clock) -> None:
-    """Train for one epoch, as train.py does."""
+    """Train for one epoch, as mtl train does."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("train", ["gate=topk", "trainer.max_epochs=1", "trainer.accelerator=cpu"])
     with open_dict(cfg):

@@ -1,10 +1,10 @@
-"""Load-test ``mtl serve``: requests per second and latency of 1, 8 and 64 clients, beside ``model.predict``.
+"""Load-test ``mtl serve``: requests per second and latency for 1, 8 and 64 clients, compared to ``model.predict``.
 
     python benchmarks/serve.py [--checkpoint <run>/checkpoints/best.ckpt --rows file.csv]
 
-Each client sends requests of one row over a connection of its own, one after the other. The clients are one more
-process on the same machine. Every answer is compared with that of ``predict``. Without a checkpoint, the network is
-trained for one epoch on the example of ``data=table``.
+Each client sends requests of one row over its own connection, one after the other. The clients run in another process
+on the same machine. Every answer is compared with that of ``predict``. Without a checkpoint, the network is trained for
+one epoch on the example of ``data=table``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ GATES: dict[str, Callable[..., Gate]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What all networks of a table have in common; ``width``: units of every layer."""
+    """The settings that all networks of a table share; ``width``: units of every layer."""
 
     spec: DataSpec = SPEC
     experts: int = 16
@@ -118,7 +118,7 @@ def peers(case: Case = MOVIELENS) -> dict[str, nn.Module]:
 
 
 def ours(gate: Callable[..., Gate], execution: str = "dense", case: Case = MOVIELENS) -> MMoE:
-    """Return our network, whose experts are executed as ``execution`` says from the first step on."""
+    """Return our network, with the given ``execution`` of its experts from the first step on."""
     network = MMoE(
         case.spec,
         num_experts=case.experts,
@@ -185,7 +185,7 @@ def inference(network: nn.Module, rows: int, chunk: int) -> Callable[[], object]
 
 
 def timed(networks: Mapping[str, nn.Module], case: Case, rounds: int, precision: str, large: int = 0) -> list[Row]:
-    """Return a row for each network: a training step, a prediction of 512 rows, perhaps one of ``large`` rows.
+    """Return a row for each network: times of a training step and of predictions of 512 and, if > 0, ``large`` rows.
 
     Separate modules predict many rows in chunks of 512: the outputs of all experts would not fit into the cache.
     """

@@ -3,9 +3,9 @@
 python benchmarks/weighting.py [--rounds N] [--weightings NAMES] [--steps 200]. Times, in turns in one process: MMoE
 with a COMET gate on rows of MovieLens's format with batches of 512, and on images of Multi-MNIST's size with batches of
 256. Losses, if LibMTL 1.1.5 is installed (``common.libmtl``): PCGrad, MGDA and CAGrad over Adam steps from the same
-weights on the same batches. By design LibMTL's MGDA keeps weights of two tasks within 0.001 and 0.999, its CAGrad works
-for three tasks only, and the orders in which PCGrad projects are random in both, which matters from three tasks on:
-they are set to be equal here.
+weights on the same batches. By design, LibMTL's MGDA keeps the weights of two tasks within 0.001 and 0.999, and its
+CAGrad works only for three tasks. Both libraries project in random order in PCGrad, which matters from three tasks on;
+here the orders are set to be equal.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def combine(module: MultiTaskModule, batch: Batch) -> None:
 
 
 def step(name: str, make: Callable[[], tuple[DataSpec, torch.nn.Module, Batch]]) -> Callable[[], None]:
-    """Return what trains a network for one step with the weighting ``name``."""
+    """Return a function that trains a network for one step with the weighting ``name``."""
     spec, network, batch = make()
     weighting = instantiate(OmegaConf.load(ROOT / "conf" / "weighting" / f"{name}.yaml"), _convert_="all")
     module = module_of(spec, network, weighting, lr=1e-4, fused=True)
@@ -121,7 +121,7 @@ def losses(spec: DataSpec, data: list[Batch], how: Combine, weighting: Any = Non
 
 
 def theirs(method: Any, arguments: dict[str, Any]) -> Combine:
-    """Return what computes the gradients by a method of LibMTL."""
+    """Return a function that computes the gradients by a method of LibMTL."""
     made = method()
 
     def combine(module: MultiTaskModule, batch: Batch) -> None:

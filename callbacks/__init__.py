@@ -1,4 +1,4 @@
-"""Lightning callbacks."""
+"""Lightning callbacks: checkpoints, schedules, guards and reports."""
 
 from mtl import compat
 

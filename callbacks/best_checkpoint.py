@@ -30,11 +30,11 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
     """Keep the ``save_top_k`` best checkpoints (-1: all) by ``monitor`` in ``dirpath``; ``best.ckpt`` is the best.
 
     ``mode``: whether the best value is the lowest or the highest; auto: see ``mode_of``. With ``save_top_k=1`` there is
-    only ``best.ckpt``. Otherwise the files are named after epoch and step, and ``best.ckpt`` is a second name of the
-    best of them. Each validation counts once; a NaN or infinite value never counts.
+    only ``best.ckpt``. Otherwise the files are named after epoch and step, and ``best.ckpt`` is a second name for the
+    best file. Each validation counts once; a NaN or infinite value never counts.
 
     The state holds the scores by file name, without the folder, so that a run folder may be moved or copied. A resumed
-    run goes on with the files that are in its folder.
+    run continues with the files in its folder.
     """
 
     section = "callbacks.best"
@@ -79,7 +79,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if ends_epoch(trainer):  # a run that ends within an epoch resumes there, as if it had not validated
+        if ends_epoch(trainer):  # a run that ends within an epoch resumes there, before this validation
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -111,7 +111,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             self.kth_best_model_path, self.kth_value = list(self.best_k_models.items())[-1]
 
     def _name_for(self, folder: Path, name: str) -> str:
-        """Return the name under which to go on with a checkpoint; ``save_top_k`` may differ from when it was saved."""
+        """Return the new name of a restored checkpoint, since ``save_top_k`` may have changed."""
         if (name == NAME) == (self.save_top_k == 1):
             return name
         new = NAME if self.save_top_k == 1 else "best_earlier.ckpt"

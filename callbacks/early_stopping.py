@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class EarlyStop(Watcher, EarlyStopping):
-    """Stop after ``patience`` epochs with a validation in which ``monitor`` did not improve by more than ``min_delta``.
+    """Stop after ``patience`` validated epochs in which ``monitor`` did not improve by more than ``min_delta``.
 
-    An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, and neither does one in which
+    An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, nor does an epoch in which
     ``monitor`` is a metric that is undefined on the rows. ``mode``: auto: see ``mode_of``. The run also stops when the
-    value is otherwise NaN or infinite, or better than ``stopping_threshold``. The log says why it stopped.
+    value is NaN or infinite for another reason, or better than ``stopping_threshold``. The log says why it stopped.
     """
 
     section = "callbacks.early_stopping"

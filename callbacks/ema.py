@@ -27,8 +27,8 @@ class WeightAverage(Callback):
     which are saved as this callback's state, so that a resumed run is exact. Buffers are not averaged: temperatures,
     permutations and tables have their current values in both.
 
-    This is not Lightning's ``WeightAveraging``, which averages whole numbers and switches too, copies weights before
-    the Trainer converts them to its precision, and tests a checkpoint with the parameters instead of their average.
+    Lightning's ``WeightAveraging`` is not used: it also averages integer and boolean buffers, copies weights before the
+    Trainer converts them to its precision, and tests a checkpoint with the parameters instead of their average.
     """
 
     @validated
@@ -46,7 +46,7 @@ class WeightAverage(Callback):
             self._average = {name: checkpoint["state_dict"][name] for name in self._trained}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start from the current weights, or go on where the checkpoint was saved; also if there is no average now."""
+        """Start from the current weights, or restore the weights of a checkpoint, even with ``decay=None``."""
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
         average = {name: self._average.get(name, p).to(p.device) for name, p in self._parameters.items()}
         self._restore()
@@ -74,7 +74,7 @@ class WeightAverage(Callback):
         self._restore()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the average in the network: it is tested if no checkpoint is."""
+        """Leave the average in the network, for a test without a checkpoint."""
         if self._average:
             self._set(self._average)
             self._average = {}
@@ -94,5 +94,5 @@ class WeightAverage(Callback):
 
 
 def _replace(average: dict[str, Tensor], module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put ``average`` into a state dict: a hook, since Lightning asks no callback when it saves the weights alone."""
+    """Put ``average`` into a state dict; a hook, since Lightning calls no callback when it saves only the weights."""
     state.update({f"{prefix}{name}": value for name, value in average.items()})

@@ -65,7 +65,7 @@ def grid(images: Tensor, titles: Sequence[str]) -> Figure:
     side, line = 1.1, 0.14  # inches
     width, height = side + 0.15, side + 0.1 + line * lines
     figure = Figure(figsize=(width * columns, height * -(-len(images) // columns)))
-    axes = figure.add_axes((0, 0, 1, 1))  # one for all images, in inches: as many as images would take seconds
+    axes = figure.add_axes((0, 0, 1, 1))  # one axes for all images, in inches: one per image would take seconds
     axes.set_axis_off()
     for index, (image, title) in enumerate(zip(images.permute(0, 2, 3, 1).numpy(), titles, strict=True)):
         left, bottom = (index % columns + 0.5) * width - side / 2, (index // columns + 1) * height - 0.04

@@ -15,8 +15,8 @@ from mtl.checks import InputError
 from mtl.distributed import gather, world_size
 from mtl.records import flatten
 
-PLACES = ("words", "ckpt", "evaluate", "paths.")  # options that say where a process reads and writes
-EVERY = 50  # steps between looks at the gradients, and on GPUs at the loss
+PLACES = ("words", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
+EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss
 
 
 class ProcessAgreement(Callback):
@@ -85,7 +85,8 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
     found = []
     for name, parameter in module.named_parameters():
         value = tensor_of(parameter)
-        # Quick test: a finite sum implies finite elements. The sum of finite elements can overflow, so look again below
+        # Quick test: a finite sum implies finite elements. Finite elements can have an infinite sum, so check again
+        # below
         if value is None or torch.isfinite(value.sum()):
             continue
         bad = ~torch.isfinite(value)

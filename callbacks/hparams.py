@@ -21,14 +21,14 @@ VALUES = {
     "num_experts": "recipe.num_experts",
     "dropout": "recipe.dropout",
 }
-MOST_TASKS = 4  # whose main metrics have a column each; of more, only averages
+MOST_TASKS = 4  # up to this many tasks, each main metric has a column; otherwise only averages
 
 
 class HParamsRecord(Callback):
     """Give each logger the configuration when the run starts; write one row to TensorBoard's page after the test.
 
-    TensorBoard takes the names of columns from a single run. So all runs have the same ones: the choices of config
-    groups, the numbers that every run has, and all options of the gate in one text.
+    TensorBoard takes the column names from a single run. Therefore all runs have the same columns: the choices of
+    config groups, the numbers that every run has, and all options of the gate as one text.
     """
 
     _given = False
@@ -50,7 +50,7 @@ class HParamsRecord(Callback):
 
 
 def columns(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the rows of a table of runs differ in, the most important first."""
+    """Return the columns that distinguish runs in a table, the most important first."""
     choices = {name: option for name, option in config.get("choices", {}).items() if name not in NO_CHOICES}
     values = flatten(dict(config))
     numbers = {name: values[key] for name, key in VALUES.items() if values.get(key) is not None}

@@ -24,7 +24,7 @@ from .length import ends_epoch, took_step, validates_within_epoch
 
 log = logging.getLogger(__name__)
 
-# Several processes must agree on rank 0's clock, which takes a collective operation, so they do so only now and then
+# Several processes must agree on rank 0's clock. This takes a collective operation, so it is not done in every step
 STEPS_BETWEEN_CLOCKS = 20
 PARTIAL = re.compile(r"\..+\.ckpt\.\d+")  # a checkpoint that was being written: .last.ckpt.<process id>
 
@@ -35,16 +35,16 @@ class LastCheckpoint(Checkpoint):
     The previous checkpoint is kept as ``last.previous.ckpt``. On SIGTERM, SIGHUP or SIGINT (Ctrl-C) the run completes
     the current step, saves and raises ``Stopped``; a second Ctrl-C stops it immediately.
 
-    A checkpoint is written only between two optimiser steps, since gradients that are being accumulated are not part of
-    it, and after the validation that follows a step, which a resumed run would leave out. A run that ends within
-    an epoch (``trainer.max_steps``, ``trainer.max_time``) is saved as of its last step, and resumes from there.
+    A checkpoint is written only between two optimiser steps, since it does not contain accumulated gradients. If a
+    validation follows a step, it is written after the validation, which a resumed run would skip. A run that ends
+    within an epoch (``trainer.max_steps``, ``trainer.max_time``) is saved after its last step and resumes from there.
     """
 
     @validated
     def __init__(self, dirpath: str, every_steps: Long | None = None, every_minutes: Positive | None = None) -> None:
         self.path, self.every_steps, self.every_minutes = Path(dirpath) / "last.ckpt", every_steps, every_minutes
         self._signals = ExitStack()
-        self._stopped: Stopped | None = None  # the run is saved and stops as soon as its values are logged
+        self._stopped: Stopped | None = None  # set when the run is saved; it stops after this step's values are logged
         self._ends = False  # trainer.should_stop was set inside an accumulation window
         self._max_steps: int | None = None  # the trainer's, while a checkpoint is loaded
         self._saved_at = 0.0
@@ -56,7 +56,7 @@ class LastCheckpoint(Checkpoint):
                     file.unlink(missing_ok=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Hide ``trainer.max_steps`` until training starts: with it, a run saved at an epoch's end would not go on."""
+        """Hide ``trainer.max_steps`` until training starts, so that a run saved at an epoch's end can continue."""
         if trainer.state.fn == TrainerFn.FITTING:
             loop = trainer.fit_loop.epoch_loop
             self._max_steps, loop.max_steps = loop.max_steps, -1
@@ -83,7 +83,7 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         if not took_step(trainer, batch_idx):
             self._ends = self._ends or trainer.should_stop
-            trainer.should_stop = False  # the run ends after the step: a step is never left half done
+            trainer.should_stop = False  # finish the optimiser step first
             return
         trainer.should_stop = trainer.should_stop or self._ends
         if not ends_epoch(trainer) and not validates_within_epoch(trainer):  # validation comes first
@@ -120,7 +120,7 @@ class LastCheckpoint(Checkpoint):
         self._signals.close()
 
     def _listen(self, always: bool = False) -> None:
-        """Take the signals back from Lightning, which sets handlers of its own before each loop."""
+        """Install our signal handlers again, since Lightning sets its own before each loop."""
         self._signals.close()
         if always or stop_signals.is_listening:
             self._signals.enter_context(stop_signals.listening())
@@ -160,7 +160,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _signal_of_any(trainer: Trainer) -> int:
-    """Return the signal that asked any of the processes to stop, 0 if none did."""
+    """Return the signal that any process has received, or 0."""
     if not trainer.strategy.reduce_boolean_decision(bool(stop_signals.number), all=False):
         return 0
     return max(gather(stop_signals.number))

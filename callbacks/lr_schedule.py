@@ -21,13 +21,13 @@ WHERE = "callbacks.lr_schedule"
 class LearningRate(Callback):
     """Raise the learning rate in the warm-up, then keep it or lower it; log it as ``while_training/lr``.
 
-    It rises from ``start_factor`` of its base value in the shape ``rise``, for ``warmup``, a fraction of the run, or
-    for ``warmup_steps`` optimiser steps. Then it is constant, or falls in the given ``shape`` to ``end_factor`` of its
-    base value at the end of the run. The momentum is left alone.
+    It rises from ``start_factor`` times its base value in the shape ``rise``, for ``warmup``, a fraction of the run, or
+    for ``warmup_steps`` optimiser steps. Then it is constant, or falls in the given ``shape`` to ``end_factor`` times
+    its base value at the end of the run. The momentum does not change.
 
-    Before each step each parameter group gets its base rate times a factor, a function of ``trainer.global_step``: a
-    resumed run goes on in the right phase, also with another length or schedule, for which torch's schedulers keep the
-    old rate. The base rates are in the optimiser's groups as ``initial_lr``: a checkpoint holds them.
+    Before each step, each parameter group gets its base rate times a factor, a function of ``trainer.global_step``. A
+    resumed run therefore continues in the right phase, even with another length or schedule; torch's schedulers would
+    keep the old rate. The base rates are stored in the optimiser's groups as ``initial_lr``, and so in checkpoints.
     """
 
     @validated
@@ -57,7 +57,7 @@ class LearningRate(Callback):
         factor = self.factor_at(trainer, step)
         for group in _groups(trainer):
             group["lr"] = factor * group["initial_lr"]
-        if is_logged(trainer, step):  # the rate of a group without a factor of its own
+        if is_logged(trainer, step):  # the rate of a group without its own factor
             rate = factor * trainer.optimizers[0].defaults["lr"]
             pl_module.log("while_training/lr", rate, on_step=True, on_epoch=False)
 
@@ -71,8 +71,8 @@ class LearningRate(Callback):
 class PlateauRate(LearningRate):
     """Multiply the learning rate by ``factor`` whenever ``patience`` validations did not improve ``monitor``.
 
-    ``mode``: auto: see ``mode_of``. Every checkpoint holds the best value, the validations since, and the product of
-    the factors so far.
+    ``mode``: auto: see ``mode_of``. Every checkpoint holds the best value, the number of validations since, and the
+    product of the factors so far.
     """
 
     section = WHERE

@@ -1,4 +1,4 @@
-"""Watch a logged value, and refuse a run in which a callback watches one that nobody logs."""
+"""Watch a logged value, and refuse a run in which a callback monitors a value that is never logged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .length import ends_epoch
 log = logging.getLogger(__name__)
 
 KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
-MOST = 12  # names that a message lists
+MOST = 12  # names in a message
 
 
 class Watcher(Callback):
-    """Base of callbacks that look at the value ``monitor`` once for each validation; ``section``: of their options."""
+    """Base of callbacks that read the value ``monitor`` once per validation; ``section`` is where their options are."""
 
     monitor: str | None
     section = "callbacks"
-    _validated = False  # whether there was a validation since the value was last looked at
+    _validated = False  # whether there was a validation since the value was last read
 
     def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._validated = self._validated or not trainer.sanity_checking
 
     def is_fresh(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
-        """Return whether there is a value that was not looked at before; a metric may be undefined on the rows."""
+        """Return whether there is a new value; there is none if the metric is undefined on the rows."""
         validated, self._validated = self._validated, False
         name, known = str(self.monitor), trainer.callback_metrics
         of_validation = name.startswith("val/") or name not in known
@@ -67,9 +67,9 @@ class MonitorCheck(Callback):
 
 
 def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:
-    """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option, as it was given."""
+    """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option as given."""
     near = difflib.get_close_matches(monitor, names, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    general = sorted(names, key=lambda name: name.count("/"))  # those of single tasks and experts come last
+    general = sorted(names, key=lambda name: name.count("/"))  # names of single tasks and experts come last
     shown = ", ".join(general[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
     require(monitor in names, f"{given}: no value of this name is logged; there are {shown or 'none'}.{hint}")

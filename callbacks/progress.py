@@ -10,7 +10,7 @@ from mtl.options import CountOrZero, validated
 class Progress(RichProgressBar):
     """Show the progress of each epoch, redrawn every ``refresh_rate`` batches (0: no bar).
 
-    Lines that are printed above the bar are not broken, so that a path can be copied.
+    Lines printed above the bar are not wrapped, so that a path can be copied.
     """
 
     @validated

@@ -1,4 +1,4 @@
-"""Report on a run while it trains: a line an epoch, the time that compiling takes, values for a study."""
+"""Report on a run while it trains: a line per epoch, the time of compilation, values for a study."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class CompileReport(Callback):
 
 
 class TrialReport(Watcher):
-    """Report the monitored value to tune.py after each epoch with a validation; stop the run if the study prunes it.
+    """Report the monitored value to mtl tune after each epoch with a validation; stop the run if the study prunes it.
 
-    In a run that tune.py did not start it does nothing. A value that is NaN or infinite is not reported.
+    It does nothing in a run that mtl tune did not start. NaN and infinite values are not reported.
     """
 
-    monitor = None  # of the configuration, from the start of the training
+    monitor = None  # set from the configuration when the training starts
     _line: channel.RunEnd | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -102,7 +102,7 @@ class TrialReport(Watcher):
             value = float(trainer.callback_metrics[str(self.monitor)])
             if self._line and math.isfinite(value):
                 stop = self._line.report(trainer.current_epoch, value)
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):  # the first process alone has asked
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):  # only the first process has asked
             log.info("epoch %d: pruned by the study, with %s=%.5g", trainer.current_epoch, self.monitor, value)
             trainer.should_stop = True
 

@@ -29,7 +29,7 @@ from mtl.types import Batch, Routing
 
 from .length import took_step
 
-# What a validation pass may log; the names of a network of several layers end in _layer_<n>
+# The scalars that a validation pass may log; in a network of several layers the names end in _layer_<n>
 LOGGED = ("experts_per_sample", "union_per_sample", "routing_entropy", "dead_experts", "idle_tasks", "binary_selectors")
 LOGGED_OF_LAYERS = ("active_connections", "distinct_patterns", "pattern_jaccard")
 
@@ -39,7 +39,7 @@ PASSES = 3  # a step costs about as much as three forward passes: the backward p
 class RoutingMonitor(Callback):
     """Log, draw and save how the gate of each mixture or routed layer routes.
 
-    Scalars over each validation and test pass, named ``<stage>/<scalar>``, in the loggers ``<stage>_routing/<scalar>``:
+    Scalars over each validation and test pass, ``<stage>/<scalar>`` (in loggers ``<stage>_routing/<scalar>``):
 
     * ``experts_per_sample``: number of nonzero weights, mean over samples and tasks
     * ``union_per_sample``: number of experts that at least one task of the sample uses
@@ -51,16 +51,19 @@ class RoutingMonitor(Callback):
     In a network of several layers these names end in ``_layer_<n>``. A network with several layers or one routed layer
     whose gates do not depend on the example logs the scalars of ``mtl.analysis.patterns`` instead.
 
-    The results of a test, not the loggers, also have ``experts_per_sample/<task>`` and the mean weights
-    ``expert_share/<task>/<expert>``, if there are at most ``max_shares`` of them, and ``flops_dense`` and
-    ``flops_selected``: FLOPs per sample with all experts and with only those in use; where samples differ in length,
-    those of the first row. After a training they have ``training/flops_dense`` and ``training/flops_selected``, of
-    forward and backward pass and the batches that were looked at, every ``trainer.log_every_n_steps``, and
-    ``training/binary_after``: the share of the steps after which all selectors are one-hot, NaN if they are not at the
-    end (DSelect-k, table C.1).
+    The results of a test, but not the loggers, also have:
+
+    * ``experts_per_sample/<task>``, and the mean weights ``expert_share/<task>/<expert>`` if there are at most
+      ``max_shares`` weights
+    * ``flops_dense`` and ``flops_selected``: FLOPs per sample with all experts, and with only the experts in use; where
+      samples differ in length, FLOPs of the first row
+    * after a training, ``training/flops_dense`` and ``training/flops_selected``: the same for forward and backward
+      pass, averaged over every ``trainer.log_every_n_steps``-th batch
+    * after a training, ``training/binary_after``: the share of the steps after which all selectors are one-hot; NaN if
+      some are not at the end (DSelect-k, table C.1)
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures. With
-    ``pictures_every``, the figures are drawn after every so many epochs too; without ``pictures``, never.
+    ``pictures_every``, the figures are also drawn after every ``pictures_every`` epochs; without ``pictures``, never.
     """
 
     @validated
@@ -174,7 +177,7 @@ class RoutingMonitor(Callback):
         )
 
     def _flops(self, pl_module: MultiTaskModule, report: Report) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the FLOPs per sample with all experts and with only those in use, of the test and of training."""
+        """Return the FLOPs per sample with all experts and with only the experts in use, for test and training."""
         if self._sample is None:
             return {}, {}
         network: Any = pl_module.network
@@ -198,5 +201,5 @@ class RoutingMonitor(Callback):
 
 
 def _curve_name(name: str) -> str:
-    """Return the name of the curve of a value: ``val_routing/dead_experts`` of ``val/dead_experts``."""
+    """Return the name of the curve of a value: ``val_routing/dead_experts`` for ``val/dead_experts``."""
     return name.replace("/", "_routing/", 1)

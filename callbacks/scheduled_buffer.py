@@ -18,18 +18,18 @@ from .length import Length, Part
 
 log = logging.getLogger(__name__)
 
-OF_ONE_TASK = re.compile(r"\.by_task\.task_[^.]+")  # in the name of a gate that is one task's own
+OF_ONE_TASK = re.compile(r"\.by_task\.task_[^.]+")  # part of the name of a gate that belongs to one task
 
 
 class ScheduledBuffer(Callback):
     """Set the scalar buffer ``target`` before each step to its scheduled value.
 
-    It is logged as ``while_training/schedule/<target>``.
-    ``target`` may be a pattern such as ``network.*gate.temperature``; then all matching buffers are set, and those of
-    all tasks where each task has a gate of its own. The value goes from ``start`` to ``end`` in the given ``shape``
-    over ``steps`` optimiser steps, ``epochs`` (may be fractional) or a ``fraction`` of the run, and stays at ``end``.
-    It is a pure function of ``trainer.global_step``, so a resumed run continues in the right phase. Raises InputError
-    if no buffer matches, unless ``required`` is false.
+    The value is logged as ``while_training/schedule/<target>``.
+    ``target`` may be a pattern such as ``network.*gate.temperature``: all matching buffers are set, including the
+    buffers of all tasks where each task has its own gate. The value goes from ``start`` to ``end`` in the given
+    ``shape`` over ``steps`` optimiser steps, ``epochs`` (may be fractional) or a ``fraction`` of the run, and stays at
+    ``end``. It is a pure function of ``trainer.global_step``, so a resumed run continues in the right phase. Raises
+    InputError if no buffer matches, unless ``required`` is false.
     """
 
     @validated

@@ -14,14 +14,14 @@ from mtl.types import Routing, widest
 
 
 class SelectionReport(Callback):
-    """Compare, at test, the selections of a network's only mixture layer with the ground truth of simulated data.
+    """At test, compare the selections of a network's only mixture layer with the ground truth of simulated data.
 
     ``test/true_experts_found``: how many of the N experts in ``extras["true_experts"]`` are among the N with the
     largest nonzero weights, mean over samples and tasks.
     ``test/jaccard_related`` and ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks in the
     same group and in different groups of ``extras["task_group"]``; ``test/distinct_experts``: how many experts a task
     selects, where selectors that agree count once.
-    Real data has neither entry, so nothing is logged for it.
+    Real data has neither entry, so nothing is logged.
     """
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""The callbacks of every run that have no options, and so no section in the configuration."""
+"""The callbacks of every run that have no options and therefore no section in the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .selection_report import SelectionReport
 
 
 def standard_callbacks() -> list[Callback]:
-    """Return the callbacks that every run has, in the order in which they act, before those of the configuration."""
+    """Return the callbacks that every run has, in order; they come before the callbacks of the configuration."""
     return [
         MonitorCheck(),
         ProcessAgreement(),

@@ -1,4 +1,4 @@
-"""LightningDataModules. They import `mtl.types`, `mtl.checks` and nothing else of the project."""
+"""LightningDataModules, which import only basic modules of ``mtl`` such as ``mtl.types`` and ``mtl.options``."""
 
 from mtl import compat
 

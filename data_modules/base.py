@@ -1,4 +1,4 @@
-"""The base class of all data sets that fit into memory: their splits, their description, and what a checkpoint says."""
+"""The base class of all data sets that fit into memory: splits, description, and state in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .state import changes, fingerprints, reading_state, spec_of, spec_state
 
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
-    """Raise InputError, which names them, if some ``tasks`` have no label among the ``targets`` of the training."""
+    """Raise InputError, which names the tasks, if some ``tasks`` have no label among the training ``targets``."""
     silent = [task.name for task in tasks if not bool(labelled(task, targets[task.name]).any())]
     require(not silent, f"no training row has a label of {', '.join(silent)}: give labels, or leave these tasks out")
 
@@ -31,13 +31,13 @@ class TensorDataModule(LightningDataModule):
 
     A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``. If it has files to fetch or to
     parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads.
-    ``spec`` is available after ``setup()``. ``seed`` sets rows and splits, ``shuffle_seed`` the order in training.
-    ``batch_size`` is per process.
+    ``spec`` is available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in
+    training. ``batch_size`` is per process.
 
-    Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` gives it back: the data
+    Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` restores it: the data
     module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass
-    whose rows are those of a file sets ``row_encoder`` in ``load``, and returns it from ``encoder_of(state)``; its
-    ``source_files()`` are the files. ``load`` may leave out splits that are not in ``wanted``.
+    that reads rows from files sets ``row_encoder`` in ``load``, restores it in ``encoder_of(state)``, and returns the
+    files from ``source_files()``. ``load`` may leave out splits that are not in ``wanted``.
     """
 
     row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
@@ -65,15 +65,15 @@ class TensorDataModule(LightningDataModule):
         raise NotImplementedError
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files that the wanted rows come from, by the names that messages use; they exist by then."""
+        """Return the files of the wanted rows by their names in messages; called when the files exist."""
         return {}
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Return name, size and digest of each source; another digest means that the source has changed."""
+        """Return name, size and digest of each source; a different digest means that the source has changed."""
         return fingerprints(self.source_files())
 
     def encoder_of(self, state: Mapping[str, Any]) -> RowEncoder:
-        """Return the encoder whose ``state()`` is given."""
+        """Restore the encoder from its ``state()``."""
         raise NotImplementedError
 
     @property
@@ -84,7 +84,7 @@ class TensorDataModule(LightningDataModule):
         return self._spec
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the rows, those of all stages; after ``load_state_dict(state, test_only=True)`` those of the test."""
+        """Load the rows of all stages; after ``load_state_dict(state, test_only=True)``, only the test rows."""
         if self._is_loaded():  # Lightning calls setup once per stage, with the same data
             return
         if self.file_digests is None:
@@ -101,7 +101,7 @@ class TensorDataModule(LightningDataModule):
         return spec
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what inputs and outputs of a network on these data mean, and which files they came from.
+        """Return the meaning of a network's inputs and outputs on these data, and the fingerprints of the files.
 
         It is plain data: text, numbers, lists and dicts. Lightning writes it into every checkpoint.
         """
@@ -116,9 +116,9 @@ class TensorDataModule(LightningDataModule):
         return {split: len(rows) for split, rows in self.splits.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], test_only: bool = False) -> None:
-        """Take over the ``state_dict()`` of a checkpoint before ``setup()``; later, do nothing. Raises InputError.
+        """Restore the ``state_dict()`` of a checkpoint before ``setup()``; after it, do nothing. Raises InputError.
 
-        ``test_only``: only the rows of the test will be loaded, from the files that they need.
+        ``test_only``: only the test rows will be loaded, from the files that they need.
         """
         if self._spec is not None or not state:  # Lightning calls it after setup
             return
@@ -129,9 +129,9 @@ class TensorDataModule(LightningDataModule):
         self.wanted = ("test",) if test_only else SPLITS
 
     def changed_files(self) -> dict[str, str]:
-        """Return, by source, what is different about each file since the training; empty without a loaded state.
+        """Describe by source how each file has changed since the training; empty without a loaded state.
 
-        If only the test is wanted, only files that it shares with the training are compared: new ones are fine.
+        If only the test rows are wanted, only files shared with the training are compared; new files are allowed.
         """
         if self._files_then is None:
             return {}
@@ -161,7 +161,7 @@ class TensorDataModule(LightningDataModule):
         return self._evaluation("test")
 
     def predict_dataloader(self) -> Batches:
-        """Return the rows of the test; for other rows see ``mtl.load``."""
+        """Return the test rows; for other rows see ``mtl.load``."""
         return Batches(self._evaluation("test"))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -180,14 +180,14 @@ class TensorDataModule(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _position(self) -> tuple[int, int]:
-        """Return the epoch, which sets the order of rows, and the number of its batches that are done.
+        """Return the epoch, which determines the order of rows, and the number of its batches that are done.
 
-        Batches, not optimiser steps: a step takes several with ``trainer.accumulate_grad_batches``.
+        Batches are not optimiser steps: with ``trainer.accumulate_grad_batches``, a step takes several batches.
         """
         if self.trainer is None or not self.trainer.training:
             return 0, 0
-        # Lightning's counts, which checkpoints hold. Unlike a division of all batches by the length of an epoch, they
-        # stay right if the run resumes with another length, as with trainer.limit_train_batches
+        # Lightning's counts, which checkpoints hold. Dividing all batches by the length of an epoch would be wrong if
+        # the run resumes with another length, as with trainer.limit_train_batches
         loop = self.trainer.fit_loop
         epoch, batches = loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.ready
         return (0 if self.trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches

@@ -20,7 +20,7 @@ from .splits import Shares
 
 logger = logging.getLogger(__name__)
 
-ROWS = 1_149_780  # of the published file
+ROWS = 1_149_780  # number of rows of the published file
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
 # a quote inside an ISBN is escaped by a backslash, as in the other files of the release
 RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"$'
@@ -32,10 +32,10 @@ class BooksDataModule(InteractionsDataModule):
     Tasks: ``read`` (binary, weight ``alpha``) and ``rating`` (regression on the 1-10 scale, weight 1 - ``alpha``).
     A record with rating 0 only says that the book was read: its rating is NaN, like that of unread pairs.
     Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
-    Users and books with fewer than ``min_records`` records are dropped repeatedly until none is left. If a pair has
-    several records, the last one with a rating counts, or else the last one. Broken rows are skipped as long as their
-    share is at most ``max_broken``. The archive has no published checksum and comes over plain HTTP, so it is fetched
-    only if ``unverified``; every row is checked.
+    Users and books with fewer than ``min_records`` records are dropped repeatedly until all have enough. If a pair has
+    several records, the last one with a rating counts, or else the last one. Malformed rows are skipped as long as
+    their share is at most ``max_broken``. The archive has no published checksum and comes over plain HTTP, so it is
+    fetched only if ``unverified``; every row is checked.
     """
 
     task, input, item = "read", "book", "book"
@@ -96,7 +96,10 @@ class BooksDataModule(InteractionsDataModule):
 
 
 def core(user: Tensor, item: Tensor, least: int) -> Tensor:
-    """Return the indices of the records left after dropping users and items with fewer than ``least``, repeatedly."""
+    """Return the indices of the records that remain after repeatedly dropping users and items with too few records.
+
+    ``user [R]`` and ``item [R]`` are ids; each remaining user and item has at least ``least`` records.
+    """
     kept = torch.arange(len(user))
     while True:
         own, others = user[kept], item[kept]
@@ -109,8 +112,8 @@ def core(user: Tensor, item: Tensor, least: int) -> Tensor:
 def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     """Parse the file to ``user``, ``item`` (ranks of user and ISBN) and ``rating``, each ``[R]``, one row per pair.
 
-    ``users`` are the numbers of the users by rank, ``isbns`` the UTF-8 bytes of the ISBNs by rank, a line each. Raises
-    InputError if the share of broken rows exceeds ``max_broken``.
+    ``users`` are the numbers of the users by rank, ``isbns`` the UTF-8 bytes of the ISBNs by rank, one per line. Raises
+    InputError if the share of malformed rows exceeds ``max_broken``.
     """
     lines = read_lines(file)
     checked(lines[:1], pl.col("line") == HEADER, file, f"the header {HEADER}")

@@ -1,4 +1,4 @@
-"""Feed rows to Lightning: which rows a batch has, in each process. Rows are never collated one by one."""
+"""Feed rows to Lightning: choose the rows of each batch in each process. Rows are never collated one by one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mtl.checks import require
 from mtl.types import Batch
 
 Position = Callable[[], tuple[int, int]]  # the epoch, and how many of its batches are done
-MANY = 16  # targets from which on copying the rows of a matrix beats copying column after column
+MANY = 16  # from this many targets on, copying rows of a matrix is faster than copying each column
 
 
 class RowsDataset(Dataset[Batch]):
     """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows.
 
-    Many targets of one type are kept side by side in one matrix, of which a batch is one copy of rows.
+    If there are many targets of one type, they are the columns of one matrix, so that a batch copies rows only once.
     """
 
     def __init__(self, rows: Batch) -> None:
@@ -44,12 +44,12 @@ class RowsDataset(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class Cut:
-    """Cut an order of ``num_rows`` rows into batches, and say which of their rows process ``rank`` gets.
+    """Cut an order of ``num_rows`` rows into batches, and give process ``rank`` its rows of each batch.
 
-    A global batch is the next ``batch_size * world_size`` rows. ``training``: the processes divide the last batch
-    evenly, and its rows are dropped if there are fewer of them than processes. Else each process takes the next
-    ``batch_size`` rows, the last ones fewer or none: the batches, and so the metrics, are the same for any number of
-    processes. Raises InputError if there are fewer training rows than processes.
+    A global batch is the next ``batch_size * world_size`` rows. In ``training``, the processes divide the last batch
+    evenly; it is dropped if it has fewer rows than there are processes. In evaluation, each process takes the next
+    ``batch_size`` rows, and the last processes take fewer or none, so that batches and metrics are the same for any
+    number of processes. Raises InputError if there are fewer training rows than processes.
     """
 
     num_rows: int
@@ -64,7 +64,7 @@ class Cut:
 
     @property
     def size(self) -> int:
-        """The rows of a global batch."""
+        """The number of rows of a global batch."""
         return self.batch_size * self.world_size
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Cut:
         return start + low, start + high
 
     def within(self, first: int, start: int, stop: int) -> Tensor:
-        """Return the positions in ``[start, stop)`` of the rows of this process, without batches before ``first``."""
+        """Return this process's positions in the range [start, stop) of the order, from batch ``first`` on."""
         batches = range(max(first, start // self.size), min(len(self), -(-stop // self.size)))
         bounds = ((max(low, start), min(high, stop)) for low, high in map(self.bounds, batches))
         parts = [torch.arange(low, high) for low, high in bounds if low < high]
@@ -116,15 +116,15 @@ class RowsSampler(Sampler[Tensor]):
 class OwnOrder(SequentialSampler):
     """Yield what ``sampler`` yields.
 
-    For ``trainer.overfit_batches``, Lightning replaces every sampler that is not a SequentialSampler by one that yields
-    numbers. This one stays: our samplers yield batches, and repeat them by themselves (see ``_position``).
+    For ``trainer.overfit_batches``, Lightning replaces every sampler except a SequentialSampler by one that yields
+    numbers. This class keeps ours, which yield batches and repeat them by themselves (see ``_position``).
     """
 
     def __init__(self, sampler: Sampler[Any]) -> None:
         self.sampler = sampler
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]  # ours have a length
+        return len(self.sampler)  # type: ignore[arg-type]  # our samplers have a length
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.sampler)
@@ -134,12 +134,12 @@ class RowsLoader(DataLoader[Any]):
     """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
 
     def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
-        # A loader draws a seed each epoch; without its own generator it would advance the one that dropout uses
+        # A loader draws a seed each epoch; without its own generator it would advance the global one, as for dropout
         own, sampler = torch.Generator(), OwnOrder(sampler)
         super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
 
     def state_dict(self) -> dict[str, int]:
-        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
+        """Return nothing; the existence of this method tells Lightning that the loader can resume within an epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -149,7 +149,8 @@ class RowsLoader(DataLoader[Any]):
 class Batches:
     """Yield the batches of ``loader``, for prediction.
 
-    There Lightning builds each DataLoader anew, with a sampler that notes the rows of a batch; ours know their rows.
+    For prediction, Lightning rebuilds each DataLoader with a sampler that records the rows of a batch. This class is
+    not a DataLoader, so Lightning leaves it unchanged.
     """
 
     def __init__(self, loader: Any) -> None:

@@ -23,9 +23,9 @@ from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 
-TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # those of MT-TaG
-SHARES = (0.9, 0.1)  # of the training rows: those to train on and those to validate on
-METRICS = {  # the main one first
+TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
+SHARES = (0.9, 0.1)  # shares of the training rows for training and validation
+METRICS = {  # the main metric first
     "cola": ("matthews",),
     "stsb": ("spearman", "pearson"),
     "mrpc": ("accuracy", "f1"),
@@ -41,8 +41,8 @@ class GlueDataModule(TextTasksDataModule):
     validates, and the development rows are the test. With ``published_split``, the development rows both validate and
     test, as in the papers: the result is then selected on the rows it is reported for.
 
-    The development rows of MNLI are the matched and the mismatched ones together; there are almost as many of one kind
-    as of the other, so the accuracy on all is close to the mean of the two that is usually reported.
+    The development rows of MNLI are the matched and the mismatched ones together. The two kinds are almost equally
+    many, so the accuracy on all rows is close to the mean of the two accuracies, which is usually reported.
 
     ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. With
     ``loss_scale``, the loss of a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
@@ -100,7 +100,7 @@ class GlueDataModule(TextTasksDataModule):
         return [self._spec_of(name) for name in self.names], splits
 
     def _rows(self, name: str, stems: Sequence[str], odd: list[str]) -> Texts:
-        """Return the rows of one or several files; add to ``odd`` which have another number of rows than officially."""
+        """Return the rows of one or several files; add files with an unofficial number of rows to ``odd``."""
         source = SOURCES[name]
         columns: list[list[str]] = [[] for _ in source.texts]
         labels = []

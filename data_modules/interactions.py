@@ -39,17 +39,17 @@ class InteractionsDataModule(TensorDataModule):
     user has records (or all unseen pairs of the user, if those are fewer). ``split`` applies to each stratum: each
     rating value, records without a rating, unseen pairs. Both draws depend on ``seed`` only.
 
-    ``metrics`` names the metrics of a task, the main one first; none: those that fit its kind. ``ndcg@K``,
-    ``hit_rate@K`` and ``mrr`` of the binary task rank the rows that a user has in the split: the items that it has seen
-    among the unseen ones that were drawn for it, see ``Ranking``. Users without a seen item there are left out.
+    ``metrics`` names the metrics of a task, the main one first; by default they follow from its kind. ``ndcg@K``,
+    ``hit_rate@K`` and ``mrr`` of the binary task rank each user's rows of the split, which are seen items and the
+    unseen items drawn for the user; see ``mtl.training.metrics.ranking``. Users without a seen item there are left out.
     """
 
     task: ClassVar[str]
     input: ClassVar[str]
     item: ClassVar[str]
-    folder: Path  # of the files
-    source: Path  # what messages name
-    key: Sequence[float] = ()  # options that decide what ``parse`` returns
+    folder: Path  # the folder of the files
+    source: Path  # the file that messages name
+    key: Sequence[float] = ()  # options that the result of ``parse`` depends on
 
     @validated
     def __init__(
@@ -70,7 +70,7 @@ class InteractionsDataModule(TensorDataModule):
         self.metrics, self.max_rows = self._checked(metrics or {}), max_rows
 
     def _checked(self, metrics: Mapping[str, Sequence[str] | None]) -> dict[str, tuple[str, ...]]:
-        """Return the metrics of each task; raise InputError if they are not of this kind, or of no task."""
+        """Return the metrics of each task; raise InputError for an unknown task or a metric of another kind."""
         kinds: dict[str, TaskKind] = {self.task: "binary", "rating": "regression"}
         known = metrics.keys() <= kinds.keys()
         require(known, f"data.metrics={shown(metrics)}: must be lists of metrics for {' and '.join(kinds)}")
@@ -101,11 +101,11 @@ class InteractionsDataModule(TensorDataModule):
                 require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
 
     def parse(self) -> dict[str, Tensor]:
-        """Return what the files hold; the base class takes it for the ``records()``."""
+        """Return the content of the files; by default it is also the result of ``records()``."""
         raise NotImplementedError
 
     def parsed(self) -> dict[str, Tensor]:
-        """Return what ``parse`` returned first for these files."""
+        """Return the result of ``parse`` for these files, from the cache if possible."""
         files = self.source_files()
         require(bool(files), f"{self.source} is missing; prepare_data() fetches it")
         key = (FORMAT, *self.key, *files, *versions(*files.values()))
@@ -120,7 +120,7 @@ class InteractionsDataModule(TensorDataModule):
         return {f"{self.folder.name}/{self.source.name}": self.source} if self.source.is_file() else {}
 
     def names(self) -> tuple[list[str] | None, list[str] | None]:
-        """Return the names of users and items as the files have them, by id; None: their numbers, from 1."""
+        """Return the names of users and items in the files, by id; None: the names are numbers from 1."""
         return None, None
 
     def encoder_of(self, state: Mapping[str, Any]) -> PairEncoder:

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 JOKES = 100
 HIGHEST = 10.0
 NOT_RATED = 99.0
-MAX_BYTES = 1_000_000_000  # of a file; the published ones have 8 MB
-SUFFIXES = (".csv", ".csv.gz", ".xls")  # of a part that exists in several formats, the first one is read
+MAX_BYTES = 1_000_000_000  # largest file; the published ones have 8 MB
+SUFFIXES = (".csv", ".csv.gz", ".xls")  # if a part exists in several formats, the first one is read
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class JesterDataModule(InteractionsDataModule):
 
     Tasks: ``rated`` (binary, weight ``alpha``) and ``rating`` (regression in [-10, 10], weight 1 - ``alpha``, NaN if
     missing). Inputs: ``user`` and ``joke``, int64 ids from 0. The split is stratified by ``rated`` and depends on
-    ``seed`` only. All files ``jester/jester-data-*`` with the suffix .csv, .csv.gz or .xls are read, sorted by name; of
-    a part that exists with several suffixes, the first in this list is read. Missing published parts are fetched,
-    unless there is a file that is not a published part.
+    ``seed`` only. All files ``jester/jester-data-*`` with the suffix .csv, .csv.gz or .xls are read, sorted by name. If
+    a part exists with several suffixes, the first in this list is read. Missing published parts are fetched, unless
+    there is a file that is not a published part.
     """
 
     task, input, item = "rated", "joke", "joke"

@@ -29,7 +29,7 @@ Rows = Annotated[tuple[Long, Long, Long], Field(strict=False, description="three
 
 
 def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[str, float]:
-    """Return the share of each split; raise InputError if one is 0 that has no file of its own in ``own_files``."""
+    """Return the share of each split; raise InputError if a share is 0 and the split is not in ``own_files``."""
     found = dict(zip(SPLITS, shares, strict=True))
     empty = [name for name, share in found.items() if share == 0 and name not in own_files]
     require(not empty, f"data.split={shown(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")

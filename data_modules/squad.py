@@ -31,8 +31,8 @@ from .texts.windows import FORMAT, Windows, windows
 logger = logging.getLogger(__name__)
 
 TASK = "squad"
-SHARE = 0.1  # of the training articles validates
-SPECIAL = 4  # the most special tokens of a row
+SHARE = 0.1  # share of the training articles used for validation
+SPECIAL = 4  # the largest number of special tokens in a row
 
 
 class SquadDataModule(TextTasksDataModule):

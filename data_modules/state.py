@@ -1,4 +1,4 @@
-"""What a checkpoint says about its data, as plain data: text, numbers, lists and dicts."""
+"""Describe data in a checkpoint as plain data: text, numbers, lists and dicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .files.several import files_of, is_several
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
-LEFT_OUT = ("scorer",)  # needs the texts that it compares
+LEFT_OUT = ("scorer",)  # a scorer needs texts, which are not stored
 
 
 def spec_state(spec: DataSpec) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def reading_state() -> Iterator[None]:
 def fingerprints(sources: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """Return name, size in bytes and SHA-256 digest of each source. Raises InputError if one cannot be read.
 
-    A folder or a pattern of files has the sum of their sizes, and the digest of their names and digests.
+    For a folder or a pattern of files, the size is the sum, and the digest is that of all names and digests.
     """
     return {key: _several(path) if is_several(path) else fingerprint(path) for key, path in sources.items()}
 
@@ -106,7 +106,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 def changes(
     before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Path]
 ) -> dict[str, str]:
-    """Return, for each file that is not the one of the training, what is different; ``sources`` are today's files."""
+    """Describe how each file differs from the file of the training; ``sources`` are the current files."""
     found: dict[str, str] = {}
     for key in dict.fromkeys([*before, *now]):
         if key not in now:

@@ -1,13 +1,13 @@
 """Feed rows that do not fit into memory: blocks of rows are read in a random order and mixed within windows.
 
-A block is a range of consecutive rows of a file, a window some blocks that are in memory together. An epoch's order is
-a permutation of the blocks, cut into windows, and a permutation of the rows of each window. Both are functions of the
-seed and the epoch alone, and the numbers of rows are known before any row is read. So a resumed run leaves out the
-windows that are done without reading them, and any number of processes divides the same global batches.
+A block is a range of consecutive rows of a file; a window is a set of blocks that are in memory together. The order of
+an epoch is a permutation of the blocks, cut into windows, and a permutation of the rows in each window. Both depend
+only on the seed and the epoch, and the numbers of rows are known before any row is read. A resumed run can therefore
+skip finished windows without reading them, and any number of processes divides the same global batches.
 
-Why not a library: litdata and torchdata serve rows one by one, which are collated into batches, and resume to a number
-of samples of each worker, so that the order depends on the numbers of workers and processes; pyarrow's scanner serves
-the files in order. polars reads any range of rows of a Parquet file, and that is all this needs of a library.
+No library is used for this. litdata and torchdata serve single rows, which have to be collated, and resume at a number
+of samples per worker, so that the order depends on the numbers of workers and processes. pyarrow's scanner serves files
+in order. polars can read any range of rows of a Parquet file, which is all that is needed here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Read = Callable[[int, Tensor], Batch]
 
 @dataclass(frozen=True)
 class Window:
-    """The ``blocks`` that are in memory together; their rows are those at ``[start, stop)`` of the order.
+    """The ``blocks`` that are in memory together; their rows are at the positions [start, stop) of the order.
 
-    ``seed`` permutes the rows, None: they stay in the order of the blocks.
+    ``seed`` permutes the rows; None: they stay in the order of the blocks.
     """
 
     blocks: Sequence[int]
@@ -39,7 +39,7 @@ class Window:
     seed: int | None
 
     def order(self) -> Tensor:
-        """Return, for each position of the window, the number of its row, counted through the blocks."""
+        """Return the row at each position of the window, as a number counted through its blocks, ``[stop - start]``."""
         count = self.stop - self.start
         if self.seed is None:
             return torch.arange(count)
@@ -47,9 +47,9 @@ class Window:
 
 
 def shuffled(counts: Tensor, window_rows: int, seed: int, epoch: int) -> list[Window]:
-    """Return the windows of an epoch: random blocks, about equally many rows in each window.
+    """Return the windows of an epoch: random blocks, with about equally many rows in each window.
 
-    ``counts [blocks]``: the rows of each block. A window has at most ``window_rows`` rows, and one block more.
+    ``counts [blocks]``: the rows of each block. A window has at most ``window_rows`` rows plus one block.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     blocks = torch.randperm(len(counts), generator=generator)
@@ -95,7 +95,7 @@ class StreamLoader:
         return len(self.cut)
 
     def state_dict(self) -> dict[str, int]:
-        """Return nothing; that the method exists tells Lightning that the loader can resume within an epoch."""
+        """Return nothing; the existence of this method tells Lightning that the loader can resume within an epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -122,7 +122,7 @@ class StreamLoader:
             yield batch.pin_memory() if self.pin_memory else batch
 
     def _read_ahead(self, windows: list[Window], done: int) -> Iterator[Batch]:
-        """Yield the rows of this process in each window that has any, from batch ``done`` on."""
+        """Yield this process's rows of each window that has any, from batch ``done`` on."""
         wanted = ((window, self.cut.within(done, window.start, window.stop)) for window in windows)
         todo = ((window, positions) for window, positions in wanted if len(positions))
         with ThreadPoolExecutor(1, "read-ahead") as pool:
@@ -146,7 +146,7 @@ class StreamLoader:
                 batch = batch or part.select(torch.arange(1)).select(torch.zeros(len(wanted), dtype=torch.long))
                 fill(batch, here, part)
             first += count
-        assert batch is not None  # there are positions
+        assert batch is not None  # positions is not empty
         return batch
 
 

@@ -32,8 +32,8 @@ class TableDataModule(TableBase):
 
     For most options see ``TableBase``.
 
-    ``weight_column`` holds a weight of each row, at least 0, by which its losses are multiplied; the loss of a split is
-    the weighted mean. Metrics take all rows alike. It is no input.
+    ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
+    weighted mean. Metrics ignore the weights. The column is not an input.
 
     With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
     """
@@ -63,7 +63,7 @@ class TableDataModule(TableBase):
             files_of(path, f"data.{OPTION[name]}")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the DataSpec and the wanted splits; all that is learnt comes from the training rows, or the state."""
+        """Return the DataSpec and the wanted splits; only training rows, or a checkpoint's state, teach the encoder."""
         if self.example is not None:
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         frames = self._split()
@@ -86,7 +86,7 @@ class TableDataModule(TableBase):
         from_text = files_of(self.paths["train"])[0].suffix != ".parquet"
         spec = self.learn(lambda _: iter([(train, where)]), len(train), named(train), from_text)
         assert self.row_encoder is not None
-        self.row_encoder.bad.found.clear()  # they are counted once more when the rows of all splits are encoded
+        self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
         return spec
 
     def _read(self, split: str) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""What tables in memory and streamed tables have in common: options, files and columns."""
+"""Options, files and columns that tables in memory and streamed tables have in common."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class TableBase(TensorDataModule):
     of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it. Categories become ids;
     unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
     standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour
-    and age, see ``parts_of``. Of a list the first ``max_length`` elements, None: all, become ids as categories do;
-    ``lists`` maps columns to what separates the elements, such as "|". Kinds, categories, means and classes come from
-    the training rows only.
+    and age, see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do;
+    ``lists`` maps columns to the separator of their elements, such as "|". Kinds, categories, means and classes come
+    from the training rows only.
 
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
 
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
-    file. ``group_column`` says for ``ndcg@K``, ``hit_rate@K`` and ``mrr`` which rows are ranked together, such as those
-    of a user, see ``Ranking``; rows with an empty cell are left out of these metrics. It is also an input, unless
-    ``ignore`` names it.
+    file. The metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such
+    as the rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is
+    also an input, unless ``ignore`` names it.
     """
 
     weight_column: str | None = None
@@ -115,7 +115,7 @@ class TableBase(TensorDataModule):
         return {f"data.{OPTION[name]}": path for name, path in self._files().items()}
 
     def _files(self) -> dict[str, Path]:
-        """Return the file of each split that has one of its own, and is wanted."""
+        """Return the file of each wanted split that has its own file."""
         rest = [name for name in self.wanted if name not in self.paths]
         return {name: path for name, path in self.paths.items() if name in self.wanted or (rest and name == "train")}
 
@@ -123,7 +123,7 @@ class TableBase(TensorDataModule):
         return TableEncoder.from_state(state)
 
     def learn(self, blocks: Blocks, rows: int, columns: Sequence[str], from_text: bool) -> DataSpec:
-        """Set ``row_encoder`` to what the training rows teach, and return the inputs and tasks. Raises InputError."""
+        """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""
         inputs, where = self._input_columns(columns), str(self.paths["train"])
         reading = {"separator": self.separator, "null_values": self.null_values, "from_text": from_text}
         self.row_encoder, tasks = learn(blocks, rows, inputs, self.labels, where, self.given, **reading)
@@ -135,7 +135,7 @@ class TableBase(TensorDataModule):
         return {task.name: task.targets(known, frame, where) for task, known in pairs}
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return those of ``columns`` that are inputs, unless they turn out to be constant or free text."""
+        """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""
         used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
         return [name for name in columns if name not in used]
 
@@ -144,7 +144,7 @@ class TableBase(TensorDataModule):
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
         for option in ("split_column", "weight_column", "group_column"):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
-        if self.row_encoder is None:  # which else knows its columns
+        if self.row_encoder is None:  # a restored encoder knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
             wanted["data.ignore"] = [*self.ignore]
         for option, names in wanted.items():

@@ -1,8 +1,8 @@
-"""A user's own table that does not fit into memory: Parquet files, read in blocks as training goes on.
+"""A user's own table that does not fit into memory: Parquet files, read in blocks during training.
 
-``stream`` says in which order the blocks are read, and why no library for it; ``tables.parquet`` reads them;
-``tables.learning`` learns vocabularies, scales and classes in one pass. The rows of a block become tensors as those of
-any table, by ``TableEncoder.encode`` and ``Labels.targets``.
+``stream`` determines the order of the blocks, ``tables.parquet`` reads them, and ``tables.learning`` learns
+vocabularies, scales and classes in two passes. ``TableEncoder.encode`` and ``Labels.targets`` turn the rows of a block
+into tensors, as for any table.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .tables.parquet import Block, ParquetRows, parquet_files
 
 logger = logging.getLogger(__name__)
 
-BLOCKS = 16  # of a window: from so many places come the rows that are mixed
+BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
 
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of one split: of each block those whose entry of ``marks`` is ``number``."""
+    """The rows of one split: the rows of each block whose entry in ``marks`` is ``number``."""
 
     rows: ParquetRows
     blocks: Sequence[Block]
@@ -49,7 +49,7 @@ class Part:
         return int(self.counts.sum())
 
     def read(self, block: int, columns: Sequence[str], rows: Tensor | None = None) -> pl.DataFrame:
-        """Return ``columns`` of the rows of a block that belong to the split; ``rows [N]``: of these, in this order."""
+        """Return ``columns`` of the block's rows that belong to the split; ``rows [N]`` selects and orders them."""
         here = self.blocks[block]
         frame = self.rows.read(here, columns)
         if self.marks is not None:
@@ -58,7 +58,7 @@ class Part:
 
 
 class TableStreamDataModule(TableBase):
-    """Serve the rows of Parquet files as ``TableDataModule`` does, from memory that does not grow with the files.
+    """Serve the rows of Parquet files as ``TableDataModule`` does, in memory that does not grow with the files.
 
     For most options see ``TableBase``. ``path``, ``val_path`` and ``test_path`` are a file, a folder (all ``.parquet``
     files in it) or a pattern such as ``rows/*.parquet``. An epoch takes blocks of ``window_rows`` / 16 consecutive rows
@@ -66,9 +66,10 @@ class TableStreamDataModule(TableBase):
     window, not over the epoch: if files are sorted, write their rows in random order first. One window is in memory as
     tensors while the next one is read. Validation and test read the files in order, block by block.
 
-    Rows are split by ``split`` with a random number for each, so the shares hold approximately; by ``split_column``; or
-    by files. Without a checkpoint, the training rows are read once before training, to learn from them; memory then
-    holds the distinct values of the columns that may be categorical. Fingerprints of the files are those of samples.
+    Rows are split by ``split`` with a random number for each row, so the shares hold approximately; by
+    ``split_column``; or by files. Without a checkpoint, the training rows are read before training to learn from them;
+    memory then holds the distinct values of the columns that may be categorical. Fingerprints are of samples of the
+    files.
     """
 
     @validated
@@ -192,9 +193,9 @@ class TableStreamDataModule(TableBase):
 
 
 def drawn(seed: int, shares: Sequence[float], block: Block) -> np.ndarray[Any, Any]:
-    """Return for each row of a block the index of a random entry of ``shares`` ``[count]``, int64.
+    """Draw for each row of a block an index into ``shares``: ``[count]``, int64.
 
-    Row i of all files gets what the i-th number of a generator says, whatever the blocks are.
+    Row i of all files uses the i-th number of a generator, so the result does not depend on the blocks.
     """
     bounds = np.cumsum(shares)[:-1] / sum(shares)
     numbers = np.random.PCG64(seed).advance(block.first).random_raw(block.count)

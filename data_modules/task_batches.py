@@ -53,8 +53,8 @@ class TaskSampler(Sampler["Index | list[Index]"]):
     are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order.
 
     If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible. ``natural`` and
-    ``shuffled`` draw each item by itself instead: to ask for different tasks would give the small ones a larger share
-    than their rows.
+    ``shuffled`` draw each item independently instead: requiring different tasks would give small tasks a larger share
+    than their share of the rows.
 
     ``lengths[task] [N]`` gives the lengths of a task's rows: its batches then hold rows of similar lengths, see
     ``bucketed``.

@@ -46,7 +46,7 @@ class TextOptions(Reading):
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a task are: its files, the one or two columns of texts, its labels; and what else it says."""
+    """The source of a task's rows: its files, its one or two columns of texts, its labels and other options."""
 
     paths: dict[str, Path]
     text: list[str]
@@ -66,15 +66,15 @@ class Source:
 
 
 class TextDataModule(TextTasksDataModule):
-    """Serve ``tasks``: names with ``{path, text, label, kind}``, and more if you like.
+    """Serve ``tasks``, which map names to ``{path, text, label, kind}`` and further options.
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
     pairs. ``label``, ``kind`` and the options of ``Labels``: the column of the labels, and how to read it, as for
     ``data=table``; rows without a label are left out. ``gate_from``: with ``start_from``, the task of that run whose
     gate this task starts with, or "random". ``val_path``, ``test_path``: files of their own for val and test.
 
-    Rows of the other splits are drawn with ``seed`` by the shares ``split``; these are train, val and test. Without
-    ``tasks``, an example is written to ``data_dir`` and served.
+    The rows of the other splits are drawn from ``path`` with ``seed``; ``split`` has the shares of train, val and test.
+    Without ``tasks``, an example is written to ``data_dir`` and served.
     """
 
     @validated
@@ -111,7 +111,7 @@ class TextDataModule(TextTasksDataModule):
         }
 
     def _files(self, source: Source) -> dict[str, Path]:
-        """Return the file of each split of a task that has one of its own, and is wanted."""
+        """Return the file of each wanted split of a task that has its own file."""
         rest = [split for split in self.wanted if split not in source.paths]
         own = source.paths.items()
         return {split: file for split, file in own if split in self.wanted or (rest and split == "train")}

@@ -21,7 +21,7 @@ from .texts.rows import RaggedRows, Texts
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A tokenizer, the most tokens of a row, and the one or two columns of texts of each task."""
+    """A tokenizer, the largest number of tokens in a row, and the one or two columns of texts of each task."""
 
     tokenizer: Encoder
     max_length: int
@@ -45,7 +45,7 @@ class TextEncoder:
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return ``tokens`` and ``segments``, ``[N, S]``, of the texts of a task; an empty cell is an empty text.
 
-        Raises InputError for a missing column or one that holds no texts, and without ``task`` if tasks read different
+        Raises InputError if a column is missing or holds no texts, or if ``task`` is None and tasks read different
         columns.
         """
         if task is None:
@@ -66,7 +66,7 @@ class TextEncoder:
         return RaggedRows(**found, targets={}, pad=self.tokenizer.pad).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield the rows of a file in blocks, and the share of the file that is read."""
+        """Yield blocks of the rows of a file, each with the share of the file read so far."""
         return read_blocks(path, self.separator, [""])
 
     def state(self) -> dict[str, Any]:

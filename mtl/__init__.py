@@ -1,7 +1,7 @@
 """Train multi-task networks that learn what to share between tasks, and use them: ``mtl.load(CHECKPOINT)``.
 
 ``from mtl import MixtureOfExperts, CometGate`` imports parts for networks of your own. ``import mtl`` alone imports
-none of them, nor torch: each name is imported when it is first used, so that the command line answers at once.
+neither these parts nor torch: each name is imported at its first use, so that the command line answers at once.
 """
 
 import importlib
@@ -54,7 +54,7 @@ __all__ = [
     "TrainedModel",
     "load",
 ]
-_MODULES = {  # those of the names that are not in mtl.gates
+_MODULES = {  # the modules of names that are not in mtl.gates
     "Experts": "mtl.experts.base",
     "MixtureOfExperts": "mtl.networks.mixture",
     "Routing": "mtl.types",

@@ -1,8 +1,8 @@
 """The register of private or undocumented names of other libraries that this program touches.
 
-Each entry says why the name is used and what happens without it. After an upgrade, ``tests/unit/test_compat.py`` says
-which entries broke. ``lookup`` is for names with a fallback: it returns None where the installed version lacks the name
-or it behaves in another way.
+Each entry says why the name is used and what happens without it. After an upgrade, ``tests/unit/test_compat.py`` shows
+which entries broke. ``lookup`` is for names with a fallback: it returns None if the installed version lacks the name or
+if the name behaves differently.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def lookup(name: str) -> Any:
     try:
         found = entry.find()
         return found if entry.works(found) else None
-    except Exception:  # whatever an upgrade may have changed: the fallback is right in any case
+    except Exception:  # an upgrade may have changed anything; the fallback always works
         return None
 
 
 def config_path(node: DictConfig) -> str:
-    """Return the dotted name of a node of the configuration, "" if it cannot be found out."""
+    """Return the dotted name of a node of the configuration; "" if it cannot be determined."""
     full_key = lookup("omegaconf.DictConfig._get_full_key")
     return str(full_key(node, None)) if full_key else ""
 
@@ -132,7 +132,7 @@ def _register_missing_operators() -> None:
         import torchvision  # noqa: F401
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]  # the failed import left half of the package behind
+            del sys.modules[name]  # remove the partly imported package
         _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types for it
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):

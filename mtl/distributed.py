@@ -25,9 +25,10 @@ def world_size() -> int:
 
 @contextmanager
 def announced_wait(ranks: Sequence[int], processes: int, silent: bool = False, seconds: float = 30) -> Iterator[None]:
-    """Print one line if the processes have not all met some ``seconds`` after the start; the wait goes on.
+    """Print one line if some processes are still missing after ``seconds``, and continue to wait.
 
-    ``ranks``: those of this machine, of ``processes`` in all. ``silent``: another process of the machine says it.
+    ``ranks``: the ranks of this machine, out of ``processes`` in all. ``silent``: another process of this machine
+    prints.
     """
 
     def say() -> None:
@@ -50,9 +51,9 @@ def announced_wait(ranks: Sequence[int], processes: int, silent: bool = False, s
 
 
 def destroy_process_group() -> None:
-    """Leave the gloo process group before the interpreter exits: gloo's threads may abort a process that has not.
+    """Leave the gloo process group before the interpreter exits; otherwise gloo's threads may abort the process.
 
-    Lightning does this itself for NCCL.
+    For NCCL, Lightning does this itself.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()

@@ -15,8 +15,8 @@ from torch import Tensor
 class Masks:
     """Draw the dropout masks of one forward pass through ``num_experts`` experts.
 
-    ``p``: probability to drop a unit, the same in every layer. ``samples [B]``: the index that each row has in the
-    batch, where the rows are only some of the batch's (None: they are all of its rows, in order).
+    ``p``: probability to drop a unit, the same in every layer. ``samples [B]``: the index of each row in the batch, if
+    the rows are a part of the batch (None: all rows of the batch, in order).
     """
 
     def __init__(
@@ -61,11 +61,11 @@ def dropout_mask(key: Tensor | int, rows: Tensor, width: int, p: float, dtype: t
     """Return a dropout mask ``[N, width]``: 1 / (probability to keep an element) where an element is kept, else 0.
 
     Row n of the mask is a function of ``key`` and the id ``rows[n]`` (int64) alone. A 64-bit hash (splitmix64: Steele
-    et al. 2014) gives the noise: one bit an element if ``p`` is 1/2, else one byte, or two bytes if ``p`` is no
-    multiple of 1/256; p is exact to 2^-16. To draw a float per element would take as long as the matrix products.
+    et al. 2014) gives the noise: one bit per element if ``p`` is 1/2, else one byte, or two bytes if ``p`` is not a
+    multiple of 1/256; p is exact to 2^-16. Drawing a float per element would take as long as the matrix products.
     """
-    levels = 256 if (p * 256).is_integer() else 65536  # the number of values of the noise of an element
-    threshold = round(p * levels)  # how many of them drop it
+    levels = 256 if (p * 256).is_integer() else 65536  # the number of noise values of an element
+    threshold = round(p * levels)  # the number of noise values that drop the element
     scale = levels / (levels - threshold) if threshold < levels else 0.0
     one_bit = 2 * threshold == levels
     words = -(-width // (64 if one_bit else 8 if levels == 256 else 4))  # 64-bit words a row

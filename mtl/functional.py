@@ -35,7 +35,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class KeepsDigits(nn.Module):
-    """Base of modules whose buffers count or anneal: none of them is converted to a type of fewer bits.
+    """Base of modules whose buffers count or anneal: no buffer is converted to a type of fewer bits.
 
     A trainer of precision bf16-true or 16-true converts the whole network: 257 would become 256, and a temperature
     would not reach its value. Parameters are converted as usual.

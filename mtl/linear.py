@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def matching(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x`` in the precision of ``weight``, unless it is in that in which autocast computes already."""
+    """Return ``x`` in the precision of ``weight``, unless ``x`` is already in autocast's precision."""
     device = x.device.type
     narrow = torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device)
     return x if narrow else x.to(weight.dtype)

@@ -1,8 +1,8 @@
-"""What a constructor accepts: its annotations, checked by pydantic.
+"""Check the arguments of constructors against their annotations, with pydantic.
 
-``k: Count`` is all that a constructor says about an option. ``validated`` above it answers a wrong value with one
-sentence, and ``mtl.config.check`` reads the same annotations before anything is built. A plain ``int``, ``bool``,
-``Literal`` or class works too; the kinds below add ranges.
+``k: Count`` is all that a constructor states about an option. The decorator ``validated`` turns a wrong value into an
+InputError of one sentence, and ``mtl.config.check`` reads the same annotations before anything is built. A plain
+``int``, ``bool``, ``Literal`` or class works too; the kinds below add ranges.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MANY = 1_000_000  # more experts, layers or units than any machine holds
 LONGEST = 60  # characters of a value that a message repeats
 MOST = 4  # problems that one message names
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# True is no number, 1.0 no whole number, nan and inf are no numbers; a class that pydantic does not know is checked
-# by isinstance
+# Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
+# does not know are checked by isinstance
 CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 
 class Model(BaseModel):
-    """Base of the models of what comes from outside: files, checkpoints, the configuration."""
+    """Base of the models of external data: files, checkpoints, the configuration."""
 
     model_config = CONFIG
 
 
 def _path(value: Any) -> Any:
-    """Return a path with ``~`` expanded; ValueError if the system could not have such a path."""
+    """Return a path with ``~`` expanded; raise ValueError if the system does not allow such a path."""
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
         raise ValueError
     try:
@@ -113,7 +113,7 @@ TaskName = Annotated[
         description="text of at most 100 characters without dots, slashes and control characters",
     ),
 ]
-Chosen = Annotated[T, BeforeValidator(_no_switch)]  # of a Literal of numbers: for Python, 1 is True
+Chosen = Annotated[T, BeforeValidator(_no_switch)]  # for a Literal of numbers: refuses true, which equals 1
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only
 
 PLAIN: dict[Any, str] = {
@@ -134,12 +134,12 @@ MAPS = (dict, collections.abc.Mapping)
 
 
 class Described:
-    """Stands for an object that the configuration describes by ``_target_``: it is not built yet."""
+    """A placeholder for an object that a section with ``_target_`` describes and that is not built yet."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a constructor; ``adapter`` validates its values, None where anything may fit."""
+    """An option of a constructor; ``adapter`` validates its values (None: any value is accepted)."""
 
     annotation: Any
     adapter: TypeAdapter[Any] | None
@@ -148,7 +148,7 @@ class Option:
 
 @cache
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return the named parameters of ``function`` but ``self``, in order."""
+    """Return the named parameters of ``function`` in order, without ``self``."""
     inner = inspect.unwrap(function)
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -158,7 +158,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
         if parameter.default is None and annotation is not Any:
             annotation = annotation | None if isinstance(annotation, type) else typing.Optional[annotation]  # noqa: UP045
         required = parameter.default is parameter.empty
-        if not required and not fits(annotation, parameter.default):  # its default says that the annotation is wrong
+        if not required and not fits(annotation, parameter.default):  # the annotation is wrong
             annotation = Any
         found[name] = Option(annotation, adapter(annotation), required)
     return found
@@ -176,10 +176,10 @@ def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
 
 @cache
 def adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return what validates values of ``annotation``, None if anything fits or pydantic cannot tell."""
+    """Return the validator of ``annotation``; None if it accepts any value or pydantic cannot handle it."""
     if annotation is Any:
         return None
-    # These have a configuration of their own
+    # Models and TypedDicts have their own pydantic configuration
     own = is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
     try:
         return TypeAdapter(annotation, config=None if own else CONFIG)
@@ -188,7 +188,7 @@ def adapter(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def fits(annotation: Any, value: Any) -> bool:
-    """Return whether ``value`` is one that ``annotation`` accepts."""
+    """Return whether ``annotation`` accepts ``value``."""
     check = adapter(annotation)
     try:
         return check is None or check.validate_python(value) is not Ellipsis
@@ -197,9 +197,9 @@ def fits(annotation: Any, value: Any) -> bool:
 
 
 def validated(function: F) -> F:
-    """Make a constructor, or any function, answer arguments that do not fit its annotations with InputError.
+    """Decorate a function or constructor to raise InputError for arguments that do not fit its annotations.
 
-    Above a dataclass, it checks the constructor of this class.
+    On a class, such as a dataclass, it decorates the constructor.
     """
     if isinstance(function, type):
         function.__init__ = validated(function.__init__)  # type: ignore[misc]
@@ -211,7 +211,7 @@ def validated(function: F) -> F:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # Python's own words
+            return function(*args, **kwargs)  # raises Python's own TypeError
         options, problems = options_of(function), []
         for name, value in bound.arguments.items():
             option = options.get(name)
@@ -228,7 +228,7 @@ def validated(function: F) -> F:
 
 
 def valid(annotation: Any, value: Any, where: str) -> Any:
-    """Return ``value`` as ``annotation`` has it; raise InputError, which names ``where``, if it does not fit."""
+    """Return ``value``, converted as ``annotation`` says; raise InputError, which names ``where``, if that fails."""
     check = adapter(annotation)
     try:
         return value if check is None else check.validate_python(value)
@@ -237,22 +237,22 @@ def valid(annotation: Any, value: Any, where: str) -> Any:
 
 
 def in_one_line(problems: Sequence[str]) -> str:
-    """Return the first few of ``problems``, and how many more there are."""
+    """Return the first ``MOST`` of ``problems`` in one line, and the number of the others."""
     more = [f"and {len(problems) - MOST} more"] if len(problems) > MOST else []
     return "; ".join([*problems[:MOST], *more])
 
 
 def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:
-    """Return what is wrong with the ``value`` of option ``where``: for each wrong entry what is accepted there.
+    """Return a sentence for each wrong entry of ``value``, the value of option ``where``: it says what is accepted.
 
-    Of a union, the errors that lie deepest count. What the configuration only describes is not wrong.
+    For a union, only the most deeply nested errors are reported. ``Described`` objects are not checked.
     """
     found: dict[tuple[Any, ...], str] = {}
     for problem in error.errors(include_url=False, include_context=False):
         if holds_described(problem["input"]):
             continue
         place, here, wanted, name = [], value, annotation, where
-        for key in problem["loc"]:  # has the entries, and names of the members of unions
+        for key in problem["loc"]:  # keys and indices, and names of members of unions
             if isinstance(here, Mapping) and key in here:
                 name, wanted, here = (f"{name}.{shown(key)}" if name else shown(key)), entry(wanted, key), here[key]
             elif isinstance(here, Sequence) and not isinstance(here, str) and isinstance(key, int) and key < len(here):
@@ -278,14 +278,14 @@ def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -
 
 
 def holds_described(value: Any) -> bool:
-    """Return whether ``value`` is, or has in it, an object that is not built yet."""
+    """Return whether ``value`` is or contains a ``Described`` object."""
     if isinstance(value, Mapping):
         return any(map(holds_described, value.values()))
     return isinstance(value, Described) or (isinstance(value, list | tuple) and any(map(holds_described, value)))
 
 
 def members(annotation: Any) -> list[Any]:
-    """Return the members of a union, of anything else itself, without the kinds around."""
+    """Return the members of a union, or the annotation itself in a list; ``Annotated`` and the like are removed."""
     origin = typing.get_origin(annotation)
     if origin in (Annotated, typing.Required, typing.NotRequired):
         return members(typing.get_args(annotation)[0])
@@ -295,7 +295,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def fields(annotation: Any) -> dict[str, Any]:
-    """Return the annotations of the fields of a model or TypedDict (of a union: of all of them)."""
+    """Return the annotations of the fields of a model or TypedDict; for a union, of all its members."""
     found: dict[str, Any] = {}
     for member in members(annotation):
         if is_typeddict(member) or (isinstance(member, type) and issubclass(member, BaseModel)):
@@ -304,13 +304,13 @@ def fields(annotation: Any) -> dict[str, Any]:
 
 
 def keys_of(annotation: Any) -> Any:
-    """Return the annotation of the names in a section of ``annotation``, Any if it is unknown."""
+    """Return the annotation of the keys of a mapping; Any if it is unknown."""
     sections = [member for member in members(annotation) if typing.get_origin(member) in MAPS]
     return typing.get_args(sections[0])[0] if sections and typing.get_args(sections[0]) else Any
 
 
 def entry(annotation: Any, *keys: Any) -> Any:
-    """Return the annotation of the entry ``keys`` of a value of ``annotation``, Any if it is unknown."""
+    """Return the annotation of the entry at ``keys`` in a value of type ``annotation``; Any if it is unknown."""
     for key in keys:
         inner: list[Any] = [fields(annotation)[key]] if isinstance(key, str) and key in fields(annotation) else []
         for member in members(annotation):
@@ -326,7 +326,7 @@ def entry(annotation: Any, *keys: Any) -> Any:
 
 
 def accepted(annotation: Any) -> str:
-    """Return the words for what ``annotation`` accepts, such as "a whole number of at least 1"."""
+    """Say in words what ``annotation`` accepts, such as "a whole number of at least 1"."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         notes = [note for note in arguments[1:] if isinstance(note, FieldInfo)]
@@ -366,7 +366,7 @@ def _limit(limit: Any) -> str:
 
 
 def _hint(value: Any, annotation: Any) -> str:
-    """Return what else a message says: how to write the value, or which choice is like it."""
+    """Return the end of a message: how to write the value, or the most similar choice."""
     names = [
         choice
         for member in members(annotation)
@@ -383,7 +383,7 @@ def _hint(value: Any, annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` as a command line would give it, cut to a readable length."""
+    """Return ``value`` as written on a command line, cut to a readable length."""
     try:
         text = _written(value)
     except (ValueError, RecursionError):  # Python refuses to write thousands of digits

@@ -1,4 +1,4 @@
-"""Turn the outputs of a network into what they mean: probabilities, classes, values in the units of the data."""
+"""Turn the outputs of a network into probabilities, classes, and values in the units of the data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mtl.types import TaskSpec
 
 
 def in_units(task: TaskSpec, output: Tensor) -> Tensor:
-    """Return what the network's ``output`` for ``task`` means.
+    """Convert the network's ``output`` for ``task`` to probabilities or to the units of the labels.
 
-    A binary task's logits ``[B]`` become the probability of the positive class, a multiclass task's ``[B, C]`` the
-    probabilities of the classes, float32; a regression's outputs ``[B]`` values in the units of its labels, float64.
-    The logits of a span task, ``[B, S, 2]``, stay.
+    The logits ``[B]`` of a binary task become probabilities of the positive class, the logits ``[B, C]`` of a
+    multiclass task probabilities of the classes, both float32. The outputs ``[B]`` of a regression become values in the
+    units of its labels, float64. The logits ``[B, S, 2]`` of a span task are returned unchanged.
     """
     if task.kind == "binary":
         return output.float().sigmoid()
@@ -32,16 +32,16 @@ def class_names(task: TaskSpec) -> list[str]:
 
 
 def described(task: TaskSpec) -> dict[str, Any]:
-    """Return the kind of a task and, of one with classes, their names: as plain data for other programs."""
+    """Return the kind of a task and the names of its classes, if any, as plain data for other programs."""
     classes = {"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {}
     return {"kind": task.kind, **classes}
 
 
 def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
-    """Return the columns of a table of predictions, by name; ``values`` are those of ``in_units`` on the CPU.
+    """Return the columns of a table of predictions, by name; ``values`` are the result of ``in_units`` on the CPU.
 
-    Of a binary task these are TASK_class and TASK_probability, of the positive class; of a multiclass task TASK_class
-    and TASK_probability_CLASS for each class; of a regression TASK_prediction. Raises InputError for a span task.
+    A binary task has TASK_class and TASK_probability (of the positive class), a multiclass task TASK_class and
+    TASK_probability_CLASS for each class, and a regression TASK_prediction. Raises InputError for a span task.
     """
     numbers = values.numpy()
     if task.kind == "regression":
@@ -60,7 +60,7 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
 
 
 def empty(task: TaskSpec) -> Tensor:
-    """Return the ``in_units`` of no rows."""
+    """Return the result of ``in_units`` for 0 rows."""
     if task.kind == "multiclass":
         return torch.zeros(0, task.num_classes)
     return torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)

@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, and how they are read. Imports nothing that takes long."""
+"""The names of the files in a run folder, and functions that read them. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = "results.json"  # written last
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a file, {} if there is none yet or if it is damaged."""
+    """Return the content of a JSON file; {} if it is missing or damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

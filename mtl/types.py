@@ -20,7 +20,7 @@ from mtl.checks import LARGEST_WHOLE, require
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
 RANKING = ("ndcg@K", "hit_rate@K", "mrr")  # metrics of binary tasks that rank the rows of each group; K as in ndcg@10
-METRICS: dict[TaskKind, tuple[str, ...]] = {  # those that a task may name; mtl.training.metrics computes them
+METRICS: dict[TaskKind, tuple[str, ...]] = {  # metrics that a task may name; mtl.training.metrics computes them
     "binary": ("auroc", "auprc", "accuracy", "f1", "matthews", "ece", "logloss", "base_rate", *RANKING),
     "multiclass": ("accuracy", "macro_f1", "matthews", "auroc", "ece", "logloss"),
     "regression": ("mse", "mae", "rmse", "r2", "pearson", "spearman"),
@@ -36,7 +36,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def widest(x: Tensor) -> Tensor:
-    """Return ``x`` in float64, or in float32 on a device that has no float64."""
+    """Return ``x`` in float64, or in float32 on a device without float64."""
     return x.double() if has_float64(x.device) else x.float()
 
 
@@ -73,7 +73,7 @@ class Categorical:
 class Bag:
     """The elements of a list per row, ids in ``[0, size)``; tensor ``[B, length]`` of int64 or int32.
 
-    Id 0 is no element: it fills the rows of shorter lists. The order of the elements has no meaning.
+    Id 0 is padding for shorter lists. The order of the elements has no meaning.
     """
 
     size: int
@@ -121,10 +121,10 @@ InputSpec = Categorical | Bag | Numeric | Image | Tokens
 
 
 class Scorer(Protocol):
-    """Compare answers found in texts with the right ones; a data module makes it from texts that networks do not see.
+    """Compare answers found in texts with the right answers. A data module creates it from its texts.
 
     ``context [R, 2]``: the first and the last token in which the answer may lie, in each of the R rows (the input
-    ``row`` of evaluation). ``max_answer``: the most tokens of an answer. It has to be picklable.
+    ``row`` of evaluation). ``max_answer``: the largest number of tokens in an answer. A scorer must be picklable.
     """
 
     context: Tensor
@@ -133,8 +133,8 @@ class Scorer(Protocol):
     def score(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[str, float]:
         """Return each metric of a span task in [0, 1].
 
-        ``rows [N]``: distinct rows; for each, ``spans [N, 2]``, first and last token of its best answer, the score of
-        that answer, ``scores [N]``, and that of having no answer, ``null_scores [N]``.
+        ``rows [N]``: distinct rows. ``spans [N, 2]``: the first and last token of the best answer of each row;
+        ``scores [N]``: its score; ``null_scores [N]``: the score of having no answer.
         """
 
 
@@ -144,16 +144,16 @@ class TaskSpec:
 
     A task of kind ``span`` finds an answer in a text: its first and its last token. ``scorer`` computes its metrics.
     ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds. ``metrics``: names of the
-    metrics to report, the main one first (empty: those that fit the kind); if every task names its own, the mean of
-    the main ones is reported as ``average``, and that of the ``small`` tasks as ``small_average``. ``gate_from``: in a
-    run that starts from the weights of another one, the task there whose gate this task starts with; None or "random":
-    the gate of the same name, if there is one, else random weights. ``classes``: the names of the classes, of a binary
-    task (negative, positive); empty if they have none.
+    metrics to report, the main one first (empty: the default metrics of the kind). If every task names its metrics, the
+    mean of the main ones is reported as ``average``, and the mean over ``small`` tasks as ``small_average``.
+    ``gate_from``: in a run that starts from the weights of another run, the task of that run whose gate this task
+    starts with; None or "random": the gate of the same name, if there is one, else random weights. ``classes``: the
+    names of the classes, for a binary task (negative, positive); empty if they have none.
 
     A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
-    and metrics are in the task's own units, ``in_units`` of the output: in float64, since float32 has too few digits
-    for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the loss of the
-    positive rows of a binary task, ``class_weights`` (empty: all 1) that of the rows of each class of a multiclass one.
+    and metrics are in the task's own units (see ``in_units``) and in float64, since float32 has too few digits for
+    labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of the positive rows of a binary task;
+    ``class_weights`` (empty: all 1) multiply the losses of the rows of each class of a multiclass task.
     """
 
     name: str
@@ -200,14 +200,14 @@ class TaskSpec:
         return values * std + mean
 
     def standardised(self, values: Tensor) -> Tensor:
-        """Return ``values`` in the units of a regression's targets as a network predicts them, float64."""
+        """Convert ``values`` from the units of a regression's targets to standard units, float64."""
         return (widest(values) - self.mean) / self.std
 
 
 class RowEncoder(Protocol):
-    """Turn rows as they stand in a user's file into the inputs of a network, exactly as those it was trained on.
+    """Turn rows of a user's file into the inputs of a network, exactly as in training.
 
-    ``frame`` is a ``polars.DataFrame``, which layers of networks do without.
+    ``frame`` is a ``polars.DataFrame``; it is typed ``Any`` since networks do not need polars.
     """
 
     @property
@@ -216,27 +216,27 @@ class RowEncoder(Protocol):
 
     @property
     def lists(self) -> Mapping[str, str]:
-        """The columns whose cells are lists, and what separates the elements where a cell is text; "" if none does."""
+        """The columns whose cells are lists, with the separator of elements in cells that are text; "" without one."""
 
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that one task reads; tasks that read the same columns have the same inputs."""
 
     def encode(self, frame: Any, where: str, task: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs by name, ``[N, ...]``, of the rows of ``frame``; other columns are left alone.
+        """Return the inputs by name, ``[N, ...]``, of the rows of ``frame``; other columns are ignored.
 
-        ``where`` names the rows in messages. ``task``: the one whose inputs are wanted, where tasks read different
-        columns. Raises InputError, which names column and row, if a column is missing or a cell cannot be read.
+        ``where`` names the rows in messages. ``task``: the task to return inputs for, if tasks read different columns.
+        Raises InputError, which names column and row, if a column is missing or a cell cannot be read.
         """
 
     def blocks(self, path: Path) -> Iterator[tuple[Any, float]]:
-        """Yield the rows of a CSV or Parquet file in blocks, and the share of the file that is read with each."""
+        """Yield blocks of the rows of a CSV or Parquet file, each with the share of the file read so far."""
 
     def state(self) -> dict[str, Any]:
-        """Return all that ``encode`` depends on as plain data: text, numbers, lists and dicts."""
+        """Return everything that ``encode`` depends on as plain data: text, numbers, lists and dicts."""
 
 
 def labelled(task: TaskSpec, target: Tensor) -> Tensor:
-    """Return which rows of ``target [B]``, of a span task ``[B, 2]``, have a label, as bool ``[B]``."""
+    """Return which rows of ``target [B]`` (span task: ``[B, 2]``) have a label, as bool ``[B]``."""
     if task.kind == "span":
         return target[:, 0] != MISSING_CLASS
     return target != MISSING_CLASS if task.kind == "multiclass" else ~target.isnan()
@@ -270,8 +270,8 @@ class Batch:
     be 1, so that the mean loss of the split is the weighted mean. ``groups [B]``, int64: the group, such as the user,
     whose rows the metrics of ``RANKING`` compare; negative if a row has none.
 
-    It is no dataclass: in those, Lightning converts all numbers to the precision of the trainer, which would round
-    labels and weights (257 is 256 in bfloat16). ``with_inputs_as`` converts the inputs alone.
+    This is not a dataclass, since Lightning converts all numbers in dataclasses to the trainer's precision, which would
+    round labels and weights (257 becomes 256 in bfloat16). ``with_inputs_as`` converts only the inputs.
     """
 
     def __init__(
@@ -351,9 +351,9 @@ def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value) or ``[B, C]`` (class logits).
 
-    The value of a regression is in standard units, see ``TaskSpec.in_units``. Of a span task it is ``[B, S, 2]``: the
-    logits of each token to be the first and the last one of the answer; those of padding are the lowest value of their
-    type.
+    The value of a regression is in standard units, see ``TaskSpec.in_units``. The predictions of a span task are
+    ``[B, S, 2]``: the logits of each token to be the first and the last token of the answer; padding has the lowest
+    value of the dtype.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
     ``hidden``: the states of each layer, embeddings first, for distillation; empty if the network has none to compare.

@@ -1,4 +1,4 @@
-"""Write files: each is complete under its name or absent, and a write that fails is one message."""
+"""Write files atomically: a file is complete or absent, and a failed write gives one message."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Provide a new file beside ``path``, which gets that name when the context ends without an error.
 
-    So a reader of ``path`` never sees a partial file, not even after a kill or a power cut. Missing folders are made.
-    Raises InputError if the file cannot be written. Give libraries in C++ and Rust the file, not its name: some of them
-    end the process, or lose the reason, when a write fails.
+    A reader of ``path`` never sees a partial file, not even after a kill or a power cut. Missing folders are created.
+    Raises InputError if the file cannot be written. Pass the file object, not its name, to libraries in C++ and Rust:
+    some of them end the process, or lose the reason, if a write fails.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -64,7 +64,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Raise InputError if an error inside this context comes from a refusal of the system to write ``path``."""
+    """Raise InputError if an error inside this context means that the system cannot write ``path``."""
     try:
         yield
     except Exception as error:
@@ -77,7 +77,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def refusal(error: Exception, folder: Path) -> int | None:
-    """Return the system's error number if ``error``, raised while a file in ``folder`` was written, comes from it."""
+    """Return the system's error number behind ``error``, raised while writing a file in ``folder``, or None."""
     chain = list(causes(error))
     if any(isinstance(cause, InputError) for cause in chain):
         return None

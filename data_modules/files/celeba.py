@@ -22,7 +22,7 @@ from .reading import checked, quote, read_lines
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
-MAX_BYTES = 4_000_000_000  # of all images; the official ones have 1.4 GB
+MAX_BYTES = 4_000_000_000  # largest size of all images; the official ones have 1.4 GB
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 NAMES = """
     5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair

@@ -1,4 +1,4 @@
-"""Fetch and unpack files: what is complete has its name, after a lost connection, a kill or a full disk too."""
+"""Fetch and unpack files; only complete files get their names, even after a lost connection, a kill or a full disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mtl.checks import InputError, causes, require
 from .cache import unwritable
 from .reading import quote
 
-TIMEOUT = (20.0, 120.0)  # seconds to connect, and without data: a slow server is no error
+TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow server is not an error
 RETRIES = 4
 CHUNK = 1 << 16  # bytes
-MAX_BYTES = 500_000_000  # of a file and of what an archive holds, unless the caller expects more
+MAX_BYTES = 500_000_000  # largest file and largest content of an archive, unless the caller expects more
 
 
 def fetch(
@@ -34,10 +34,10 @@ def fetch(
     otherwise: str = "",
     max_bytes: int = MAX_BYTES,
 ) -> None:
-    """Download ``url`` to ``dest``; do nothing if it is there and has the hash, ``md5:...`` or a sha256.
+    """Download ``url`` to ``dest``; do nothing if ``dest`` exists with ``known_hash`` (``md5:...`` or a sha256).
 
-    If the connection is lost, the next attempt goes on where it ended, even in another run. Messages name the file
-    ``missing`` (``dest``) and say with ``otherwise`` how else it can be put in place. The caller holds a lock.
+    If the connection is lost, the next attempt continues where it ended, even in another run. Messages name the file
+    ``missing`` (default ``dest``), and ``otherwise`` says how else to obtain it. The caller holds a lock.
     """
     by_hand = f"get {url} elsewhere and put it at {dest}{otherwise}, or set data.data_dir to the folder of your data"
     lacking = f"{missing or dest} is missing and data.download=false: set it to true, or {by_hand}"
@@ -58,11 +58,11 @@ def fetch(
 
 
 class _EndError(Exception):
-    """Another attempt would fail too."""
+    """An error that another attempt would not fix."""
 
 
 class _Resumed:
-    """Download for pooch into ``dest`` + ".part", and from where an earlier attempt ended if the hash is known."""
+    """A downloader for pooch that writes ``dest`` + ".part" and, if the hash is known, continues an earlier attempt."""
 
     def __init__(self, dest: Path, known_hash: str | None, max_bytes: int) -> None:
         self.dest, self.known_hash, self.max_bytes = dest, known_hash, max_bytes
@@ -72,7 +72,7 @@ class _Resumed:
             self.part.unlink(missing_ok=True)
 
     def __call__(self, url: str, output_file: str, _: object) -> None:
-        if self.complete:  # and yet pooch asks again
+        if self.complete:  # pooch asks again: the hash was wrong
             raise _EndError(f"the hash of the server's file is not {self.known_hash}")
         have = self.part.stat().st_size if self.part.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -110,19 +110,21 @@ class _Resumed:
 
 @contextmanager
 def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
-    """Provide a hidden folder beside ``archive`` that has its content; it is deleted in the end.
+    """Provide a hidden folder beside ``archive`` with its content; the folder is deleted at the end.
 
     Raises InputError if the archive is damaged or too large. The caller holds a lock.
     """
     folder = archive.with_name(f".{archive.name}.unpacked")
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
     try:
         folder.mkdir()
         try:
             with zipfile.ZipFile(archive) as content:
-                size = sum(info.file_size for info in content.infolist())  # no member unpacks to more than it declares
+                size = sum(
+                    info.file_size for info in content.infolist()
+                )  # no member unpacks to more than its declared size
                 require(size <= max_bytes, f"{archive} unpacks to {size:,} bytes, too many: delete it and start again")
-                content.extractall(folder)  # leaves out "..", drives and leading slashes of paths
+                content.extractall(folder)  # removes "..", drives and leading slashes from paths
         except InputError:
             raise
         except Exception as error:  # on damaged bytes the reader can raise almost any exception
@@ -140,7 +142,7 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
 
 
 def place(source: Path, target: Path) -> None:
-    """Rename ``source`` to ``target``; if ``target`` is a folder already, move what it lacks into it."""
+    """Rename ``source`` to ``target``; if ``target`` is an existing folder, move only missing files into it."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(source, target)

@@ -20,7 +20,7 @@ from .reading import checked, read_lines, repair
 
 UTF8 = "utf-8-sig"
 SITE = "https://dl.fbaipublicfiles.com"
-MAX_BYTES = 4_000_000_000  # of an unpacked archive; that of MNLI, the largest, has about 1.3 GB
+MAX_BYTES = 4_000_000_000  # largest unpacked archive; MNLI's, the largest official one, has about 1.3 GB
 SENTENCES = ("sentence1", "sentence2")
 LOWEST, HIGHEST = 0.0, 5.0  # similarity of two sentences in STS-B
 MRPC_TRAIN = ("msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89")
@@ -31,9 +31,9 @@ MRPC_DEV_IDS = ("mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a5
 class Source:
     """A task of GLUE: its folder, its archive with sha256, and the columns of its files.
 
-    ``classes``: the labels as the files have them, in the order of their ids; none of a regression. ``rows``: official
-    number of rows of each file. ``header=False``: the files have no line with the names of ``columns``.
-    ``skip_short``: lines with too few cells are left out, as everyone does with QQP's older files.
+    ``classes``: the labels as written in the files, in the order of their ids; empty for a regression. ``rows``: the
+    official number of rows of each file. ``header=False``: the files have no line with the names of ``columns``.
+    ``skip_short``: lines with too few cells are left out, as is usual for QQP's older files.
     """
 
     folder: str
@@ -147,7 +147,7 @@ SOURCES: dict[Task, Source] = {
 def prepare(root: Path, task: str, download: bool, base_url: str | None = None) -> None:
     """Put the files of ``task`` into its folder in ``root``; do nothing if they are there. Raises InputError.
 
-    A folder that has some of the files is left alone: those fetched might not belong to those that are there.
+    If the folder has some of the files, nothing is fetched, since the fetched files might not belong to them.
     """
     source = SOURCES[task]
     if not _missing(root, source):
@@ -172,24 +172,24 @@ def _missing(root: Path, source: Source) -> list[str]:
 
 
 def _addresses(task: str) -> list[tuple[str, str, str]]:
-    """Return place on the site, name and sha256 of each official file of ``task``."""
+    """Return the path on the site, the name and the sha256 of each official file of ``task``."""
     if task == "mrpc":  # GLUE may not redistribute its rows
         return [("senteval/senteval_data", *MRPC_TRAIN), ("glue/data", *MRPC_DEV_IDS)]
     return [("glue/data", SOURCES[task].archive, SOURCES[task].sha256)]
 
 
 def _unpack(root: Path, source: Source) -> None:
-    """Unpack the archive, and move those of its files into place that are missing."""
+    """Unpack the archive, and move its files into place where they are missing."""
     with unpacked(root / source.archive, MAX_BYTES) as content:
         for stem in source.rows:
-            # Not below: the archive also has the files that GLUE's were made from
+            # Not in subfolders: the archive also has the original files that GLUE's were made from
             found = [path for path in sorted(content.glob(f"[!_.]*/{stem}.tsv")) if path.is_file()]
             require(bool(found), f"{root / source.archive} contains no {stem}.tsv: delete it and start again")
             place(found[0], root / source.folder / found[0].name)
 
 
 def _split_mrpc(root: Path) -> None:
-    """Write train.tsv and dev.tsv from Microsoft's training rows and GLUE's list of the pairs that are for dev."""
+    """Write train.tsv and dev.tsv from Microsoft's training rows and GLUE's list of the development pairs."""
     rows, dev_ids = root / MRPC_TRAIN[0], root / MRPC_DEV_IDS[0]
     header, *lines = read_lines(rows, UTF8)["line"]
     pairs = {tuple(line.split("\t")[:2]) for line in read_lines(dev_ids, UTF8)["line"]}
@@ -217,7 +217,7 @@ def read(file: Path, task: str) -> tuple[list[list[str]], Tensor]:
     cells = pl.col("line").str.split("\t").list
     rows = lines[not source.columns :].with_columns(cells.get(at, null_on_oob=True).alias(f"{at}") for at in places)
     label = pl.col(f"{places[-1]}").str.strip_chars()
-    if source.skip_short:  # but for the last one: the file would be cut off
+    if source.skip_short:  # except the last one, which would mean that the file is cut off
         rows = rows.filter((cells.len() > max(places)) | (pl.col("number") == lines["number"][-1]))
     if source.classes:
         labels, accepted = (

@@ -1,4 +1,4 @@
-"""The machine's memory: data that cannot fit is refused before it is made."""
+"""Refuse data that cannot fit into the machine's memory, before they are made."""
 
 from __future__ import annotations
 

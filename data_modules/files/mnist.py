@@ -19,7 +19,7 @@ from .reading import read_bytes, read_gzip
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
-MAX_BYTES = 500_000_000  # of a file
+MAX_BYTES = 500_000_000  # largest file
 IMAGES, LABELS = 2051, 2049  # the numbers that files of images and of labels begin with
 
 
@@ -53,7 +53,7 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 def read_idx(file: Path, magic: int, shape: Sequence[int] = ()) -> Tensor:
     """Return the entries ``[N, *shape]`` (uint8) of a file: big-endian 32-bit numbers, then one byte a value.
 
-    The numbers are ``magic``, N and ``shape``. Raises InputError if they are others, or do not fit the file's length.
+    The numbers must be ``magic``, N and ``shape``. Raises InputError if they are not, or if the length does not fit.
     """
     content = read_bytes(file)
     header = 4 * (2 + len(shape))

@@ -25,7 +25,7 @@ PARTS = ("images_background", "images_evaluation")
 def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str | None = None) -> None:
     """Put the alphabets ``wanted`` into ``folder``; do nothing if they are there. Raises InputError.
 
-    Missing alphabets are looked up in one archive after the other; an archive that is already in ``folder`` goes first.
+    Missing alphabets are looked up in one archive after the other, beginning with archives that are in ``folder``.
     """
     if not _missing(folder, wanted):
         return

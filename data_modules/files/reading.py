@@ -1,4 +1,4 @@
-"""Read local files that may be missing, of another kind, unreadable, damaged or far too large."""
+"""Read local files, with clear errors if one is missing, not a regular file, unreadable, damaged or too large."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHUNK = 1 << 20  # bytes
 def regular_size(path: Path, option: str = "") -> int:
     """Return the size of the file ``path`` in bytes.
 
-    Raises InputError if it is missing, a folder, or a pipe or device, whose reading might never end; ``option`` is the
-    option that names the file in messages.
+    Raises InputError if it is missing, a folder, or a pipe or device, which might be endless; ``option`` is the option
+    that names the file in messages.
     """
     here = f"{option}={path}" if option else str(path)
     try:
@@ -75,7 +75,7 @@ def as_lines(text: str, file: Path) -> pl.DataFrame:
 
 
 def read_lines(file: Path, encoding: str = "latin-1", limit: int | None = None) -> pl.DataFrame:
-    """Return the lines of a text file, or of one that is packed by gzip, as ``as_lines``."""
+    """Read a text file, which may be compressed by gzip, and return its lines in the format of ``as_lines``."""
     raw = read_gzip(file, limit) if file.suffix == ".gz" else read_bytes(file, limit)
     try:
         return as_lines(raw.decode(encoding), file)
@@ -85,7 +85,7 @@ def read_lines(file: Path, encoding: str = "latin-1", limit: int | None = None) 
 
 
 def checked(lines: pl.DataFrame, good: pl.Expr, file: Path, expected: str, skipped: float = 0.0) -> pl.DataFrame:
-    """Return the ``lines`` that are ``good``; raise InputError if more than the share ``skipped`` are not."""
+    """Return the ``good`` lines; raise InputError if more than the share ``skipped`` of the ``lines`` is bad."""
     bad = lines.filter(good.fill_null(False).not_())
     if not len(bad):
         return lines

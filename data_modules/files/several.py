@@ -1,4 +1,4 @@
-"""Find the files of a table that is one file, a folder of files, or those that a pattern matches."""
+"""Find the files of a table, given as one file, a folder or a pattern."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PATTERN = "*?["  # a path that does not exist and contains one of these is a pat
 def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """Return the regular files that ``path`` stands for, sorted by name.
 
-    These are the file ``path`` itself; or those in the folder ``path`` whose names end with one of ``suffixes``, but
-    for hidden ones; or those that the pattern ``path`` matches, as in ``visits/*.parquet``. ``option`` is the option
-    that names them in messages. Raises InputError if there are none, or if they have different formats.
+    ``path`` is a file; a folder, which stands for its files with one of the ``suffixes``, except hidden ones; or a
+    pattern such as ``visits/*.parquet``. ``option`` is the option that names the files in messages. Raises InputError
+    if there is no file, or if formats differ.
     """
     here = f"{option}={path}" if option else str(path)
     if is_folder(path):

@@ -17,7 +17,7 @@ from .reading import quote, read_bytes, repair
 logger = logging.getLogger(__name__)
 
 SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
-MISPLACED = 0.01  # the largest share of questions that are left out because an answer is not at its place
+MISPLACED = 0.01  # the largest share of questions that may be left out because an answer's position is wrong
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Question:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """Where the first of the answers begins and ends in ``context``; None if there is none."""
+        """The first and last position of the first answer in ``context``; None if there is no answer."""
         return next(((start, start + len(text)) for text, start in self.answers), None)
 
 
@@ -100,7 +100,7 @@ def prepare(root: Path, download: bool, base_url: str | None = None) -> None:
 def read(file: Path) -> list[Question]:
     """Return the questions of a file. Raises InputError, which names the first bad article or question.
 
-    Questions with an answer that is not at its place are left out if they are few.
+    A few questions with a wrong position of an answer are left out.
     """
     try:
         content = Content.model_validate_json(read_bytes(file), strict=True)

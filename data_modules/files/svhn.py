@@ -22,7 +22,7 @@ FORMAT = 1  # of the cache; increase it when the content changes
 Part = Literal["train", "extra", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 SIDE = 32
-MAX_BYTES = 3_000_000_000  # of a file; the largest official one has 1.3 GB
+MAX_BYTES = 3_000_000_000  # largest file; the largest official one has 1.3 GB
 
 
 def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:

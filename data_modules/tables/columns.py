@@ -17,14 +17,14 @@ from ..files.reading import quote
 
 logger = logging.getLogger(__name__)
 
-FILE = "\0file"  # column of a table of several files that says which one a row is from, for messages
+FILE = "\0file"  # column with the file of each row, if a table has several files; for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
 
 
 @dataclass
 class BadCells:
-    """Count, by column, the cells that are taken for missing values; ``report`` gives one warning for each column."""
+    """Count by column the bad cells that become missing values; ``report`` logs one warning for each column."""
 
     found: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ class BadCells:
     def handle(
         bad: BadCells | None, frame: pl.DataFrame, name: str, where: str, parsed: pl.Series, accepted: str
     ) -> None:
-        """Count the cells that are not empty but null in ``parsed``, or raise InputError if there is no ``bad``."""
+        """Count the nonempty cells that are null in ``parsed``; if ``bad`` is None, raise InputError instead."""
         wrong = (frame[name].is_not_null() & parsed.is_null()).arg_true()
         if not len(wrong):
             return
@@ -82,7 +82,7 @@ def parse(column: pl.Series) -> pl.Series:
 
 
 def named(frame: pl.DataFrame) -> list[str]:
-    """Return the columns of the table itself: without those that only say where a row is from."""
+    """Return the columns of the table itself, without the columns that record the origin of a row."""
     return [name for name in frame.columns if name not in (ROW, FILE)]
 
 

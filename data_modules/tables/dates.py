@@ -16,14 +16,14 @@ ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"
 
 
 def is_date(column: pl.Series) -> bool:
-    """Return whether the type of a column is that of dates, with or without times."""
+    """Return whether a column has a date or datetime type."""
     return column.dtype == pl.Date or isinstance(column.dtype, pl.Datetime)
 
 
 def parse_dates(column: pl.Series) -> pl.Series:
     """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
 
-    Text is read as ISO 8601. Time zones are left out: what counts is the time on the clock of the place.
+    Text is read as ISO 8601. Time zones are dropped, so that times are local.
     """
     name, kind = column.name, column.dtype
     if isinstance(kind, pl.Datetime):
@@ -59,5 +59,5 @@ def parts_of(column: pl.Series, newest: datetime) -> list[pl.Series]:
 
 
 def part_names(column: str) -> list[str]:
-    """Return what the parts of a column of dates are called, the age last."""
+    """Return the names of the parts of a column of dates, the age last."""
     return [f"{column} {part}" for part in (*PARTS, AGE)]

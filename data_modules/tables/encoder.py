@@ -1,4 +1,4 @@
-"""Turn the rows of a table into the inputs of a network: learnt from the training rows, then always the same."""
+"""Turn the rows of a table into the inputs of a network, with an encoding learnt from the training rows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ LISTED = 20  # columns that a message lists
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """What the training rows teach about each column.
+    """The encoding of each column, learnt from the training rows.
 
-    ``categorical``: the vocabulary of each categorical column, ``numeric``: the scaling of each numeric one; the parts
-    of dates are such columns too, see ``part_names``. ``dates``: the newest date of each column of dates.
-    ``elements``: the vocabulary of each column of lists. ``on_bad``: "missing" if cells that are no number or date are
-    missing values, which ``bad`` counts; "error" if they raise InputError.
+    ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
+    include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
+    the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
+    not becomes a missing value, which ``bad`` counts; with "error" it raises InputError.
 
-    ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from one, so
-    cells of ``null_values`` are empty in any rows.
+    ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
+    file, so cells that equal one of ``null_values`` are empty in all rows.
     """
 
     categorical: MutableMapping[str, Vocabulary]
@@ -81,7 +81,7 @@ class TableEncoder:
 
     @property
     def lists(self) -> dict[str, str]:
-        """The columns whose cells are lists, and what separates the elements where a cell is text."""
+        """The columns whose cells are lists, with the separator of the elements in cells that are text."""
         return {name: elements.separator for name, elements in self.elements.items()}
 
     @property
@@ -93,12 +93,12 @@ class TableEncoder:
         return specs | ({NUMERIC: Numeric(width)} if width else {})
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
-        """Return the inputs of the rows of ``frame``: ``[N]``, of lists ``[N, length]``, and numbers ``[N, width]``.
+        """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]`` and numbers ``[N, width]``.
 
-        Categories that the training rows do not have get id 0, like those that were too rare. An empty cell is a
-        category of its own, the mean, or an empty list. A cell does not depend on other rows. Raises InputError
-        for a missing column. Unless ``on_bad`` is "missing", it also does for a cell that cannot be read as a number
-        or date; the message names the row.
+        Categories that are unknown or rare in the training rows get id 0. An empty cell becomes a category of its own,
+        the mean, or an empty list. The result for a row does not depend on other rows. Raises InputError for a missing
+        column and, unless ``on_bad`` is "missing", for a cell that cannot be read as a number or date; the message
+        names the row.
         """
         frame = numbered(frame)
         check_columns(named(frame), self.columns, where)
@@ -116,7 +116,7 @@ class TableEncoder:
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield the rows of a file in blocks, and the share of the file that is read; then report bad cells."""
+        """Yield blocks of the rows of a file, each with the share of the file read so far; then report bad cells."""
         try:
             yield from read_blocks(path, self.separator, self.null_values)
         finally:
@@ -176,7 +176,7 @@ def numbered(frame: pl.DataFrame) -> pl.DataFrame:
 def check_columns(
     there: Sequence[str], columns: Sequence[str], where: str, end: str = ", which the network reads"
 ) -> None:
-    """Raise InputError, which names them and the columns that are ``there``, if some of ``columns`` are not."""
+    """Raise InputError if some ``columns`` are not ``there``; the message names the missing and the given columns."""
     missing = [name for name in columns if name not in there]
     near = difflib.get_close_matches(missing[0], there, 1) if len(missing) == 1 else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -17,7 +17,7 @@ from .lists import is_list
 Kind = Literal["categorical", "numeric", "date", "list", "free text"]
 OnBad = Literal["error", "missing"]
 
-NEARLY = 0.9  # a text column with at least this share of numbers, or dates, is taken for those with mistakes
+NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
 WORDS = 3.0  # free text has more words than this in a cell, on average,
 DISTINCT = 0.5  # and more than this share of its cells are distinct
@@ -25,12 +25,12 @@ DISTINCT = 0.5  # and more than this share of its cells are distinct
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says about the columns: the names of those whose kind is given, and how to read them.
+    """The user's options for columns: the columns whose kind is given, and how to read them.
 
-    ``lists``: the separator of each column whose cells are lists, "" if they are no text. ``min_count``: how many
-    training rows a category needs for an id of its own. ``max_length``: the most elements of a list that are read,
-    None: as many as the longest list of the training rows has. ``on_bad``: what becomes of a cell that cannot be read
-    as a number or date, an error or a missing value.
+    ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``min_count``: the
+    number of training rows that a category needs for its own id. ``max_length``: the number of elements that are read
+    from a list; None: the length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be
+    read as a number or date is an error or a missing value.
     """
 
     categorical: Collection[str] = ()
@@ -41,7 +41,7 @@ class Given:
     max_length: int | None = None
     on_bad: OnBad = "error"
 
-    NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists")  # those that name columns
+    NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists")  # fields that name columns
 
     @property
     def columns(self) -> list[str]:
@@ -49,7 +49,7 @@ class Given:
         return [name for option in self.NAMING for name in getattr(self, option)]
 
     def kind(self, column: pl.Series) -> Kind | None:
-        """Return the kind that is given for ``column`` or follows from its type; None if its cells have to say."""
+        """Return the kind of ``column`` that is given or follows from its type; None if it depends on the cells."""
         kinds: dict[Kind, Collection[str]] = {
             "categorical": self.categorical,
             "numeric": self.numeric,
@@ -83,10 +83,10 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
 def kind_of(name: str, table: pl.DataFrame, on_bad: OnBad, first: Callable[[Parse], str]) -> Kind:
     """Return the kind of a column of texts or numbers from its distinct values, in the columns value and count.
 
-    Categories are text, and whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average. Text is
-    a date if all cells are, and free text if it is long and its cells are nearly all distinct. Raises InputError for
-    text that is mostly numbers or dates, unless ``on_bad`` makes the rest missing values, or categories if the numbers
-    are. ``first`` describes the first cell that cannot be parsed, for the message.
+    Categories are text, or whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average. A text
+    column holds dates if all its cells are dates, and free text if cells are long and nearly all distinct. For text
+    that is mostly numbers or dates, InputError is raised, unless ``on_bad`` makes the other cells missing values, or
+    the numbers are categories. ``first`` describes the first cell that cannot be parsed, for the message.
     """
     table = table.drop_nulls("value")
     values, filled = table["value"], int(table["count"].sum())

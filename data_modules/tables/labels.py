@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
 LIGHTEST = 1e-9  # the smallest weight of positive rows
-LARGEST = 1e18  # of a regression's labels: the squares of much larger ones overflow in float32
+LARGEST = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 Cell = str | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
@@ -38,10 +38,10 @@ class Reading(Model):
     network predicts them with mean 0 and standard deviation 1 over the labelled training rows, and metrics are in the
     units of the column. Values are sorted as numbers if all are numbers, else as text.
 
-    ``metrics``: names of those to report, the main one first; none: those that fit the kind. ``pos_weight`` multiplies
-    the loss of the positive rows of a binary task, "balanced": by negatives / positives among the labelled training
-    rows. ``class_weights`` multiply that of the rows of each class that they name, "balanced": by N / (C * N_c) for a
-    class with N_c of the N labelled training rows. Metrics are without these weights.
+    ``metrics``: the metrics to report, the main one first; by default they follow from the kind. ``pos_weight``
+    multiplies the losses of the positive rows of a binary task; "balanced" means negatives / positives among the
+    labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
+    N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
     """
 
     kind: Literal["binary", "multiclass", "regression"]
@@ -54,7 +54,7 @@ class Reading(Model):
 
 
 class LabelOptions(Reading):
-    """The labels of a task are in a ``column``, by default the one of the task's name."""
+    """The options of a task's labels; ``column`` is by default the column with the task's name."""
 
     column: Name | int | None = None
 
@@ -89,13 +89,13 @@ class Labels(LabelOptions):
         return Labels(**{**dict(given), "name": name, "column": column, "metrics": metrics})
 
     def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
-        """Return the TaskSpec that follows from the training rows, with the names of the classes. Raises InputError."""
+        """Learn the TaskSpec, with the names of the classes, from the training rows. Raises InputError."""
         found = self.collector()
         self.collect(found, train, where)
         return self.conclude(found, where)
 
     def collector(self) -> Counts | Moments:
-        """Return what ``collect`` fills: from training rows, all at once or in blocks."""
+        """Return an empty collection, which ``collect`` fills from training rows, all at once or in blocks."""
         return Moments() if self.kind == "regression" else Counts()
 
     def collect(self, found: Counts | Moments, frame: pl.DataFrame, where: str) -> None:
@@ -104,7 +104,7 @@ class Labels(LabelOptions):
         found.add(frame[self.column] if isinstance(found, Counts) else self.numbers(frame, where))
 
     def conclude(self, found: Counts | Moments, where: str) -> TaskSpec:
-        """Return the TaskSpec that follows from all labels of the training rows. Raises InputError."""
+        """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError."""
         if isinstance(found, Counts):
             return self._of_classes(found, where)
         self._require_labels(found.count, where)
@@ -134,8 +134,8 @@ class Labels(LabelOptions):
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
 
-        They are float32 (binary), float64 (regression), with NaN for a missing one, or int64 (multiclass), with -100.
-        Raises InputError, which names the first bad cell.
+        They are float32 (binary) or float64 (regression) with NaN for a missing label, or int64 (multiclass) with -100
+        for a missing label. Raises InputError, which names the first bad cell.
         """
         self._check_type(frame, where)
         if self.kind == "regression":
@@ -147,7 +147,7 @@ class Labels(LabelOptions):
         check_type(frame[self.column], where, f", as it holds the labels of task {self.name!r}")
 
     def _weights_of(self, classes: list[str], counts: list[int], here: str) -> tuple[float, ...]:
-        """Return the weight of each class, which has ``counts`` training rows; () if all are 1."""
+        """Return the weights of the ``classes``, which have ``counts`` training rows; () if all weights are 1."""
         if self.class_weights is None:
             return ()
         if isinstance(self.class_weights, str):

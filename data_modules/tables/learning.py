@@ -1,9 +1,9 @@
-"""Learn vocabularies, scales and classes from training rows: all at once, or in blocks that pass by.
+"""Learn vocabularies, scales and classes from training rows: all at once, or block by block.
 
-Two passes read what they need and no other column: the first counts values, which says what a column holds; the second
-measures the numbers and the dates. Rows in memory are a single block. Memory grows with the number of distinct values
-of the columns that are, or may still turn out to be, categorical. polars' own streaming engine would add numbers up in
-an order that depends on its threads; here two processes, or a run and its repetition, learn the same digits.
+There are two passes, which read only the columns that they need. The first counts values, to find the kind of each
+column; the second measures numbers and dates. Rows in memory are a single block. Memory grows with the number of
+distinct values in columns that are or may be categorical. polars' own streaming engine is not used, since it adds
+numbers in an order that depends on its threads; here all processes and repeated runs learn exactly the same values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
 
 @dataclass
 class Column:
-    """What is known of an input column so far; ``kind`` is None as long as its cells have to say it.
+    """The current knowledge about an input column; ``kind`` is None until it can be inferred from the cells.
 
-    ``rows``: how many the training has. ``empty``: texts that count as no element of a list.
+    ``rows``: the number of training rows. ``empty``: texts that do not count as elements of a list.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Column:
             if self.kind is None and column.dtype.is_numeric():
                 values = parse(column)
                 few = self.counts.fewest * ROWS_PER_VALUE <= self.rows + ROWS_PER_VALUE
-                if not (few and bool((values == values.round()).all())):  # ``kind_of`` could say nothing else
+                if not (few and bool((values == values.round()).all())):  # cannot be categorical
                     self.kind, self.counts = "numeric", Counts()
 
     def _note(self, parsed: pl.Series) -> None:
@@ -121,7 +121,7 @@ class Column:
         self.moments.add(age.fill_null(float("nan")))
 
     def teach(self, encoder: TableEncoder, blocks: Blocks, where: str) -> str:
-        """Enter what is learnt into ``encoder``; return what the column is, for the console."""
+        """Add the learnt encoding to ``encoder``; return a description of the column for the console."""
         name = self.name
         if not self.varies:
             return f"{name} left out: constant in the training rows"
@@ -154,7 +154,7 @@ class Column:
         return f"{name}: {vocabulary.size - 1} categories"
 
     def _vocabulary(self, counts: Counts) -> Vocabulary:
-        """Return the categories that enough training rows have, in sorted order."""
+        """Return the categories with enough training rows, in sorted order."""
         table = counts.table()
         text = table.select(value=as_text(table["value"]).fill_null(MISSING), count="count")
         sums = text.group_by("value").agg(pl.col("count").sum())
@@ -182,10 +182,10 @@ def learn(
     given: Given,
     **reading: Any,
 ) -> tuple[TableEncoder, list[TaskSpec]]:
-    """Return the encoder of ``columns`` and the tasks that follow from the ``rows`` training rows.
+    """Learn the encoder of ``columns`` and the tasks from the training rows, of which there are ``rows``.
 
-    Columns that are constant there, and those of free text, are left out. ``where`` names the table in messages;
-    ``reading``: separator, null_values and from_text. Raises InputError.
+    Constant columns and free text are left out. ``where`` names the table in messages; ``reading``: separator,
+    null_values and from_text. Raises InputError.
     """
     encoder = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
     bad = encoder.bad if given.on_bad == "missing" else None

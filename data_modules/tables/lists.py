@@ -19,10 +19,10 @@ PADDING, UNKNOWN = 0, 1  # the first ids
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of the lists of the training rows, with ids from 2; the others have id 1, and id 0 fills the rows.
+    """The vocabulary of the lists in the training rows, with ids from 2; id 1 is unknown, and id 0 is padding.
 
-    Of a longer list the first ``length`` elements are read. ``separator``: what separates the elements where a cell is
-    text, "" if a cell is a list.
+    Only the first ``length`` elements of a list are read. ``separator``: the separator of the elements if a cell is
+    text; "" if a cell is a list.
     """
 
     vocabulary: Vocabulary
@@ -57,7 +57,7 @@ def is_category(kind: object) -> bool:
 
 
 def listed(column: pl.Series, separator: str, empty: Sequence[str]) -> pl.Series:
-    """Return each cell as a list of texts without empty ones and those of ``empty``; null for an empty cell."""
+    """Return each cell as a list of texts, without empty texts and texts in ``empty``; null for an empty cell."""
     if isinstance(column.dtype, pl.Array):
         column = column.arr.to_list()
     if not isinstance(column.dtype, pl.List):

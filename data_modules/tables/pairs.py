@@ -76,13 +76,13 @@ class PairEncoder:
         return self.columns
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
-        """Return the ids ``[N]`` by input. Raises InputError for a missing column, and for a user or item not known."""
+        """Return the ids ``[N]`` by input. Raises InputError for a missing column and for an unknown user or item."""
         check_columns(named(frame), self.columns, where)
         frame = numbered(frame)
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield the rows of a file in blocks, and the share of the file that is read."""
+        """Yield blocks of the rows of a file, each with the share of the file read so far."""
         return read_blocks(path, ",", [""])
 
     def state(self) -> dict[str, Any]:

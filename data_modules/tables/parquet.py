@@ -1,4 +1,4 @@
-"""Read ranges of rows of Parquet files, as if these were one table, in memory that does not grow with the files."""
+"""Read ranges of rows of Parquet files as one table, in memory that does not grow with the files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..files.several import files_of
 from .reading import as_read, check_alike, check_names, unreadable_parquet
 
 SUFFIX = ".parquet"
-SAMPLES = 16  # places of a file that its digest covers, besides the footer
-SAMPLE = 1 << 16  # bytes at each of them
+SAMPLES = 16  # samples of a file in its digest, besides the footer
+SAMPLE = 1 << 16  # bytes of a sample
 TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and PAR1
 
 
 @dataclass(frozen=True)
 class Block:
-    """``count`` rows of a file from row ``start``, counted from 0; ``first``: the same row, counted in all files."""
+    """``count`` rows of a file from row ``start``, counted from 0; ``first`` is the number of this row in all files."""
 
     path: Path
     start: int
@@ -37,7 +37,7 @@ class Block:
 class ParquetRows:
     """The rows of several Parquet files with the same columns, one file after the other.
 
-    ``stamps``: what ``_stamp`` returned for each file at first. ``here`` names them all in messages.
+    ``stamps``: the first result of ``_stamp`` for each file. ``here`` names all files in messages.
     """
 
     here: str
@@ -46,9 +46,9 @@ class ParquetRows:
 
     @staticmethod
     def of(path: Path, option: str) -> ParquetRows:
-        """Return the rows of a file, of all ``.parquet`` files in a folder, or of those that a pattern names.
+        """Return the rows of a file, of all ``.parquet`` files in a folder, or of all files that a pattern matches.
 
-        ``option`` names the path in messages. Raises InputError if there are none, and if one is of another format.
+        ``option`` names the path in messages. Raises InputError if there is no file, or one of another format.
         """
         paths = parquet_files(path, option)
         return ParquetRows(f"{option}={path}", paths, {file: _stamp(file) for file in paths})
@@ -79,7 +79,7 @@ class ParquetRows:
     def read(self, block: Block, columns: Sequence[str]) -> pl.DataFrame:
         """Return ``columns`` of the rows of a block, numbered in ``ROW`` as in their file.
 
-        Raises InputError, also if the file has changed: its rows would be others than those that were counted.
+        Raises InputError, also if the file has changed since its rows were counted.
         """
         require(
             _stamp(block.path) == self.stamps[block.path],

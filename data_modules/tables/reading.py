@@ -23,9 +23,9 @@ from ..files.reading import quote, regular_size
 from ..files.several import SUFFIXES, files_of, is_several
 from .columns import FILE
 
-LISTED = 10  # differences, and columns of each, that a message lists
-BYTES = 1 << 23  # of text in a block
-ROWS = 1 << 16  # of a Parquet file in a block
+LISTED = 10  # differences, and columns of each difference, in a message
+BYTES = 1 << 23  # bytes of a text file in a block
+ROWS = 1 << 16  # rows of a Parquet file in a block
 QUOTE, LINE_FEED, BOM = ord('"'), ord("\n"), codecs.BOM_UTF8
 
 
@@ -58,8 +58,8 @@ def read_table(path: Path, separator: str, null_values: Sequence[str], option: s
 def read_tables(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
     """Return the rows of a file, or of all files of a folder or a pattern, one after the other; see ``files_of``.
 
-    Of several files, the column ``FILE`` says which one a row is from, and ``ROW`` numbers the rows of each. Raises
-    InputError as ``read_table`` does, and if the files have different columns.
+    If there are several files, the column ``FILE`` names the file of each row, and ``ROW`` numbers the rows of each
+    file. Raises InputError as ``read_table`` does, and if the files have different columns.
     """
     files = files_of(path, option)
     if not is_several(path):
@@ -96,10 +96,10 @@ def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.Da
 def read_blocks(
     path: Path, separator: str, null_values: Sequence[str], option: str = ""
 ) -> Iterator[tuple[pl.DataFrame, float]]:
-    """Yield the rows of a file as ``read_table`` returns them, in blocks, and the share of the file that is read.
+    """Yield the rows of a file in blocks like the result of ``read_table``, with the share of the file read so far.
 
-    The column ``ROW`` numbers the rows of the whole file. Raises InputError as ``read_table`` does, at the block where
-    a mistake is.
+    The column ``ROW`` numbers the rows of the whole file. Raises InputError as ``read_table`` does, at the block with
+    the mistake.
     """
     check_file(path, option)
     blocks = _parquet(path) if path.suffix == ".parquet" else _text(path, separator, null_values)
@@ -111,7 +111,7 @@ def read_blocks(
 
 
 def check_file(path: Path, option: str) -> None:
-    """Raise InputError unless ``path`` is a regular file of a format that is read, and not empty."""
+    """Raise InputError unless ``path`` is a regular, nonempty file of a known format."""
     size = regular_size(path, option)
     require(path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
     require(size > 0, f"{path} is empty")
@@ -138,7 +138,7 @@ def unreadable_parquet(path: Path, error: BaseException) -> InputError:
 
 
 def as_read(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of a Parquet file with NaN as empty cells."""
+    """Return the rows of a Parquet file with NaN replaced by empty cells."""
     return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[tuple[bytes, float]]:
                 rows, wanted = rest[:end].rstrip(b"\r\n"), BYTES
                 if not rows:
                     continue
-                # Empty lines at the end of a file are no rows: what follows decides whether these are at its end
+                # Empty lines at the end of a file are not rows; the next bytes tell whether these are at the end
                 feed = rest.index(b"\n", len(rows)) + 1
                 rest = rest[feed:]
                 yield rows, file.tell() / size
@@ -188,7 +188,7 @@ def _rows(path: Path) -> Iterator[tuple[bytes, float]]:
 
 
 def _end_of_rows(buffer: bytes) -> int:
-    """Return the end of the last row that is whole: behind a line feed outside quotes; 0 if there is none."""
+    """Return the end of the last complete row, after a line feed outside quotes; 0 if there is none."""
     if b'"' not in buffer:
         return buffer.rfind(b"\n") + 1
     symbols = np.frombuffer(buffer, np.uint8)
@@ -200,9 +200,9 @@ def _end_of_rows(buffer: bytes) -> int:
 def _parsed(raw: bytes, path: Path, separator: str, null_values: Sequence[str], skipped: int) -> pl.DataFrame:
     """Return the rows of the text ``raw``, which begins with the names of the columns and ends without a line feed.
 
-    polars reads them, but fills a line that is too short. So the cells are counted: in text without quotes all at once,
-    since one line too long, which polars refuses, would have to make up for one too short; else line by line. The line
-    of a mistake is only looked for if there is one. ``skipped``: see ``_check_cells``.
+    polars refuses a line that is too long, but silently fills one that is too short. Therefore the cells are counted:
+    in text without quotes the separators of all lines together, otherwise line by line. The line of a mistake is
+    searched for only if there is one. ``skipped``: see ``_check_cells``.
     """
     first, mark = raw.partition(b"\n")[0], separator.encode()
     even = raw.count(mark) == first.count(mark) * (raw.count(b"\n") + 1)
@@ -224,7 +224,7 @@ def _parsed(raw: bytes, path: Path, separator: str, null_values: Sequence[str], 
 
 
 def _check_cells(raw: bytes, path: Path, separator: str, skipped: int) -> list[str]:
-    """Return the names of the columns. Raises InputError, which names the first line that is no row of them.
+    """Return the names of the columns. Raises InputError, which names the first line with a wrong number of cells.
 
     ``skipped``: the number of lines of the file between the first line and the others of ``raw``, for messages.
     """
@@ -271,7 +271,7 @@ def _decoded(raw: bytes, path: Path, skipped: int = 0) -> str:
 
 
 def _in_file(line: int, skipped: int) -> int:
-    """Return the number in the file of a line of a block, which begins with the first line of the file."""
+    """Convert the number of a line in a block, which repeats the header, to its number in the file."""
     return line + skipped if line > 1 else line
 
 

@@ -1,4 +1,4 @@
-"""Counts of values, and moments of numbers, of rows that may pass by in blocks."""
+"""Counts of values and moments of numbers, accumulated over blocks of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-FEW = 1 << 16  # distinct values that are not worth merging
+FEW = 1 << 16  # up to this many pending values are not worth merging
 
 
 class Counts:
@@ -15,7 +15,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.parts: list[pl.DataFrame] = []
-        self.merged, self.pending = 0, 0  # values in the first part, and in the others
+        self.merged, self.pending = 0, 0  # number of values in the first part, and in the other parts
 
     def add(self, column: pl.Series) -> None:
         if column.dtype in (pl.Categorical, pl.Enum):
@@ -28,7 +28,7 @@ class Counts:
 
     @property
     def fewest(self) -> int:
-        """A number of distinct values that there are at least."""
+        """A lower bound of the number of distinct values."""
         return max(self.merged, len(self.parts[-1]))
 
     def table(self) -> pl.DataFrame:

@@ -28,7 +28,7 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Return the F1 of the words of ``answer`` among those of ``gold``; if one has no words, whether they are equal."""
+    """Return the F1 of the words of ``answer`` and ``gold``; if one has no words, 1 if both have none, else 0."""
     found, right = words(answer), words(gold)
     if not found or not right:
         return float(found == right)
@@ -54,14 +54,12 @@ class AnswerScorer:
     def answers(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[int, str]:
         """Return the answer to each question that is in ``rows [N]``, "" for none; arguments as in ``score``.
 
-        It is the best one of the question's rows. There is none if the lowest score of having none is at least that of
-        the best answer: a row without the answer says rightly that it has none.
+        The answer is the best one in all rows of the question. It is "" if the lowest score of having no answer is at
+        least the score of the best answer: the lowest, since rows without the answer rightly score high.
         """
         best: dict[int, tuple[float, int, int]] = {}
         nothing: dict[int, float] = {}
-        order = (
-            rows.argsort()
-        )  # so that, of equal scores, the first row's wins, however rows were spread over processes
+        order = rows.argsort()  # so that the first row wins a tie, independently of the processes
         questions = self.windows.question[rows]
         characters = self.windows.characters[(spans + self.windows.shift[rows][:, None]).clamp(min=0)]  # [N, 2, 2]
         ends = characters[:, 0, 0], characters[:, 1, 1]

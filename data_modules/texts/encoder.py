@@ -29,7 +29,7 @@ def require_extra(*packages: str) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer (``tokenizers.Tokenizer``); its ids are below ``vocab``, ``pad`` is that of padding."""
+    """A tokenizer (``tokenizers.Tokenizer``); its ids are below ``vocab``, and ``pad`` is the id of padding."""
 
     tokenizer: Any
     vocab: int
@@ -113,7 +113,7 @@ class Encoder:
 
 
 def _reset(tokenizer: Any) -> None:
-    """Make a tokenizer neither pad nor cut, and take "[PAD]" in a text for text, which it does not store."""
+    """Switch off padding and truncation, and read "[PAD]" in a text as text; the tokenizer stores none of these."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True

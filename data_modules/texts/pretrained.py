@@ -12,7 +12,7 @@ from ..files.reading import quote
 from .encoder import Encoder
 
 ANSWER = 3.0  # seconds in which the hub has to answer
-FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # one of which a tokenizer's folder has
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # a tokenizer's folder has at least one of these
 OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
 
 
@@ -38,7 +38,7 @@ def load(name: str) -> Encoder:
 
 
 def _read(name: str | Path, local: bool = True) -> Any:
-    """Return the tokenizer, or the error why there is none."""
+    """Return the tokenizer, or the error that prevents loading it."""
     from transformers import AutoTokenizer
 
     try:

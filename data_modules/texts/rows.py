@@ -1,4 +1,4 @@
-"""Rows of texts: as text with labels, and as tokens, each row with as many as it has."""
+"""Rows of texts: as text with labels, and as tokens in rows of different lengths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Texts:
         """Return a digest of the texts; the labels do not count."""
         found = hashlib.sha256()
         for column in (self.first, self.second or []):
-            # With their lengths, so that texts cannot be confused with others that are cut elsewhere
+            # With their lengths, so that texts with other boundaries have another digest
             found.update("".join(f"{len(text)}:{text}" for text in column).encode("utf-8", "surrogatepass"))
             found.update(b"|")
         return found.hexdigest()
@@ -46,7 +46,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class RaggedRows:
-    """Rows of tokens of different lengths; stands where the ``Batch`` of a task stands otherwise.
+    """Rows of tokens of different lengths, used in place of the ``Batch`` of a task.
 
     ``tokens``: the ids of all rows one after the other, int32. Row r has ``tokens[offsets[r] : offsets[r + 1]]``, of
     which the first ``boundary[r]`` are segment 0; ``offsets [N + 1]`` int64, ``boundary [N]`` int32.

@@ -17,7 +17,7 @@ from .rows import Texts
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the vocabulary; increase it when another one results
+FORMAT = 2  # of the vocabulary; increase it when the result changes
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of the pieces that continue a word
 FILE = "tokenizer.json"

@@ -21,7 +21,7 @@ FORMAT = 1  # of the tensors; increase it when the content changes
 
 @dataclass(frozen=True)
 class Windows:
-    """R rows ``[CLS] question [SEP] part of its context [SEP]``, those of a question one after the other.
+    """R rows ``[CLS] question [SEP] part of its context [SEP]``; the rows of a question are consecutive.
 
     ``tokens``, ``offsets [R + 1]``, ``boundary [R]``: as in ``RaggedRows``. ``question [R]``: the index of the question
     of each row; ``context [R, 2]``: the first and the last token of the context in the row. Token j of row r is token
@@ -46,7 +46,7 @@ class Windows:
         an answer has no answer. One without a token, such as a lone space, is a missing label.
         """
         given = torch.tensor([answer or (0, 0) for answer in answers], dtype=torch.int64)  # [Q, 2]
-        # Move the characters of each context behind those of the one before: so a single search finds all tokens
+        # Shift the characters of each context past those of the previous one, so that one search finds all tokens
         length = int(max(given.max(), self.characters.max() if len(self.characters) else 0)) + 1
         owner = torch.repeat_interleave(self.sizes)  # [M]
         begins, ends = (self.characters + length * owner[:, None]).t().contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 LINES = ["-", "--", "-.", ":"]
 _MOST_TASKS = 16  # further tasks get no panel
-_MOST_TICKS = 32  # that name an expert each
+_MOST_TICKS = 32  # ticks that each name an expert
 
 
 def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
@@ -72,8 +72,8 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
 def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
     """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
-    Batches that lack a task, whose shares of it are NaN, are left out of its panel. Like figures C.3 to C.5 of
-    DSelect-k's supplement. The experts with the largest final weights are coloured, the others are grey.
+    Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, the
+    others are grey. The figure is like figures C.3 to C.5 of DSelect-k's supplement.
     """
     shown = min(shares.shape[1], _MOST_TASKS)
     columns = min(shown, 4)

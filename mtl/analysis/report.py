@@ -25,8 +25,8 @@ class Report:
     """Statistics of a network's routing, by layer name.
 
     For a routed network, ``connections[name]``, bool ``[T, C]``, says which components each task uses, and
-    ``kinds[name]`` names the kind of each component; for other networks both are empty. ``permutations``: those of the
-    gates that have one.
+    ``kinds[name]`` names the kind of each component; for other networks both are empty. ``permutations``: the learnt
+    permutations of gates.
     """
 
     tasks: Sequence[str]
@@ -94,7 +94,7 @@ class Report:
             write_csv(folder / "connection_probabilities.csv", ["step", *names], rows)
 
     def scalars(self) -> dict[str, float]:
-        """Return what describes all tasks and experts together, of each layer."""
+        """Return the statistics of each layer over all tasks and experts."""
         if self.connections:
             return describe(list(self.connections.values()))
         return {
@@ -108,7 +108,7 @@ class Report:
         return {f"binary_after{end}": step / steps if step >= 0 else math.nan for end, step in since.items()}
 
     def parts(self, limit: int) -> dict[str, float]:
-        """Return what describes single tasks and experts of the only layer, if there are at most ``limit`` of them."""
+        """Return the statistics of single tasks and experts of the only layer, if there are at most ``limit``."""
         if self.connections or len(self.tallies) != 1:
             return {}
         return next(iter(self.tallies.values())).parts(self.tasks, limit)

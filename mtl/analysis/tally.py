@@ -74,7 +74,7 @@ class Tally:
         return values.new_zeros(self.num_tasks, *values.shape[1:]).index_copy_(0, index, values)
 
     def values(self) -> dict[str, float]:
-        """Return what describes all tasks and experts together."""
+        """Return the statistics over all tasks and experts."""
         share = self.shares()
         values = {
             "experts_per_sample": float(self._active_by_task().mean()),
@@ -107,7 +107,7 @@ class Tally:
 
 @dataclass
 class History:
-    """What a layer's gate did in training, in the batches at which it was looked at."""
+    """The routing of a layer's gate in the observed training batches."""
 
     steps: list[int] = field(default_factory=list)
     shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
@@ -149,7 +149,7 @@ class History:
             self.steps, self.shares, self.binary = self.steps[::2], self.shares[::2], self.binary[::2]
 
     def course(self) -> tuple[list[int], Tensor]:
-        """Return the steps of the batches whose weights were kept, and these: ``[N, T, E]``, or empty."""
+        """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
         kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
         return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)
 

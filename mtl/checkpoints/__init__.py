@@ -1,4 +1,4 @@
-"""Checkpoints: how they are written and read, and what a run takes from the checkpoint of another."""
+"""Write and read checkpoints, and start a run from the checkpoint of another."""
 
 from mtl import compat
 

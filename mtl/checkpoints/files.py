@@ -1,4 +1,4 @@
-"""Read and write checkpoints: a damaged or dangerous one is refused wherever it is read."""
+"""Read and write checkpoints; damaged or dangerous ones are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 LABEL = b"mtl-sha256:"
 SEAL = len(LABEL) + 64  # bytes: the label and the digits
-# Functions of torch and Lightning that put the content of a checkpoint where it belongs
+# Functions of torch and Lightning that restore the content of a checkpoint
 RESTORING = {"load_state_dict", "_restore_modules_and_callbacks", "resume_start", "restore_training_state"}
 
 
@@ -37,7 +37,7 @@ class DamagedError(InputError):
 
 
 class Content(Model, extra="ignore"):
-    """What this program reads of a checkpoint; the rest is Lightning's, see ``restoring``."""
+    """The entries of a checkpoint that this program reads; Lightning reads the others, see ``restoring``."""
 
     config: dict[str, Any]
     state_dict: dict[str, Any]
@@ -75,9 +75,9 @@ class Checkpoint(dict[str, Any]):
 
 @contextmanager
 def restoring(checkpoint: Checkpoint | None) -> Iterator[None]:
-    """Raise InputError if ``checkpoint`` turns out not to hold what a network, an optimizer or Lightning reads of it.
+    """Raise InputError if the network, the optimizer or Lightning cannot restore its state from ``checkpoint``.
 
-    Other errors inside the context pass.
+    Other errors inside the context are not changed.
     """
     try:
         yield
@@ -96,9 +96,9 @@ def restoring(checkpoint: Checkpoint | None) -> Iterator[None]:
 
 
 class CheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint as ``writing`` does: a kill or a full disk leaves earlier files intact.
+    """Write each checkpoint atomically (see ``mtl.writing``): a kill or a full disk leaves earlier files intact.
 
-    ``known``: the checkpoint that the run starts from, which need not be read again.
+    ``known``: the checkpoint that the run starts from, which is not read again.
     """
 
     def __init__(self, known: Checkpoint | None = None) -> None:
@@ -111,15 +111,15 @@ class CheckpointIO(TorchCheckpointIO):
             _seal(file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the checkpoint at ``path``; its configuration is not checked: the Trainer does not use it."""
+        """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked."""
         known, self.known = self.known, None
         return known if known is not None and known.path == Path(path) else read(path)
 
 
 def file_of(path: str | Path, name: str = "best") -> Path:
-    """Return the checkpoint that ``path`` means: a file, or ``best.ckpt`` or ``last.ckpt`` of a run folder.
+    """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
 
-    ``name``: which of the two; the other one if the run has only that.
+    ``name``: which of the two to prefer; the other one is returned if it is the only one.
     """
     path = Path(path)
     found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
@@ -171,11 +171,11 @@ def read_to_resume(path: str | Path) -> Checkpoint:
 def _seal(file: Any) -> None:
     """Append the SHA-256 digest of a zip file, open for reading and writing, as the zip file's comment.
 
-    The sums of the zip format leave out its directory. Other programs read the file all the same.
+    The zip format's own checksums do not cover its directory. Other programs can still read the file.
     """
     file.flush()
     file.seek(-2, os.SEEK_END)
-    if file.read(2) != b"\0\0":  # a zip file without comment ends with the comment's length
+    if file.read(2) != b"\0\0":  # the length of its comment, the last field of a zip file
         raise RuntimeError("torch.save wrote a zip file that cannot take a checksum")
     file.seek(-2, os.SEEK_END)
     file.write(SEAL.to_bytes(2, "little") + LABEL)
@@ -187,10 +187,10 @@ def _seal(file: Any) -> None:
 
 
 def _check_seal(path: Path) -> None:
-    """Raise ValueError unless the file ends with its right checksum, InputError if it ends with none.
+    """Raise ValueError if the file's checksum is wrong, and InputError if it has none.
 
-    Raises ValueError also for files that are no zip file or whose members are compressed: torch does not compress, so
-    it could only be meant to fill the memory.
+    Raises an error also if the file is not a zip file or has compressed members. torch never compresses, so a
+    compressed file could only be meant to fill the memory.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()

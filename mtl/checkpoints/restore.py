@@ -1,4 +1,4 @@
-"""Give a data module what the rows of the training have taught, and say which of its files have changed since."""
+"""Restore the state of a data module from a checkpoint, and report which of its files have changed since."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Purpose = Literal["resume", "test", "use"]
 def restore_data(data: Any, checkpoint: Checkpoint, purpose: Purpose, accept: bool = False) -> None:
     """Prepare ``data`` with the state of its checkpoint, before ``data.setup()``.
 
-    Vocabularies, scales and classes are then those of the training. To ``resume`` on files that have changed raises
-    InputError, unless ``accept``; otherwise a warning says what has changed. For a ``test`` only the rows of the test
-    will be loaded.
+    Vocabularies, scales and classes are then those of the training. If files have changed, ``purpose`` "resume" raises
+    InputError unless ``accept`` is true; in other cases a warning names the changes. With ``purpose`` "test", only the
+    test rows will be loaded.
     """
     data.load_state_dict(checkpoint.data(), test_only=purpose == "test")
     data.prepare_data()

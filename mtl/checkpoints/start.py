@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy every weight of ``checkpoint`` whose name and shape fit into ``network``, and log what does not.
+    """Copy every weight of ``checkpoint`` whose name and shape fit ``network``, and log the others.
 
-    Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change:
-    they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's weights
-    and extra states by name pass through it first. Nothing else of the checkpoint is used. Raises InputError if no
+    Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change,
+    so they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's
+    weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises InputError if no
     weight fits.
     """
     state = checkpoint.weights()
@@ -49,7 +49,7 @@ def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def grouped(names: Iterable[str]) -> str:
-    """Return the modules that the named weights belong to, with how many each has; numbered modules are one, ``*``."""
+    """List the modules of the named weights with their numbers of weights; module numbers are replaced by ``*``."""
     modules = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name.rpartition(".")[0] or name) for name in names)
     return listed(f"{module} ({count})" for module, count in modules.items()) or "none"
 

@@ -1,8 +1,8 @@
-"""Decide what a checkpoint may make this program do: it may come from a stranger.
+"""Decide which classes a checkpoint may name, since it may come from a stranger.
 
 To use a network, the program builds the objects that the checkpoint's configuration names, and a name can stand for
-any function of any library. So only names that the installed ``conf/`` uses are accepted, each in its own section, and
-the optimizers of torch. A user's own classes need ``trust=[my_package]``.
+any function of any library. Therefore only names that the installed ``conf/`` uses in the same section are accepted,
+and the optimizers of torch. A user's own classes need ``trust=[my_package]``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUILT = {
     "optimizer": ("optimizer",),
     "weighting": ("weighting",),
 }
-OWN = ("callbacks", "logger", "trainer", "paths")  # nothing is ever built from what a checkpoint says of these
+OWN = ("callbacks", "logger", "trainer", "paths")  # sections of a checkpoint from which nothing is ever built
 REQUIRED = ("data", "network", "optimizer")
 
 NAMED = {
@@ -69,7 +69,7 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
 
 
 def is_installed(section: str, target: Any) -> bool:
-    """Return whether the installed ``conf/`` names the class ``target`` in ``section``, or it is torch's optimizer."""
+    """Return whether ``target`` is named by the installed ``conf/`` in ``section`` or is an optimizer of torch."""
     allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
     return isinstance(target, str) and target in allowed | NAMED.get(section, set())
 
@@ -102,7 +102,7 @@ def leaves(
         yield key, node
         return
     for name, child in children:
-        if name == "_target_":  # whatever it is, also a dict
+        if name == "_target_":  # a leaf, even if it is a dict
             yield (*key, name), child
         else:
             yield from leaves(child, (*key, name), where)
@@ -130,5 +130,5 @@ def targets_in(folder: str | Path) -> Mapping[str, frozenset[str]]:
 
 
 def classes_in(folders: Iterable[str | Path]) -> list[str]:
-    """Return the classes that the YAML files in ``folders``, a user's own, name: a checkpoint may name them too."""
+    """Return the classes that the YAML files in the user's own ``folders`` name; a checkpoint may name them too."""
     return [name for folder in folders for names in targets_in(folder).values() for name in names]

@@ -1,4 +1,4 @@
-"""Commands that messages print: pasted into a shell, they do what the message says."""
+"""Build the commands that messages print, ready to paste into a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 GIVEN: list[str] = []  # the words of this command line
-# Those of them without which a run that starts from one of its checkpoints would have other folders, servers or classes
+# The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
 KEPT: list[str] = []
 
 
@@ -19,15 +19,15 @@ def command(option: str, checkpoint: str | Path) -> str:
 
 
 def sweep_command(words: Iterable[str], folder: str | Path) -> str:
-    """Return the command that goes on with the sweep of ``words`` in ``folder``."""
+    """Return the command that continues the sweep of ``words`` in ``folder``."""
     words = [word for word in words if not word.startswith("hydra.sweep.dir=")]
     return shlex.join([*program(), *words, f"hydra.sweep.dir={quoted(folder)}"])
 
 
 def program(name: str = "train") -> list[str]:
-    """Return the words that start the program ``name``, in the way in which this process was started.
+    """Return the words that start the command ``name`` in the same way as this process was started.
 
-    That is ``mtl train``, ``python -m mtl train``, or the file train.py with its folder unless it is in this one.
+    These are ``mtl train``, ``python -m mtl train``, or ``python`` and the path of train.py.
     """
     given = Path(sys.argv[0])
     if given.name == "__main__.py" and given.parent.name == "mtl":
@@ -40,7 +40,7 @@ def program(name: str = "train") -> list[str]:
 
 
 def quoted(path: str | Path) -> str:
-    """Return a path as a value that Hydra reads as this very text."""
+    """Quote a path so that Hydra reads it unchanged."""
     text = str(path)
     if re.fullmatch(r"[\w./-]+", text):
         return text

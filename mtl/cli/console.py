@@ -13,7 +13,7 @@ from typing import Any, TextIO
 class ConsoleHandler(logging.Handler):
     """Print records to the current ``sys.stdout``, which a live progress bar replaces to print lines above itself.
 
-    A record with the attribute ``file_only`` is for the other handlers.
+    A record with the attribute ``file_only`` is not printed.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""Say in one sentence what went wrong, for errors that are not mistakes in the code. Imports nothing slow."""
+"""Explain in one sentence errors that are not mistakes in the code. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.checks import InputError, causes
 from mtl.cli.signals import Stopped
 
-# What torch.distributed says when another process is gone: gloo, its store, NCCL
+# Error messages of torch.distributed when another process is gone: of gloo, its store, NCCL
 _PEER = (
     "Broken pipe",
     "Connection closed by peer",
@@ -28,7 +28,7 @@ _PEER = (
     "ncclRemoteError",
 )
 _MEMORY = ("not enough memory", "out of memory", "Cannot allocate memory", "bad_alloc")
-LONGEST = 500  # letters of a file's name that a message repeats
+LONGEST = 500  # characters of a file name that a message repeats
 _FULL = "Set HYDRA_FULL_ERROR=1 to see where"
 
 
@@ -51,7 +51,7 @@ def as_one_message() -> Iterator[None]:
 
 
 def end(error: BaseException, sentence: str | None = None) -> NoReturn:
-    """Exit with one message for ``error``, by default that of ``explain``; with MTL_FULL_ERROR=1 raise it."""
+    """Exit with the message ``sentence``, by default that of ``explain``; with MTL_FULL_ERROR=1 raise ``error``."""
     if os.environ.get("MTL_FULL_ERROR") == "1":
         raise error
     message, status = (f"error: {sentence}", 1) if sentence else explain(error)

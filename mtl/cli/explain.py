@@ -1,6 +1,6 @@
-"""Say in one sentence why Hydra could not compose the configuration, with the nearest option or choice.
+"""Explain in one sentence why Hydra could not compose the configuration, and suggest the nearest option or choice.
 
-Imports neither torch nor ``mtl``, so that a mistyped option is answered at once.
+Imports nothing slow, so that a mistyped option is answered at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX = "+~"
 
 
 def explain(error: BaseException, words: Sequence[str]) -> str | None:
-    """Return a plain sentence for an error of Hydra or OmegaConf, None for one that this function does not know.
+    """Return a plain sentence for an error of Hydra or OmegaConf, or None for an unknown error.
 
     ``words``: the overrides on the command line, such as ``gate=topk``. The nearest options are looked up by composing
     the configuration that the config groups among ``words`` choose. Never raises.
@@ -60,7 +60,7 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
 
 
 def _no_choice(words: list[str]) -> str | None:
-    """Return the sentence for a group that is given a number, a flag or a dict instead of a choice."""
+    """Return the sentence for a config group that is set to a number, a boolean or a dict instead of a choice."""
     groups = _groups()
     for word in words:
         key, _, value = word.lstrip(PREFIX).partition("=")
@@ -185,13 +185,13 @@ def _nearest_option(key: str, words: list[str]) -> str:
     near = _nearest(key, beside) or _nearest(key, options, 0.75)
     if near:
         return near
-    last = key.rpartition(".")[2]  # the right name in the wrong place: batch_size is data.batch_size
+    last = key.rpartition(".")[2]  # the right name in the wrong section: batch_size is data.batch_size
     same = [name for name in options if name.rpartition(".")[2] == last]
     return min(same, key=len, default="")
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the most similar of ``names``; only the last parts are compared if the rest is the same."""
+    """Return the most similar of ``names``; if all begin with the same section, only the last parts are compared."""
     lower = {other.lower(): other for other in names}
     section = name.rpartition(".")[0].lower()
     if section:
@@ -204,7 +204,7 @@ def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def _options(words: list[str]) -> list[str]:
-    """Return the dotted names of all options of the configuration that the groups among ``words`` choose."""
+    """Return the dotted names of all options in the configuration that the config groups among ``words`` choose."""
     groups = set(_groups())
     chosen = [word for word in words if _key(word).split("@")[0] in groups and "," not in word]
     for kept in (chosen, []):
@@ -220,7 +220,7 @@ def _options(words: list[str]) -> list[str]:
 
 @contextmanager
 def _hydra() -> Iterator[Any]:
-    """Yield Hydra's loader of the configuration: that of the running program, else one of this folder."""
+    """Yield Hydra's config loader: that of the running program, or else a new one for the installed ``conf/``."""
     if GlobalHydra.instance().is_initialized():
         yield GlobalHydra.instance().config_loader()
     else:

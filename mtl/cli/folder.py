@@ -12,10 +12,10 @@ from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:
-    """Return the lock of a run folder, held; the system releases it when the process ends, also when it is killed.
+    """Acquire and return the lock of a run folder; the system releases it when the process ends or is killed.
 
-    Raises InputError if another process holds it, or if the folder contains a run and this run does not resume it. A
-    run that ended before its first checkpoint has left nothing that could be lost: its folder is taken over.
+    Raises InputError if another process holds the lock, or if the folder contains a run that this run does not resume.
+    A run that ended before its first checkpoint left nothing to lose, so its folder is taken over.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LINE = re.compile(r"(?P<indent> *)(?P<name>\w+): *(?P<value>.*?)(?: +# (?P<comment>.*))?")
-NOT_OURS = ("hydra", "paper", "pruner", "sampler", "study")  # folders of conf/ that a run has no choice of
+NOT_OURS = ("hydra", "paper", "pruner", "sampler", "study")  # folders of conf/ that are not config groups of a run
 COLUMN = 32  # where comments begin
 FLAGS = (
     "  --config-dir FOLDER           your own YAML files, whose classes are trusted",
     "  --trust PACKAGE               your package, whose classes checkpoints may name",
     "  --version                     the version of mtl",
 )
-LONGEST = 60  # letters of a value that is shown
+LONGEST = 60  # characters of a value that are shown
 
 
 def print_help(usage: str, file: Path, words: Sequence[str] = ()) -> None:
-    """Print ``usage``, the options of ``file`` and of each choice among ``words`` and, of a run, all choices."""
+    """Print ``usage`` and the options of ``file`` and of each choice among ``words``; for a run also all choices."""
     width = min(shutil.get_terminal_size().columns, 100)
     conf, lines = file.parent, []
     for paragraph in usage.strip().replace("``", "").split("\n\n"):
@@ -71,7 +71,7 @@ def options(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _described(option: str, comment: str, width: int) -> list[str]:
-    """Return the lines of an option and its comment, beside each other where the option is short."""
+    """Return the lines of an option and its comment, side by side if the option is short."""
     indent = " " * COLUMN
     short = len(option) < COLUMN - 3
     first = f"  {option}".ljust(COLUMN) if short else indent

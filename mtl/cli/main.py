@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from mtl import __version__
 
-COMMANDS = {  # the module that does it, by a function of its name or ``main``, and what it does
+COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
     "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"error: {name}: no such command; {f'did you mean {near[0]}?' if near else 'see'} mtl --help lists all"
         )
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # classes of your own, as python train.py finds them
+        sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
     given = words[1:]
     if name == "evaluate" and given and not given[0].startswith("-"):
         from mtl.cli.commands import quoted

@@ -1,6 +1,6 @@
-"""What the files of ``conf/`` look up by ``${NAME:...}``: the folder and the label of a run.
+"""OmegaConf resolvers, which ``conf/`` calls as ``${NAME:...}``: the folder and the label of a run.
 
-Imports neither torch nor ``mtl``, so that ``--help`` is answered at once.
+Imports nothing slow, so that ``--help`` is answered at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-# torchrun, SLURM, or Lightning when it starts the other processes, set the rank
+# The rank is set by torchrun, by SLURM, or by Lightning when it starts the other processes
 RANK = next((os.environ[key] for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(key)), "0")
 
 
 def is_first() -> bool:
-    """Return whether this process has rank 0: no other one writes files."""
+    """Return whether this process has rank 0, the only one that writes files."""
     return RANK == "0"
 
 
 def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str:
-    """Return the folder of a run: that of the run it resumes, else a new ``<stem>_<name>``, which it makes.
+    """Return the folder of a run: that of the run it resumes, or else a new folder ``<stem>_<name>``.
 
     Processes other than rank 0 get a temporary folder.
     """
@@ -36,7 +36,7 @@ def run_dir(ckpt: str | None, evaluate: str | None, stem: str, name: str) -> str
 
 
 def run_folder(checkpoint: str) -> Path | None:
-    """Return the run folder that ``checkpoint`` is or lies in, None if it does not lie in a run folder."""
+    """Return the run folder that ``checkpoint`` names or lies in, or None."""
     path = Path(str(checkpoint)).absolute()
     folder = path if path.is_dir() else path.parent.parent
     return (
@@ -45,7 +45,7 @@ def run_folder(checkpoint: str) -> Path | None:
 
 
 def new_folder(path: str) -> str:
-    """Make a folder that did not exist, ``path`` or else ``path_2``, ``path_3``, ..., and return it."""
+    """Create a new folder and return its path: the first of ``path``, ``path_2``, ``path_3``, ... that is free."""
     for number in itertools.count(1):
         folder = path if number == 1 else f"{path}_{number}"
         try:
@@ -70,14 +70,14 @@ def temporary_folder() -> str:
 
 
 def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) -> str:
-    """Return the names of a run's network, its gate if it has one, and its weighting, without mmoe and fixed."""
+    """Return a run's network, gate and weighting as one name; the defaults mmoe and fixed are left out."""
     gated = network == "mmoe" or (_root_.network and "gate" in _root_.network)
     names = [network if network != "mmoe" else "", gate if gated else "", weighting if weighting != "fixed" else ""]
     return "_".join(filter(None, names))
 
 
 def register() -> None:
-    """Make the functions of this file and the options whose names users choose known to Hydra."""
+    """Register the resolvers, and the sections in which users choose the names of options, with Hydra."""
     OmegaConf.register_new_resolver("run_label", run_label, replace=True)
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)

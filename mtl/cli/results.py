@@ -20,8 +20,8 @@ from torch import nn
 from mtl.records import RESULTS
 from mtl.training.metrics import higher_is_better
 
-MOST_TASKS = 20  # that the table of a run shows
-MOST_COLUMNS = 6  # metrics that stand beside each other; they fit into 80 columns
+MOST_TASKS = 20  # tasks in the table of a run
+MOST_COLUMNS = 6  # metrics side by side; they fit into 80 characters
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str | None]:
 
 
 def commit(checkout: Path) -> str | None:
-    """Return the Git commit of a folder, with "-dirty" behind it if files differ; None if it is no checkout."""
+    """Return the Git commit of a folder, followed by "-dirty" if files differ; None if it is not a checkout."""
     if not (checkout / ".git").exists():  # such as where a wheel is installed
         return None
     describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
@@ -69,12 +69,13 @@ def collect(
     monitor: str = "val/loss",
     main_metrics: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the record of a run; ``test`` and ``fit`` are the metrics logged while testing and training.
+    """Return the record of a run, the content of results.json.
 
-    Of ``fit``, the record has the seconds per epoch and all that is named ``training/NAME``.
-    ``best`` is the best value of ``monitor``, ``software`` what ``versions`` returned when the run began. A metric that
-    is undefined on the test rows, NaN, becomes None. Entry ``main_metrics`` names the main metric of each task,
-    ``higher_is_better`` the direction of each metric where it is known.
+    ``test`` and ``fit`` are the metrics logged while testing and training; from ``fit``, the record takes the seconds
+    per epoch and all values named ``training/NAME``. ``best`` is the best value of ``monitor``; ``software`` is the
+    result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test rows becomes None. The
+    entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better`` gives the direction of
+    each metric where it is known.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
@@ -96,13 +97,13 @@ def collect(
 
 
 def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics with ``prefix``, without it; an undefined one is None."""
+    """Return the metrics whose names start with ``prefix``, with the prefix removed; an undefined one is None."""
     own = {name.removeprefix(prefix): float(value) for name, value in metrics.items() if name.startswith(prefix)}
     return {name: None if math.isnan(value) else value for name, value in own.items()}
 
 
 def number(value: float | None) -> str:
-    """Return ``value`` with four decimals, or none from a thousand on, as for FLOPs; "-" if it is undefined (None)."""
+    """Return ``value`` with four decimals, or with none if it is 1000 or more; "-" if it is undefined (None)."""
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -124,7 +125,7 @@ def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
     shown = list(tasks.items())[:MOST_TASKS]
     rows = {task: [number(row[column]) if column in row else "" for column in columns] for task, row in shown}
     first = "task"
-    if len(columns) > max(MOST_COLUMNS, len(shown)):  # they would not fit beside each other: a row for each metric
+    if len(columns) > max(MOST_COLUMNS, len(shown)):  # too many to stand side by side: a row for each metric
         turned = {name: list(row) for name, *row in zip(columns, *rows.values(), strict=True)}
         first, columns, rows = "metric", list(rows), turned
     table.add_column(first)

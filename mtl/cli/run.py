@@ -61,12 +61,14 @@ def run(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> float | None:
 
 def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.ExitStack) -> float | None:
     check(cfg)
-    software = results.versions()  # now, since files may change while it trains
+    software = results.versions()  # at the start, since files may change during training
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     folder = Path(cfg.paths.run_dir)
     if checkpoint is None and (cfg.ckpt or cfg.evaluate):
         checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
-    source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None  # else the earlier run used it
+    source = (
+        read(cfg.start_from) if cfg.start_from and checkpoint is None else None
+    )  # a resumed run has used it already
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     usual = usual_threads()
@@ -74,7 +76,7 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     data: Any = build.build_data(cfg)
     trainer = build.build_trainer(cfg, checkpoint)
     for logger in trainer.loggers:
-        if hasattr(logger, "close"):  # it stays open from the training to the test
+        if hasattr(logger, "close"):  # the logger stays open between training and test
             ending.callback(logger.close)
     require(
         trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
@@ -114,7 +116,7 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     with restoring(checkpoint if cfg.evaluate else None):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
-    # What the test returns lacks values that no logger is given
+    # Lightning's test() returns only logged values, callback_metrics has all of them
     test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
@@ -129,14 +131,14 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
 
 @cache
 def usual_threads() -> int:
-    """Return the threads of an operation at the first call: no run inherits the number of one before it."""
+    """Return torch's number of threads at the first call, so that no run inherits the setting of an earlier run."""
     return torch.get_num_threads()
 
 
 def _fit(
     cfg: DictConfig, trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, ckpt: str | None
 ) -> tuple[str | None, float | None, str]:
-    """Train; return the checkpoint to test (None: test the last weights), the best monitored value and its name."""
+    """Train; return the checkpoint to test (None: the last weights), the best monitored value and its name."""
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
         trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)

@@ -26,11 +26,11 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """Remember which signal asked the program to stop, and stop it at once unless a training loop is watching.
+    """Record the signal that asks the program to stop, and stop at once unless a training loop is running.
 
-    ``number`` is the signal that asked, 0 if none did. Outside training, the handler raises ``Stopped`` where the
-    program is. Between ``training_starts`` and ``training_ends`` it only sets ``number``, which the loop reads after
-    each step; a SIGINT that comes after another signal then stops the program at once.
+    ``number`` is that signal, or 0. Outside training, the handler raises ``Stopped`` immediately. Between
+    ``training_starts`` and ``training_ends`` it only sets ``number``, which the loop reads after each step. There, a
+    SIGINT after another signal stops the program at once.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class StopSignals:
     def listening(self) -> Iterator[None]:
         """Handle the signals inside the ``with`` block; put the earlier handlers back at its end, whatever happens.
 
-        A block inside another one puts our handlers in place again, where Lightning has replaced them by its own. A
-        signal that is ignored stays ignored (``nohup``, a job in the background). Outside the main thread, where Python
-        allows no handlers, this does nothing.
+        A nested block installs our handlers again after Lightning has replaced them. A signal that is ignored stays
+        ignored (``nohup``, a background job). Outside the main thread, where Python allows no handlers, this does
+        nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -67,12 +67,12 @@ class StopSignals:
                 self.is_listening = self._training = False
 
     def training_starts(self, checkpoint: str) -> None:
-        """Let signals wait for the end of a step; ``checkpoint``: the file that a run stopped at once resumes from."""
+        """Delay signals until the end of a step; ``checkpoint``: the file to resume from after an immediate stop."""
         self._training = True
         self._message = f"at once, without saving; resume from the last save with: {command('ckpt', checkpoint)}"
 
     def training_ends(self, weights: str) -> None:
-        """Stop at once again, also for a signal that came meanwhile; ``weights``: the checkpoint to be tested."""
+        """Stop at once again, also for a signal received during training; ``weights``: the checkpoint to be tested."""
         self._training = False
         self._message = (
             f"during the test; the trained weights are in {weights}, test them with: {command('evaluate', weights)}"
@@ -81,7 +81,7 @@ class StopSignals:
             self._stop()
 
     def test_starts(self) -> None:
-        """Say so in the message of a run that only tests."""
+        """Adapt the message to a run that only tests."""
         if self._message == BEFORE:
             self._message = "during the test; nothing to save"
 
@@ -95,4 +95,4 @@ class StopSignals:
         raise Stopped(f"stopped by {signal.Signals(self.number).name} {self._message}", self.number)
 
 
-stop_signals = StopSignals()  # handlers belong to the process, so there is one for all
+stop_signals = StopSignals()  # one object, since handlers belong to the process

@@ -1,4 +1,4 @@
-"""What ``mtl tune`` and ``mtl reproduce`` have in common: many runs of ``mtl train`` from one command line."""
+"""Shared parts of ``mtl tune`` and ``mtl reproduce``, which start many runs of ``mtl train`` from one command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtl.cli.train import composed
 
 resolvers.register()
 PROGRAM = (sys.executable, "-m", "mtl", "train")
-BOTH = "hydra.searchpath"  # where further YAML files are
+BOTH = "hydra.searchpath"  # option of the study and of its runs: folders of further YAML files
 
 
 def own_options(file: str, *others: str) -> list[str]:
@@ -28,14 +28,14 @@ def own_options(file: str, *others: str) -> list[str]:
 
 
 def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of the options ``own``, and those of runs. Of an option given twice, the last one counts."""
+    """Return the words that set the options ``own``, and the words for runs. The last word of an option counts."""
     given = {word.partition("=")[0]: word for word in words}
     ours = [word for key, word in given.items() if key.split(".")[0] in own or key == BOTH]
     return ours, [word for key, word in given.items() if key == BOTH or word not in ours]
 
 
 def with_searched(arguments: Sequence[str]) -> list[str]:
-    """Return ``arguments`` with ``--config-dir FOLDER`` and ``--trust PACKAGE`` as words for all runs."""
+    """Return ``arguments`` with ``--config-dir FOLDER`` and ``--trust PACKAGE`` replaced by words for all runs."""
     words, rest = [], iter(arguments)
     for word in rest:
         if word.partition("=")[0] in ("--config-dir", "--trust"):
@@ -65,7 +65,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
 
 
 def start(file: str, usage: str, run: Callable[[list[str]], None], arguments: Sequence[str] | None) -> None:
-    """Show the help of ``conf/FILE``, or ``run`` the words of the command line, where Hydra can compose ``conf/``."""
+    """Show the help of ``conf/FILE``, or call ``run`` with the words of the command line, with Hydra set up."""
     words = with_searched(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(words):
         return print_help(usage, CONF / file, words)

@@ -1,4 +1,4 @@
-"""Report on a multirun while it goes on, and at its end."""
+"""Report on a multirun after each job and at its end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 class SweepTable(Callback):
     """Write ``summary.csv`` and ``summary.md`` after each job of a multirun, and print the table at the end.
 
-    All of it is read from the folder of the sweep: it does not matter which process or machine ran a job. Imports are
-    inside the methods, since Hydra makes this object before it does anything else.
+    Everything is read from the folder of the sweep, so it does not matter which process or machine ran a job. Imports
+    are inside the methods, since Hydra creates this object before anything else.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class SweepTable(Callback):
             write([folder], folder)
 
     def stopped(self, config: DictConfig) -> None:
-        """Print the table after a failure or a signal, where Hydra calls nothing at the end, and how to go on."""
+        """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
         from mtl.cli.commands import GIVEN, sweep_command
         from mtl.report.summary import CSV
 

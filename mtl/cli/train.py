@@ -39,7 +39,7 @@ so for each combination of values.
 
 
 class Start:
-    """The command line, the checkpoint that it starts from, which is read once, and the words that this adds."""
+    """The command line, the checkpoint that it starts from (read only once), and the words from this checkpoint."""
 
     argv: tuple[str, ...] = ()
     checkpoint: Any = None
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         return print_help(USAGE.format(program=" ".join(commands.program())), CONF / "train.yaml", given)
-    # Hydra would print tracebacks of its own; with this it raises. The processes that this one starts inherit both
+    # Make Hydra raise errors instead of printing tracebacks. Child processes inherit both variables
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"
     commands.GIVEN[:] = given
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not resolvers.RANK.isdecimal():
             sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
         read_start(given)
-        # argparse wants flags, and what belongs to them, first
+        # argparse needs flags and their values first
         sys.argv[1:] = sorted([*Start.words, *given], key=is_override)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
     except SystemExit:
@@ -72,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_override(word: str) -> bool:
-    """Return whether a word of the command line is one of Hydra's overrides, rather than a flag or its value."""
+    """Return whether a word of the command line is a Hydra override, not a flag or its value."""
     return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
 def read_start(given: Sequence[str]) -> None:
-    """Read the checkpoint that ``given`` starts from, and the words of its run that Hydra needs beside them."""
+    """Read the checkpoint that the words ``given`` start from, and the words of its run that Hydra needs as well."""
     named = {word.partition("=")[0]: word for word in given if word.startswith(("ckpt=", "evaluate="))}
     if len(named) != 1 or {"-m", "--multirun"} & set(given):
         return
@@ -97,11 +97,11 @@ def read_start(given: Sequence[str]) -> None:
 
 
 def task(cfg: DictConfig) -> float | None:
-    """Do what ``cfg``, composed by Hydra, asks for; a signal ends it with one message."""
+    """Run ``cfg``, which Hydra composed; a signal ends the run with one message."""
     from mtl.cli.signals import Stopped, stop_signals
 
-    if Start.argv:  # else this is a job that a launcher runs in a process of its own
-        sys.argv[:] = Start.argv  # the other processes of this run start with it
+    if Start.argv:  # empty in a job that a launcher runs in a separate process
+        sys.argv[:] = Start.argv  # Lightning starts the other processes of the run with it
     try:
         with stop_signals.listening():
             return start(cfg, HydraConfig.get(), Start.checkpoint, Start.words)
@@ -109,13 +109,13 @@ def task(cfg: DictConfig) -> float | None:
         log.warning("%s", stop)
         sys.exit(128 + stop.number if resolvers.is_first() else 0)
     except Exception as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra goes on with the next job, and raises this at the end
+        if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra continues with the next job and raises this at the end
             raise
         errors.end(error, sentence_for(error, commands.GIVEN))
 
 
 def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequence[str] = ()) -> float | None:
-    """Take possession of the run folder, and run; ``lent``: the words that come from ``checkpoint``."""
+    """Lock the run folder and run; ``lent``: the words that come from ``checkpoint``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
@@ -147,7 +147,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
     lock = claim(folder, goes_on) if resolvers.is_first() else None
     try:
         if resolvers.is_first() and not goes_on:
-            seed = cfg.seed if isinstance(cfg.seed, int) else None  # it has not been checked yet
+            seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
         check(cfg, words)
@@ -164,10 +164,10 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
         cfg.ckpt = ckpt
         return run(cfg, checkpoint)
     except Exception as error:
-        is_job = hydra_cfg.mode == RunMode.MULTIRUN  # of which Hydra shows no error before all jobs have ended
+        is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs
         if resolvers.is_first() and (is_job or (folder / CONFIG).exists()):
             message = errors.explain(error)[0].removeprefix("error: ")
-            log.error("%s", message, extra={"file_only": not is_job})  # main() shows that of a single run
+            log.error("%s", message, extra={"file_only": not is_job})  # main() prints the error of a single run
         raise
     finally:
         if lock is not None:
@@ -180,13 +180,13 @@ def folders_of(hydra_cfg: DictConfig) -> list[str]:
 
 
 def searched(hydra_cfg: DictConfig) -> list[str]:
-    """Return the words of the command line that say where further YAML files are."""
+    """Return the words that make a command find the YAML files of ``--config-dir``."""
     folders = [word for path in folders_of(hydra_cfg) for word in ("--config-dir", path)]
     return [*folders, *(word for word in hydra_cfg.overrides.hydra if word.startswith("hydra.searchpath="))]
 
 
 def composed(words: Sequence[str]) -> DictConfig:
-    """Return the configuration of ``conf/`` with ``words``, and what a checkpoint says of how it was composed."""
+    """Compose ``conf/`` with ``words``, and record the words and choices in the configuration, as for a checkpoint."""
     cfg = hydra.compose("train", list(words), return_hydra_config=True)
     with open_dict(cfg):
         hydra_cfg = cfg.pop("hydra")
@@ -194,7 +194,7 @@ def composed(words: Sequence[str]) -> DictConfig:
 
 
 def described(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Return ``cfg`` with the words that a run resumed from it composes again, and the choices of config groups."""
+    """Return ``cfg`` with its ``words``, which a resumed run composes again, and its ``choices`` of config groups."""
     from mtl.config.resume import is_harmless
 
     with open_dict(cfg):
@@ -204,9 +204,9 @@ def described(cfg: DictConfig, hydra_cfg: DictConfig, words: Sequence[str]) -> D
 
 
 def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str, str | list[str] | None]:
-    """Return the option chosen from each config group; an experiment is only a set of values, so it is left out.
+    """Return the option chosen from each config group, without the experiment, which is only a set of values.
 
-    ``loggers``: the names of the loggers. Hydra does not say which ones were chosen if there are several.
+    ``loggers``: the names of the loggers, since Hydra does not report the choice if there are several.
     """
     chosen = hydra_cfg.runtime.choices.items()
     choices = {name: option for name, option in chosen if not name.startswith("hydra/") and name != "experiment"}
@@ -214,7 +214,7 @@ def choices_of(hydra_cfg: DictConfig, loggers: Iterable[str] | None) -> dict[str
 
 
 def sentence_for(error: BaseException, given: Sequence[str]) -> str | None:
-    """Return what is wrong with the words of the command line, None if ``error`` has another cause."""
+    """Explain which word of the command line caused ``error``; None if it has another cause."""
     missing = re.sub("/(?=[^/]*$)", "=", str(getattr(error, "missing_cfg_file", "")))
     if isinstance(error, MissingConfigException) and missing in Start.words:
         file = f"{error.missing_cfg_file}.yaml"

@@ -11,11 +11,11 @@ from mtl import __version__
 from mtl.cli.commands import program
 from mtl.cli.errors import as_one_message
 
-FIRST = 10  # rows that predict shows if it writes no file
+FIRST = 10  # rows that mtl predict prints without -o
 
 
 def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
-    """Return the parser of a command on a run; ``out``: the command reads the run's data, and writes this file."""
+    """Return the argument parser of a command on a run; ``out``: the default output of a command that reads data."""
     parser = ArgumentParser(prog=" ".join(program(name)), description=f"{text}: mtl {name} RUN")
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
@@ -30,7 +30,7 @@ def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
 
 
 def read_given(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
-    """Return the arguments with the classes of ``--config-dir`` among those that are trusted."""
+    """Parse the arguments, and add the classes that ``--config-dir`` names to the trusted ones."""
     given = parser.parse_args(arguments)
     if given.config_dir:
         from mtl.checkpoints.trust import classes_in
@@ -145,5 +145,5 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
 
 
 def names(text: str) -> list[str]:
-    """Return the names in a text that commas separate."""
+    """Return the names in a comma-separated text."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""The configuration of a run: what may stand in it, what is built from it, what a checkpoint says of it."""
+"""The configuration of a run: check it, build objects from it, and compose it again from a checkpoint."""
 
 from mtl import compat
 

@@ -1,4 +1,4 @@
-"""What those options accept that no annotation of ours describes: of no class, or of a class of torch or Lightning."""
+"""The accepted values of options that no annotation of ours describes: those of torch, of Lightning or of no class."""
 
 from __future__ import annotations
 

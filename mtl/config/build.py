@@ -51,7 +51,7 @@ def check_options(cfg: DictConfig) -> None:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
     name = cfg.gate.get("input_name") or "id"
-    some = Categorical(1, counts=torch.ones(1))  # the data are not there yet: whether they count their ids is open
+    some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     try:
         with torch.device("meta"), _plain_errors("gate"):
             _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
@@ -63,8 +63,8 @@ def check_options(cfg: DictConfig) -> None:
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
     """Return the network of ``cfg.network`` for data that looks like ``spec``.
 
-    ``fresh=False``: a checkpoint will give its weights. A network that starts from files has an argument ``fresh``, and
-    does not read them then. Its ``encoder_config`` says what it read; ``cfg``, and so every checkpoint, keeps that.
+    ``fresh=False``: its weights will come from a checkpoint, so a network with an argument ``fresh`` does not read the
+    files that it would start from. The network's ``encoder_config`` is stored in ``cfg``, and so in every checkpoint.
     """
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
         make = _instantiate(cfg.network, _partial_=True)
@@ -80,7 +80,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
 def build_module(
     cfg: DictConfig, network: nn.Module, spec: DataSpec, distillation: Distillation | None = None
 ) -> MultiTaskModule:
-    """Return the LightningModule that trains ``network`` on the tasks of ``spec``, and to be like its teacher."""
+    """Return the LightningModule that trains ``network`` on the tasks of ``spec``, and to imitate any teacher."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     options = {str(key): value for key, value in config.items()}
@@ -92,7 +92,7 @@ def build_module(
 
 
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
-    """Return what makes the weighting of a network, None if there is no such section."""
+    """Return the function that makes the weighting of a network; None if ``cfg`` has no such section."""
     if not cfg.get("weighting"):
         return None
     try:
@@ -107,11 +107,11 @@ def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
 
 
 def _check_weighting(cfg: DictConfig) -> None:
-    """Raise InputError if a method that compares tasks would see one task in each step, or scaled gradients."""
+    """Raise InputError if a method that compares tasks would see only one task per step, or scaled gradients."""
     make = _weighting(cfg)
     kind = getattr(make, "func", None)
-    # In float16 the trainer scales the loss, and later divides the gradients of parameters by the same factor. The
-    # gradients of single tasks, which such a method combines, would keep it
+    # In float16 the trainer scales the loss, and later divides the gradients of the parameters by the same factor. The
+    # gradients of single tasks, which such a method combines, would stay scaled
     require(
         str(cfg.trainer.precision) not in ("16", "16-mixed") or not getattr(kind, "needs_shared", False),
         f"trainer.precision={cfg.trainer.precision}: it scales the loss of a step, which is undefined for a weighting "

@@ -1,8 +1,8 @@
 """Check the composed configuration before anything is built: types, ranges, choices, names.
 
 What a class accepts follows from the annotations of its constructor (see ``mtl.options``), so a new gate, network or
-data set needs no entry here. ``mtl.config.accepted`` has the options of no class, and those of foreign classes whose
-annotations are too loose.
+data set needs no entry here. ``mtl.config.accepted`` covers options that belong to no class, and classes of other
+libraries whose annotations are too loose.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mtl.checks import InputError, require
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
 from mtl.options import Described, Option, adapter, in_one_line, listed, options_of, sentences, shown, suggestion
 
-PROCESSES = 8  # on any machine; more on one with more cores
+PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")  # have _partial_: true
-BUILT = ("data", "trainer", *SEVERAL)  # as they are described
-# Arguments that the program fills in, and that are no options where the section leaves them out
+BUILT = ("data", "trainer", *SEVERAL)  # built completely, without _partial_
+# Arguments that the program supplies where the section leaves them out
 SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
-EXTRAS = {"torchjd": "weighting"}  # packages that conf/ names, and the extra of this project that brings them
+EXTRAS = {"torchjd": "weighting"}  # packages that conf/ names, and the extra of this project that installs them
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # ${recipe.k}
 REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the beginning of any reference
 
@@ -38,10 +38,10 @@ Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
 
 
 def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
-    """Raise InputError, one sentence for each of the first few problems, if a value of ``cfg`` cannot be right.
+    """Raise InputError, with one sentence for each of the first few problems, if a value of ``cfg`` is wrong.
 
-    ``words``: those of the command line; something has to read each option that one of them adds. Classes that
-    ``_target_`` names are imported, nothing is built, and no file is read.
+    ``words``: the words of the command line; an option that they add must be used somewhere. Classes named by
+    ``_target_`` are imported. Nothing is built, and no file is read.
     """
     found: dict[str, str] = {}
     for problem in _Check(cfg).problems(words):
@@ -51,7 +51,7 @@ def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
 
 
 class _Check:
-    """The configuration as it is written (``raw``) and with all references followed (``values``)."""
+    """The configuration as written (``raw``) and with all references resolved (``values``)."""
 
     def __init__(self, cfg: DictConfig) -> None:
         self.raw: Any = OmegaConf.to_container(cfg, resolve=False)
@@ -87,7 +87,7 @@ class _Check:
         yield from self._unread(words, references)
 
     def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
-        """Yield what is wrong with the ``value`` at ``path``."""
+        """Yield a sentence for each way in which the ``value`` at ``path`` does not fit ``annotation``."""
         check = adapter(annotation)
         plain, found = _described(value), []
         for form in (_described(value, tuple), plain):  # YAML has no tuples
@@ -100,7 +100,7 @@ class _Check:
         yield from found
 
     def _where(self, path: Path) -> str:
-        """Return where the value of ``path`` is written: of ``gate.k``, which is ``${recipe.k}``, "recipe.k"."""
+        """Return where the value at ``path`` is written: "recipe.k" for ``gate.k``, which is ``${recipe.k}``."""
         keys, here = list(path), self.raw
         place: list[Any] = []
         for _ in range(100):
@@ -171,7 +171,7 @@ class _Check:
             yield f"{section}={shown(value)}: must be a section of sections; {section}.NAME=null leaves out one"
             return
         for name, child in value.items():
-            # Values without a class, such as a recipe's for a schedule that was not chosen, mean nothing
+            # Ignore values without a class, such as a recipe's values for a schedule that was not chosen
             if child is not False and (not isinstance(child, dict) or "_target_" in child):
                 yield from self._section((section, name), child, optional=True)
 
@@ -185,9 +185,9 @@ class _Check:
                 yield f"recipe.{name}: nothing refers to it{near}"
 
     def _unread(self, words: Sequence[str], references: set[str]) -> Iterator[str]:
-        """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing would read.
+        """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing reads.
 
-        Objects say themselves which options they have, and null leaves something out.
+        Options of objects are checked elsewhere, and null is always allowed.
         """
         for word in words:
             key = word.lstrip("+").partition("=")[0]
@@ -210,7 +210,7 @@ class _Check:
         return f"; did you mean {near}?" if near else ""
 
     def _unresolved(self, error: Exception) -> str:
-        """Return the sentence for a reference that leads nowhere."""
+        """Return the sentence for a reference that cannot be resolved."""
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         key = str(getattr(error, "full_key", None) or "")
         references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
@@ -293,7 +293,7 @@ def _module(dotted: str, path: str, where: str, parent: Any) -> Any:
 
 @cache
 def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
-    """Return the options of a class or function, and whether there are no others.
+    """Return the options of a class or function, and whether this list is complete.
 
     A class of this program that takes ``**common`` has the options of its base class as well.
     """
@@ -342,7 +342,7 @@ def _too_many_devices(trainer: Any) -> Iterator[str]:
 
 
 def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
-    """Return ``value`` with ``Described`` in place of what a section with ``_target_`` describes."""
+    """Return ``value`` with ``Described`` in place of each section with ``_target_``."""
     if isinstance(value, dict):
         return Described() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
     return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
@@ -371,7 +371,7 @@ def _leaves(raw: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _has(value: Any, names: Sequence[Any]) -> bool:
-    """Return whether something is written under ``names``, or may be behind a reference."""
+    """Return whether there is a value at ``names``, or a reference that may lead to one."""
     for name in names:
         if isinstance(value, str) and "${" in value:
             return True

@@ -1,9 +1,9 @@
-"""Compose the configuration of a run that goes on from a checkpoint, or tests it.
+"""Compose the configuration of a run that resumes or tests a checkpoint.
 
-A checkpoint has the words of its run's command line, and the configuration that they gave, with all values filled in. A
-run that starts from it composes ``conf/`` with those words and its own, so that values follow each other as in any run.
-All that the weights depend on must then have the value that the checkpoint names, even if files of ``conf/`` have
-changed. Classes, files and servers come from ``conf/`` and the command line alone: a checkpoint may be a stranger's.
+A checkpoint holds the words of its run's command line and the resolved configuration. A run that starts from it
+composes ``conf/`` with those words and its own, so references between options work as in any run. Every option that the
+weights depend on must then equal the checkpoint's, even if files of ``conf/`` have changed. Classes, files and servers
+come only from ``conf/`` and the command line, since the checkpoint may come from a stranger.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from mtl.records import flatten
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
-# The weights depend on these sections, so a run that starts from a checkpoint must not change them,
+# The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
-# except for these keys, which say where files are and how rows are loaded, and keys that end with _url.
+# It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
 FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
 FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
-# The files of the user's tables and texts. A checkpoint that describes its data knows the vocabularies and scales of
-# the training without them, and notices if they have changed
+# The files of the user's tables and texts. The checkpoint holds the vocabularies and scales of the training and
+# fingerprints of the files, so a changed file is noticed
 FILES = re.compile(r"data\.(tasks\.[^.]+\.)?(path|val_path|test_path)")
 TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # how they are read
 
 LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
-OBJECTS = ("callbacks", "logger", "trainer")  # their texts may be files and servers, but for those of these keys:
+OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
 NAMES = (
     "accelerator",
     "devices",
@@ -55,8 +55,8 @@ TEXTS = ("label", "start_from")  # options whose text is free; other words witho
 def is_harmless(word: str) -> bool:
     """Return whether a run may take ``word``, as in ``gate.k=4``, from a checkpoint.
 
-    Harmless are choices of config groups by plain names, and values that name no class, no place of data, and no file
-    or server of callbacks, loggers and trainer. Messages repeat other words in the commands that they print.
+    Choices of config groups by plain names are harmless. So are values that name no class, no location of data, and no
+    file or server of callbacks, loggers and trainer. Other words appear in the commands that messages print.
     """
     try:
         override = OverridesParser.create().parse_override(word)
@@ -76,7 +76,7 @@ def is_harmless(word: str) -> bool:
 
 
 def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
-    """Return whether ``value`` holds plain values alone; with ``numbers_only``, texts only under the keys of NAMES."""
+    """Return whether ``value`` holds only plain values; with ``numbers_only``, text only under the keys in NAMES."""
     if isinstance(value, list):
         return all(_is_value(item, key, numbers_only) for item in value)
     if isinstance(value, dict):
@@ -92,7 +92,7 @@ def key_of(word: str) -> str:
 
 
 def stored_words(checkpoint: Checkpoint) -> list[str]:
-    """Return the words of the run of ``checkpoint``. Raises InputError if one is none that this program stores."""
+    """Return the words of the run of ``checkpoint``. Raises InputError for a word that this program never stores."""
     words = valid(list[Any] | None, checkpoint["config"].get("words"), f"checkpoint {checkpoint.path}: words") or []
     harmful = [word for word in words if not isinstance(word, str) or not is_harmless(word)]
     require(
@@ -104,9 +104,9 @@ def stored_words(checkpoint: Checkpoint) -> list[str]:
 
 
 def words_in_force(stored: Sequence[str], given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return those of the ``stored`` words that the words ``given`` on the command line do not replace.
+    """Return the ``stored`` words that the words ``given`` on the command line do not replace, as two lists.
 
-    The second list has those below a group that is chosen anew, as ``trainer.devices=2`` is below ``trainer=default``.
+    The second list has the words below a newly chosen group, as ``trainer.devices=2`` is below ``trainer=default``.
     """
     keys = {key_of(word) for word in given}
     kept = [word for word in stored if key_of(word) not in keys]
@@ -117,16 +117,16 @@ def words_in_force(stored: Sequence[str], given: Sequence[str]) -> tuple[list[st
 def resumed_config(
     checkpoint: Checkpoint, words: Sequence[str], compose: Composer, trust: Sequence[str] = (), evaluate: bool = False
 ) -> DictConfig:
-    """Return the configuration of a run of ``words`` that starts from ``checkpoint``, resolved.
+    """Return the resolved configuration of a run of ``words`` that starts from ``checkpoint``.
 
     ``compose(words)`` returns the configuration of the installed ``conf/``. ``evaluate``: the run only tests. Raises
-    InputError if network, gate, data or (unless ``evaluate``) optimizer are not the checkpoint's, and for a checkpoint
-    that names classes that are not trusted.
+    InputError if network, gate, data or (unless ``evaluate``) optimizer differ from the checkpoint's, or if the
+    checkpoint names classes that are not trusted.
     """
     saved, stored = checkpoint.config(trust), stored_words(checkpoint)
     sure, below = words_in_force(stored, words)
     cfg = compose([*sure, *words])
-    if below:  # they count where the new choice has the same option, and the same value of it, as the run's own
+    if below:  # keep them where the new choice has the same option with the same value as the run's choice
         before, now = compose([word for word in stored if word not in below]), cfg
         old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, now))
         same = [word for word in below if _below(old, key_of(word)) == _below(new, key_of(word)) != {}]
@@ -136,7 +136,7 @@ def resumed_config(
     except OmegaConfBaseException as error:
         raise InputError(str(error).splitlines()[0]) from None
     encoder, given = saved["network"].get("config"), OmegaConf.select(cfg, "network.config", default=0)
-    # The checkpoint has the whole description of an encoder that the run read, or of which its words name some values
+    # The words give none or a part of the encoder's description; the checkpoint has all of it
     if given is None or (given and encoder and all(encoder.get(key, value) == value for key, value in given.items())):
         cfg.network.config = encoder
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else ((*FIXED_SECTIONS, "optimizer"), FILES)
@@ -150,14 +150,14 @@ def resumed_config(
 
 
 def _below(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return those of the flat ``values`` that lie at ``key`` or below it."""
+    """Return the flat ``values`` at ``key`` and below it."""
     return {name: value for name, value in values.items() if f"{name}.".startswith(f"{key}.")}
 
 
 def _differences(
     saved: Mapping[str, Any], new: Mapping[str, Any], sections: Sequence[str], free: re.Pattern[str]
 ) -> list[str]:
-    """Return a phrase for each value of ``sections`` that differs, but for keys that are free or match ``free``."""
+    """Return a phrase for each value of ``sections`` that differs, except keys in FREE_KEYS or matching ``free``."""
     lines = []
     for section in sections:
         before, now = (flatten(config.get(section), section) for config in (saved, new))
@@ -171,10 +171,9 @@ def _differences(
 
 
 def check_batches(checkpoint: Checkpoint, batch_size: int, processes: int) -> None:
-    """Raise InputError if a resumed run with so many processes would have batches of another size than before.
+    """Raise InputError if a run resumed with ``processes`` processes would have batches of another size than before.
 
-    ``batch_size``: the rows that each of the processes takes. Within an epoch, batches of another size would also
-    repeat rows or leave out some.
+    ``batch_size``: rows per process. Within an epoch, batches of another size would also repeat or skip rows.
     """
     before, size = len(checkpoint.get("epoch_sums", ())), checkpoint["config"]["data"].get("batch_size")
     if not before or not isinstance(size, int) or before * size == processes * batch_size:
@@ -191,9 +190,9 @@ def check_batches(checkpoint: Checkpoint, batch_size: int, processes: int) -> No
 
 
 def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: str | None = None) -> DictConfig:
-    """Return the configuration in a checkpoint for building its data and network, without training.
+    """Return the part of a checkpoint's configuration that builds its data and network, without training.
 
-    Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``; addresses are those of the data modules.
+    Data are read from ``data_dir``, by default $MTL_DATA_DIR or ``data``, and fetched from the data modules' addresses.
     """
     config = checkpoint.config(trust)
     data = {key: value for key, value in config["data"].items() if not key.endswith("_url")}

@@ -34,9 +34,9 @@ class Teacher:
     options: Mapping[str, Any]
 
     def distillation(self, student: nn.Module, spec: DataSpec) -> Distillation:
-        """Return the distillation of the teacher into ``student``, both for data that look like ``spec``.
+        """Return the distillation of the teacher into ``student``, for data described by ``spec``.
 
-        Raises InputError if the two cannot be compared. The random numbers of the run stay the same.
+        Raises InputError if the two cannot be compared. The state of the random generators does not change.
         """
         wrong = [*self._wrong_tasks(spec), *self._wrong_sizes(getattr(student, "encoder_config", {}))]
         require(not wrong, f"distillation.teacher={self.path} does not fit this run: {'; '.join(wrong)}")
@@ -50,7 +50,7 @@ class Teacher:
         return Distillation(network, spec.tasks, **self.options, teacher_tasks=self.tasks)
 
     def _wrong_tasks(self, spec: DataSpec) -> Iterator[str]:
-        """Yield a phrase for each task of this run that the teacher does not predict, or predicts otherwise."""
+        """Yield a phrase for each task of this run that the teacher lacks, or whose kind or classes differ."""
         known = {task.name: task for task in self.tasks}
         for task in spec.tasks:
             other = known.get(task.name)

@@ -22,7 +22,7 @@ Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert
 
 
 class Convolution(TypedDict):
-    """The options of one convolution; ``pool`` is 1 and ``padding`` 0 if they are left out."""
+    """The options of one convolution; by default ``pool`` is 1 and ``padding`` 0."""
 
     channels: Count
     kernel: Count
@@ -88,8 +88,8 @@ class StackedConv(Experts):
         chosen, kernels = range(self.num_experts) if subset is None else subset, self.kernels()
         if not len(chosen):
             return x.new_zeros(len(x), 0, self.dense.input_dim)
-        # The first layer of all experts is one matrix product, [B, H', W', I k k] times [I k k, E O]: they share the
-        # patches of the images, and convolutions of few channels take longer
+        # The first layers of all experts share the image patches, so they are one matrix product, [B, H', W', I k k]
+        # times [I k k, E O]; convolutions with few channels would take longer
         weight, bias = (torch.stack([kernels[e][0][part] for e in chosen]) for part in (0, 1))
         size, padding = weight.shape[-1], self.paddings[0]
         patches = (
@@ -102,7 +102,7 @@ class StackedConv(Experts):
 
     def convolve(self, x: Tensor, kernels: Sequence[Kernel], first: int = 0) -> Tensor:
         """Map ``x [N, C, H, W]`` through one expert's convolutions, from layer ``first`` on, to ``[N, F]``."""
-        x = x.contiguous(memory_format=torch.channels_last)  # in which convolutions and pooling are faster
+        x = x.contiguous(memory_format=torch.channels_last)  # convolutions and pooling are faster in this format
         for (weight, bias), pool, padding in list(zip(kernels, self.pools, self.paddings, strict=True))[first:]:
             weight = weight.contiguous(memory_format=torch.channels_last)
             x = self.pooled(F.conv2d(matching(x, weight), weight, bias, padding=padding), pool)
@@ -110,7 +110,7 @@ class StackedConv(Experts):
 
     @staticmethod
     def pooled(x: Tensor, pool: int) -> Tensor:
-        """Return the maxima over ``pool`` x ``pool`` pixels, and relu of them."""
+        """Return relu of the maxima over ``pool`` x ``pool`` pixels, ``[N, C, H, W] -> [N, C, H / pool, W / pool]``."""
         return (F.max_pool2d(x, pool) if pool > 1 else x).relu()
 
     def kernels(self) -> list[list[Kernel]]:

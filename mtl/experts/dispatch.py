@@ -1,4 +1,4 @@
-"""Choose how the experts of a mixture layer are executed: all of them, or only those of nonzero weight."""
+"""Choose how the experts of a mixture layer are executed: all experts, or only experts of nonzero weight."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Dispatch(nn.Module):
     def adapt(self, *weights: Tensor) -> None:
         """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75.
 
-        ``weights``: those of a batch, or of each batch of a step.
+        ``weights``: the weights of each batch of a step.
         """
         if self.execution != "auto":
             return

@@ -23,5 +23,5 @@ class ReluSum(Experts):
     def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
         """Map ``x [B, D]`` to ``[B, E, 1]``."""
         units: Tensor = self.layer(x, subset).relu()
-        # As a product, the sum gives relu a gradient in one piece: a twelfth off a step of 128 tasks
+        # The sum is a product, whose gradient is contiguous: this saves a twelfth of a step with 128 tasks
         return units @ units.new_ones(units.shape[-1], 1)

@@ -79,7 +79,7 @@ class Gate(KeepsDigits):
         raise NotImplementedError
 
     def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are of single tasks: all, with a row for each, unless one gate serves all."""
+        """Return the parameters with a row for each task: all parameters, or none if one gate serves all tasks."""
         return [] if self.shared or self.num_tasks == 1 else list(self.parameters())
 
     def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:

@@ -76,7 +76,7 @@ class HashGate(Gate):
 
 
 def balanced_table(counts: Tensor, num_experts: int, generator: torch.Generator) -> Tensor:
-    """Return the expert of each id, ``[ids]``: by falling ``counts [ids]``, each to the expert with the least so far.
+    """Return the expert of each id, ``[ids]``: ids in order of falling ``counts [ids]`` go to the least loaded expert.
 
     ``generator`` breaks ties among equally frequent ids.
     """

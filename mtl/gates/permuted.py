@@ -58,7 +58,7 @@ class Permutation(KeepsDigits):
         self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
         self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
         self.register_buffer("hardened", torch.tensor(False))
-        self._known: tuple[Tensor, Tensor] | None = None  # the latest assignment, after what it was computed from
+        self._known: tuple[Tensor, Tensor] | None = None  # the latest assignment, after the values behind it
         self._is_hard = False  # a copy of the buffer, to be read without waiting for the device
 
     @property
@@ -78,11 +78,11 @@ class Permutation(KeepsDigits):
     def assignment(self) -> Tensor:
         """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices.
 
-        It is computed again when what it depends on has changed, not for each batch of an evaluation.
+        It is cached until logits, tau or rounds change, so that it is not computed for each batch of an evaluation.
         """
         if self._is_hard:
             return self.order
-        # Outside inference mode: else training could not use what an evaluation has computed
+        # Outside inference mode: training could not use a tensor that was computed in inference mode
         with torch.inference_mode(False), torch.no_grad():
             now = in_float64(torch.cat([self.logits.flatten(), torch.stack([self.tau, self.rounds])]))
             known = self._known if self._known and self._known[0].device == now.device else None
@@ -172,7 +172,7 @@ def sinkhorn(logits: Tensor, tau: float, rounds: int) -> Tensor:
     for _ in range(rounds):
         x = x - x.logsumexp(-1, keepdim=True)
         x = x - x.logsumexp(-2, keepdim=True)
-    return x.exp().to(logits)  # its type and its device
+    return x.exp().to(logits)  # back to the dtype and device of logits
 
 
 def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
@@ -185,6 +185,6 @@ def permute(weights: Tensor, matrices: Tensor, normalise: bool) -> Tensor:
 
 
 def matrix_entropy(matrices: Tensor) -> Tensor:
-    """Return the entropy of all entries, plus that of the row-normalised matrix; mean over ``matrices [P, E, E]``."""
+    """Return the entropy of P plus the entropy of row-normalised P; mean over the ``matrices [P, E, E]``."""
     by_row = matrices / matrices.sum(-1, keepdim=True)
     return (entropy(matrices, (-2, -1)) + entropy(by_row, (-2, -1))).mean()

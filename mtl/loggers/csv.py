@@ -30,7 +30,7 @@ class CSVLog(CSVLogger):
 
     @property
     def experiment(self) -> Any:
-        """The table; its methods are those that ``CSVLogger`` calls."""
+        """The table, with the methods that ``CSVLogger`` calls."""
         return self._table
 
     @rank_zero_only
@@ -50,14 +50,14 @@ class CSVLog(CSVLogger):
 class Table:
     """Rows of named values in a CSV file; the columns are sorted, and new ones may come at any time.
 
-    The file is whole at any moment: a row is appended at once, and a file with other columns is written beside it and
-    renamed. A kill in the middle of a row leaves half a line, which ``keep_before`` drops.
+    The file is always intact: rows are appended, and a file with new columns is written beside it and then renamed. A
+    kill in the middle of a row leaves half a line, which ``keep_before`` drops.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics: list[Row] = []  # rows to be written
-        self.columns: set[str] = set()  # of the file, as far as they are known
+        self.columns: set[str] = set()  # columns of the file, as far as known
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Add a row."""
@@ -70,7 +70,7 @@ class Table:
             self._write([row for row in self._read() if int(row["step"]) < step])
 
     def save(self) -> None:
-        """Write the rows that were added to the file."""
+        """Write the added rows to the file."""
         rows, self.metrics = self.metrics, []
         if not set().union(*rows) <= self.columns:
             self._write([*self._read(), *rows])
@@ -79,7 +79,7 @@ class Table:
                 csv.DictWriter(file, sorted(self.columns)).writerows(rows)
 
     def _read(self) -> list[Row]:
-        """Return the whole rows of the file, without empty cells."""
+        """Return the complete rows of the file, without empty cells."""
         if not self.path.is_file():
             return []
         *lines, _ = self.path.read_text(errors="replace").split("\n")  # what follows the last line break is half a line

@@ -19,12 +19,12 @@ LONGEST = 250  # characters of an option that Lightning writes
 
 
 class MLflowLog(MLFlowLogger):
-    """Log to the data base ``<save_dir>/mlflow/mlflow.db``, or to the server at ``tracking_uri``.
+    """Log to the database ``<save_dir>/mlflow/mlflow.db``, or to the server at ``tracking_uri``.
 
-    A run that is resumed in its folder goes on in the same run of MLflow, whose id is in ``<save_dir>/mlflow/run_id``.
+    A run that is resumed in its folder continues the same MLflow run, whose id is in ``<save_dir>/mlflow/run_id``.
 
-    MLflow cannot delete points of a curve. A run that ended by ``kill -9`` and is resumed writes the points since its
-    last checkpoint a second time, at the same steps: on a CPU the same values, but for durations; on a GPU they may
+    MLflow cannot delete points of a curve. A run that is resumed after ``kill -9`` writes the points since its last
+    checkpoint a second time, at the same steps. On a CPU the values are the same, except durations; on a GPU they may
     differ. ``logger=csv`` has every step once.
     """
 
@@ -32,7 +32,11 @@ class MLflowLog(MLFlowLogger):
         self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
         need("mlflow")
-        for noisy in ("alembic", "mlflow.store.db", "pytorch_lightning.loggers.mlflow"):  # they report new tables
+        for noisy in (
+            "alembic",
+            "mlflow.store.db",
+            "pytorch_lightning.loggers.mlflow",
+        ):  # they log the creation of tables
             logging.getLogger(noisy).setLevel(logging.ERROR)
         folder = (Path(save_dir) / "mlflow").resolve()
         folder.mkdir(parents=True, exist_ok=True)

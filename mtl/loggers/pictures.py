@@ -11,15 +11,15 @@ from pytorch_lightning.loggers import Logger
 from mtl.writing import writing
 
 DOTS = 100  # per inch
-COMPRESSION = 1  # of 0 to 9: the usual 6 takes a third of the time of a picture, to make files 7 to 9 % smaller
-# Loggers group what they show by the part before the first slash, and TensorBoard sorts the groups: after train and val
+COMPRESSION = 1  # from 0 to 9; the default 6 takes a third of a picture's time and makes files 7 to 9 % smaller
+# Loggers group charts by the part before the first slash, and TensorBoard sorts the groups: this one follows train, val
 GROUP = "visual"
 
 
 def save_picture(figure: Figure, file: Path, loggers: Sequence[Logger], step: int) -> None:
-    """Draw ``figure`` once, into the PNG ``file``, and give that to the loggers as ``visual/<name of the file>``.
+    """Draw ``figure`` once, into the PNG ``file``, and pass the file to the loggers as ``visual/<name of the file>``.
 
-    A logger that can show pictures has a method ``log_picture(name, file, step)``; the others are left out.
+    A logger that can show pictures has a method ``log_picture(name, file, step)``; other loggers are skipped.
     """
     with writing(file) as opened:
         figure.savefig(opened, format="png", dpi=DOTS, pil_kwargs={"compress_level": COMPRESSION})

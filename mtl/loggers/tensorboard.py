@@ -21,8 +21,8 @@ LOSSES = ("mse", "logloss")  # metrics that are a task's loss under another name
 class TensorBoardLog(TensorBoardLogger):
     """Write curves, pictures and a row of options to ``<save_dir>/<name>/``.
 
-    TensorBoard draws a chart for each name. So what is no curve is left out: the epoch that Lightning adds to all
-    values, the results of the test, and ``mse`` or ``logloss`` of a task where it equals the task's loss.
+    TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
+    all values, the test results, and a task's ``mse`` or ``logloss`` where it equals the task's loss.
     """
 
     def __init__(self, save_dir: str, name: str = "tensorboard") -> None:
@@ -48,7 +48,7 @@ class TensorBoardLog(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, metrics: Mapping[str, float] | None = None, step: int | None = None) -> None:
-        """Write the run's row of the page HParams: options and final metrics, both in the order in which they come.
+        """Write the run's row of the page HParams: options and final metrics, both in the given order.
 
         Without ``metrics`` nothing is written: the page shows no row without them.
         """
@@ -67,11 +67,11 @@ class TensorBoardLog(TensorBoardLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Do nothing: what is logged is written as it comes, and ``config.yaml`` holds the options."""
+        """Do nothing: values are written when they are logged, and ``config.yaml`` holds the options."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is waiting; the file stays open for the test after the training."""
+        """Flush the file; it stays open for the test after the training."""
         if self._experiment is not None:
             self.experiment.flush()
 
@@ -83,7 +83,7 @@ class TensorBoardLog(TensorBoardLogger):
 
 
 def _is_loss(name: str, metrics: Mapping[str, Any]) -> bool:
-    """Return whether ``name`` is a metric that is the loss of its task."""
+    """Return whether ``name`` is a metric that equals the loss of its task."""
     group, _, rest = name.partition("/")
     task, _, metric = rest.rpartition("/")
     loss = f"{group.removesuffix('_metrics')}/{task}/loss"
@@ -93,5 +93,5 @@ def _is_loss(name: str, metrics: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> bool | float | str:
-    """Return an option as TensorBoard takes it: numbers as such, anything else as text."""
+    """Return an option in a type that TensorBoard accepts: numbers unchanged, anything else as text."""
     return value if isinstance(value, bool | int | float | str) else str(value)

@@ -14,13 +14,13 @@ from mtl.loggers import need
 class WandbLog(WandbLogger):
     """Log to the folder ``<save_dir>/wandb/``, and with ``mode="online"`` to the server.
 
-    A run that is resumed in its folder goes on in the same run of Weights & Biases, whose id is found in the names of
-    the folders there. Offline, each start of the program adds a folder; ``wandb sync --append`` puts them together.
+    A run that is resumed in its folder continues the same Weights & Biases run, whose id is part of the folder names
+    there. Offline, each start of the program adds a folder; ``wandb sync --append`` joins them.
 
-    Weights & Biases writes what is logged after a while. A run that ended by ``kill -9`` lacks its last points; those
-    of them that are older than its last checkpoint are not logged again. Points between this checkpoint and the kill
-    that were written are there twice, at the same ``trainer/global_step``: on a CPU with the same values.
-    Ctrl-C and SIGTERM save and lose nothing; ``logger=csv`` has every step once in any case.
+    Weights & Biases writes values with a delay. After ``kill -9`` the last points are missing, and a resumed run logs
+    again only the points since its last checkpoint. Points after this checkpoint that were already written appear
+    twice, at the same ``trainer/global_step``; on a CPU they have the same values. Ctrl-C and SIGTERM save and lose
+    nothing; ``logger=csv`` always has every step once.
     """
 
     def __init__(

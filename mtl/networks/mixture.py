@@ -23,8 +23,8 @@ from mtl.types import InputSpec, Routing
 class MixtureOfExperts(nn.Module):
     """Mix the outputs of E experts for each of T tasks, by the weights of a gate: an ordinary layer of any network.
 
-    ``input_dim``: D, or (C, H, W) of images. ``gate`` and ``experts``: a module, or what makes one of its sizes, such
-    as ``partial(CometGate, k=2)``: it is called as ``gate(num_tasks=, num_experts=, input_dim=, inputs=)`` or
+    ``input_dim``: D, or (C, H, W) of images. ``gate`` and ``experts``: a module, or a factory for one, such as
+    ``partial(CometGate, k=2)``, called as ``gate(num_tasks=, num_experts=, input_dim=, inputs=)`` or
     ``experts(num_experts=, input_dim=)``. With ``static_gate`` the weights do not depend on the example.
 
     ``trunk(num_experts=1, input_dim=)``: a small network, shared by all tasks, that computes the gate's input from the
@@ -73,7 +73,7 @@ class MixtureOfExperts(nn.Module):
         ``inputs``: the raw inputs, for gates that read one; ``tasks``: indices of the wanted tasks (default all).
         ``groups [B]``: the group of each sample, from 0; the gate then routes each group, by the mean of its samples,
         and all samples of a group use the same experts. The routing has weights ``[groups, T, E]``. ``num_groups``: by
-        default the largest group plus 1, for which the program waits for the device.
+        default the largest group plus 1; to find it, the program waits for the device.
         """
         seen = (x if self.trunk is None else self.trunk(x)).flatten(1)
         if groups is None:
@@ -92,14 +92,14 @@ class MixtureOfExperts(nn.Module):
         return self._constant([task if self.gate.num_tasks > 1 else 0])
 
     def constant(self) -> MixtureOfExperts:
-        """Return the layer as a program can be exported of it: dense, and only the used experts of a static gate."""
+        """Return the layer in a form that can be exported: dense, and with only the used experts of a static gate."""
         if self.is_static:
             return self._constant(None)
         layer = copy.deepcopy(self)
         layer.dispatch = Dispatch("dense")
         for part in layer.gate.modules():
             if isinstance(part, Permutation) and not part.is_hard:
-                part.harden()  # what evaluation uses in any case
+                part.harden()  # evaluation uses the hard permutation anyway
         return layer
 
     @property
@@ -109,7 +109,7 @@ class MixtureOfExperts(nn.Module):
 
     @torch.no_grad()
     def _constant(self, tasks: Sequence[int] | None) -> MixtureOfExperts:
-        """Return the layer with the present weights of its static gate, and with the experts that ``tasks`` use."""
+        """Return the layer with the current weights of its static gate and only the experts that ``tasks`` use."""
         weights = self.gate(None, None, tasks).weights  # [T, E]
         used = (weights != 0).any(0).nonzero().flatten().tolist() or [0]  # without connections: an expert of weight 0
         gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
@@ -123,7 +123,7 @@ def _listed(sizes: Mapping[str, Any]) -> str:
 def group_means(x: Tensor, groups: Tensor, count: int) -> Tensor:
     """Return the mean of the rows of ``x [B, D]`` of each group, ``[count, D]``; ``groups [B]`` counts from 0.
 
-    The mean of a group without rows is 0: NaN would spread through the losses that average over the groups.
+    The mean of a group without rows is 0, since NaN would spread through losses that average over the groups.
     """
     sums = x.new_zeros(count, x.shape[1]).index_add(0, groups, x)
     sizes = x.new_zeros(count).index_add(0, groups, x.new_ones(groups.shape))

@@ -1,4 +1,4 @@
-"""Take the padding out of a batch of token sequences, and put it back where a layer needs it."""
+"""Remove the padding from a batch of token sequences, and restore it where a layer needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Packing:
         self.index = mask.flatten().nonzero().flatten()  # [N], into the B * S places
         self.is_full = not torch.compiler.is_exporting() and len(self.index) == mask.numel()  # a shortcut
         self.row = self.index // mask.shape[1]
-        self.position = self.index - self.row * mask.shape[1]  # ONNX has no remainder by a length that varies
+        self.position = self.index - self.row * mask.shape[1]  # not %: ONNX cannot export it for a variable length
         lengths = mask.sum(1)
         self.first = lengths.cumsum(0) - lengths
 

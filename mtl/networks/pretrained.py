@@ -41,7 +41,7 @@ def encoder(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it would report missing weights and go on
+    logging.set_verbosity_error()  # else it reports missing weights
     folder = find_folder(pretrained) if pretrained is not None and (weights or config is None) else None
     if folder is not None and config is None:
         where, built = f"network.pretrained={pretrained}", transformers.AutoConfig.from_pretrained(folder)
@@ -68,14 +68,14 @@ def encoder(
         raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
-    return loaded.to(torch.get_default_dtype()).train()  # it is loaded in evaluation mode, without dropout
+    return loaded.to(torch.get_default_dtype()).train()  # from_pretrained returns it in evaluation mode
 
 
 def from_scratch(config: dict[str, Any], vocab: int) -> Any:
     """Return the configuration of an encoder with random weights; ``config`` holds options of `transformers`.
 
-    What is not given: ``model_type`` bert, 2 layers, ``hidden_size`` 128, feed-forward layers 4 times as wide, heads of
-    attention 64 wide.
+    Defaults: ``model_type`` bert, 2 layers, ``hidden_size`` 128, feed-forward layers 4 times as wide, attention heads
+    64 wide.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Routed networks: in each layer of parallel components, each task uses some (Maziarz et al. 2019)."""
+"""Routed networks: each task uses some of the parallel components in each layer (Maziarz et al. 2019)."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ class RoutedLayer(nn.Module):
 
     @torch.no_grad()
     def constant(self) -> RoutedLayer:
-        """Return the layer as a program can be exported of it: with the present weights of its gate."""
+        """Return the layer in a form that can be exported: with the current weights of its gate."""
         layer = copy.deepcopy(self)
         layer.gate = FixedGate.of(self.gate(None).weights)
         layer.pattern = (layer.gate.weights != 0).tolist()
         for index, used in enumerate(zip(*layer.pattern, strict=True)):
             if not any(used):
-                layer.components[index] = nn.Identity()  # without the weights of what no task uses
+                layer.components[index] = nn.Identity()  # drop components that no task uses
         return layer
 
     @torch.no_grad()
@@ -161,9 +161,9 @@ class PrunedLayer(nn.Module):
 class RoutedNetwork(nn.Module):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
-    ``layers``: see ``Layer``. ``gate(num_tasks=,
-    num_experts=, input_dim=None, inputs=)`` builds the gate of a layer. ``dropout`` applies to the features before the
-    heads. With ``heads=None`` the output of the last layer, one number per task, is the prediction.
+    ``layers``: see ``Layer``. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` builds the gate of a layer.
+    ``dropout`` applies to the features before the heads. With ``heads=None`` the output of the last layer, one number
+    per task, is the prediction.
     """
 
     @validated
@@ -216,8 +216,8 @@ class RoutedNetwork(nn.Module):
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return optimiser options of some parameters: the gates' learning rate is multiplied by T.
 
-        The reason is that a step trains only one of a gate's T rows. Biases and gates have no weight decay, which would
-        pull the gates' logits towards a probability of 1/2.
+        A step trains only one of a gate's T rows, hence the factor. Biases and gates have no weight decay, which would
+        pull the gates' probabilities towards 1/2.
         """
         options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
         gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]

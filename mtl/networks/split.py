@@ -13,10 +13,10 @@ from mtl.checks import InputError, require
 
 
 def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> Tensor:
-    """Return the hidden units of each expert, ``[E, width]``; ``order [W]`` ranks those of the dense layer.
+    """Return the hidden units of each expert, ``[E, width]``; ``order [W]`` ranks the units of the dense layer.
 
-    All experts get the first ``shared`` units of the order; the others are dealt out one by one, and each expert keeps
-    its first ``width`` in all. The last units of the order may go to no expert.
+    All experts get the first ``shared`` units. The other units are dealt to the experts in turn until each has
+    ``width`` units in all; the last units may go to no expert.
     """
     require(shared <= width, f"network.shared_neurons={shared}: an expert has only {width} neurons")
     rest = order[shared:]

@@ -30,8 +30,8 @@ HEAD_STD = 0.02  # standard deviation of the heads' initial weights, as in the p
 class TransformerLayer(nn.Module):
     """Self-attention, then a feed-forward part: y = LN(x + dropout(F(x))), on real tokens ``x [N, D]`` only.
 
-    F is a mixture of experts, or one dense expert. Experts with a norm of their own end with it themselves, and their
-    mixture is the output.
+    F is a mixture of experts, or one dense expert. Experts with their own norm (``own_norm``) include residual
+    connection and LN, so their mixture is the output.
     """
 
     @validated
@@ -53,7 +53,7 @@ class TransformerLayer(nn.Module):
         tasks: Sequence[int],
         by_sentence: bool,
     ) -> tuple[Tensor, Routing | None]:
-        """Map ``x [N, D]`` of the tokens ``ids [N]`` to ``[N, D]`` and the routing, None of a dense layer."""
+        """Map ``x [N, D]`` of the tokens ``ids [N]`` to ``[N, D]`` and the routing; None for a dense layer."""
         context = self.attention.self(packing.pad(x), mask)[0]  # [B, S, D]
         x = self.attention.output(packing.pack(context), x)
         if self.mixture is None:
@@ -69,9 +69,9 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """A Transformer encoder with mixtures of feed-forward experts, one gate and one head per task.
 
-    Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts; a task's head reads the state of the first
-    token, that of a span task the state of every token. Only real tokens pass through gates, experts and norms. Every
-    task has a pass of its own, since its gates change all states; text data have one task per batch.
+    Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts. A task's head reads the state of the first
+    token; the head of a span task reads the state of every token. Only real tokens pass through gates, experts and
+    norms. Each task needs a separate pass, since its gates change all states; text data have one task per batch.
 
     Encoder: ``pretrained``, a folder or a name on the hub, or ``config`` with options of `transformers` for random
     weights; ``dropout`` replaces its own. ``mixture_layers``: the layers, from 0, that become mixtures (None: all; []:
@@ -79,9 +79,9 @@ class Transformer(nn.Module):
     inputs=)`` and ``heads(tasks=, input_dim=)`` are factories; a gate reads the state of a token, or, with
     ``route="sentence"``, the mean state of the sentence. The hash gate reads the token's id.
 
-    Experts start as copies of the dense layer (``start="copy"``), or as parts of it: of its most important neurons
-    (``"importance"``, from the file ``importance`` that ``mtl importance`` writes) or of random ones
-    (``"random"``). ``shared_neurons`` of an expert's neurons are the same in all experts (None: two thirds).
+    Experts start as copies of the dense layer (``start="copy"``), or as parts of it: its most important neurons
+    (``"importance"``, from the file ``importance`` that ``mtl importance`` writes) or random neurons (``"random"``).
+    ``shared_neurons`` neurons of an expert are the same in all experts (None: two thirds).
     """
 
     @validated
@@ -215,10 +215,9 @@ class Transformer(nn.Module):
         )
 
     def adapt(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the weights of another run's Transformer in the names and shapes of this one.
+        """Convert the weights of another run's Transformer to the names and shapes of this one.
 
-        A dense layer there becomes experts here, as ``start`` says; the gate of a task whose ``gate_from`` names
-        another task there is a copy of that task's gate.
+        Its dense layers become experts, as ``start`` says. A task with ``gate_from`` gets a copy of that task's gate.
         """
         self.set_extra_state(state.pop("_extra_state", {}))
         layers: Any = self.layers

@@ -1,1 +1,1 @@
-"""Run a table or a figure of a publication again, and compare: ``python reproduce.py NAME``."""
+"""Run a table or a figure of a publication again, and compare: ``mtl reproduce NAME``."""

@@ -1,4 +1,4 @@
-"""The command ``reproduce.py``, but for composing configurations, which it is given a function for."""
+"""The command ``mtl reproduce``, without composing configurations, for which the caller passes a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mtl.tune.storage import open_storage, reached
 from mtl.tune.trials import read_trials
 from mtl.tune.work import stoppable, work
 
-# Options of reproduce.py and train.py, or their beginnings, that change no number of a run
+# Options of mtl reproduce and mtl train, or prefixes of them, that do not change the results of a run
 HARMLESS = (
     *("hydra.", "paths.", "trust=", "threads="),
     *("heartbeat=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
@@ -39,12 +39,12 @@ def reproduce(
 ) -> None:
     """Run what ``cfg``, the composed ``conf/reproduce.yaml``, asks for, and write and print the report.
 
-    ``name``: of the file in ``conf/paper``. ``options``: of train.py, for all runs. ``compose(words)`` returns the
-    checked configuration of a run; ``program``: mtl train. ``own``: the other words of the command line, whose values
-    are in ``cfg``; the report names those that make its runs differ from the file's.
+    ``name``: the name of the file in ``conf/paper``. ``options``: options of mtl train for all runs. ``compose(words)``
+    returns the checked configuration of a run. ``program``: the words of the command mtl train. ``own``: the other
+    words of the command line, whose values are in ``cfg``; the report names the words that change the file's runs.
     """
     make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     paper = read(cfg, name, options)
     searched = [pair for pair in paper.pairs() if paper.space_of(pair[1])]
     searches = [paper.definition(*pair, chosen=None) for pair in searched]
@@ -68,7 +68,7 @@ def reproduce(
 
 
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:
-    """Return the words that the best trial of the search chose, and its number; ([], 0) without one."""
+    """Return the words of the search's best trial, and its number; ([], 0) without a search."""
     if not paper.space_of(gate):
         return [], 0
     study = study_of(paper.definition(group, gate, chosen=None).name, storage)
@@ -77,7 +77,7 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple
 
 
 def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:
-    """Return the trials of the searches in a group, None if none has begun."""
+    """Return the trials of the searches in a group; None if no search has begun."""
     found = {}
     for gate in paper.gates:
         if paper.space_of(gate):

@@ -1,4 +1,4 @@
-"""What a table or figure of a publication consists of: groups of gates, read from ``conf/paper``."""
+"""The definition of a table or figure of a publication: groups and gates, read from ``conf/paper``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtl.checks import require
 from mtl.options import Long, LongOrZero, Model, Name, valid
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, unique
 
-NAMES = {  # of parts whose file gives none: as the papers write them
+NAMES = {  # names, as in the papers, for parts whose file gives none
     "comet": "COMET",
     "comet+": "COMET+",
     "dselect_k": "DSelect-k",
@@ -32,9 +32,9 @@ Number = float | Annotated[list[float], Field(min_length=2, max_length=2)]  # or
 class Claim(Model):
     """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
-    With ``than``: its mean is better than that of each of these gates, by at least the share ``by`` of theirs;
-    ``higher`` says whether higher values are better. Else its mean is at least ``at_least`` or at most ``at_most``. The
-    names of group and gates are their keys.
+    With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least the
+    share ``by`` of the latter; ``higher`` says whether higher values are better. Otherwise it is that the mean is at
+    least ``at_least`` or at most ``at_most``. Group and gates are given by their keys.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Claim(Model):
 
 
 class Scale(Model):
-    """``seeds``: runs of each gate; ``n_trials``: of its search before, if any, with the further words ``search``."""
+    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``."""
 
     seeds: Long
     n_trials: LongOrZero = 0
@@ -59,7 +59,7 @@ class Scale(Model):
 
 
 class Described(Model):
-    """What the file says about a group or a gate."""
+    """The entry of a group or a gate in the file."""
 
     name: Name | None = None
     fixed: list[str] | None = None
@@ -67,7 +67,7 @@ class Described(Model):
 
 
 class Numbers(Model):
-    """The paper's numbers, by group, gate and column, and what ours are multiplied by to compare."""
+    """The paper's numbers by group, gate and column, and the factors that convert our numbers to the paper's units."""
 
     values: Annotated[dict[str, dict[str, dict[str, Number]]], Field(default_factory=dict)]
     units: Annotated[dict[str, float], Field(default_factory=dict)]
@@ -79,7 +79,7 @@ Parts = Annotated[dict[Name, Described], Field(min_length=1)]
 class File(Searches):
     """The composed ``conf/reproduce.yaml``, which explains the entries."""
 
-    n_trials: int | None = None  # of a study whose spaces the file takes; each scale has its own
+    n_trials: int | None = None  # a study whose spaces the file uses has one, which is ignored: each scale has its own
     scale: str
     only: str | None
     show: bool
@@ -108,9 +108,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Paper:
-    """A table or figure at one scale, with the ``groups`` and ``gates`` that are wanted.
+    """A table or figure at one scale, with the requested ``groups`` and ``gates``.
 
-    ``words``: options of train.py that the command line adds to all runs.
+    ``words``: options of mtl train that the command line adds to all runs.
     """
 
     name: str
@@ -142,9 +142,9 @@ class Paper:
         }
 
     def definition(self, group: Part, gate: Part, chosen: Sequence[str] | None, trial: int = 0) -> Definition:
-        """Return the study of a gate in a group: its search, or, given what that has ``chosen``, its runs.
+        """Return the study of a gate in a group: the search if ``chosen`` is None, otherwise the runs.
 
-        ``chosen``: words; ``trial``: the number of the trial that they are from.
+        ``chosen``: the words that the search has chosen; ``trial``: the number of the trial with these words.
         """
         label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(gate)
         check_unsearched(self.words, space, self.name)
@@ -158,14 +158,15 @@ class Paper:
         return Definition(name, label, words, space, file.sampler, file.pruner, file.seed)
 
     def space_of(self, gate: Part) -> Space:
-        """Return what is searched for the gate before its runs; {} if nothing is."""
+        """Return the space that is searched for the gate before its runs; {} if there is no search."""
         return self.file.space | gate.space if self.scale.n_trials else {}
 
 
 def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
-    """Return what ``cfg``, the composed ``conf/reproduce.yaml``, asks for; ``name``: of the file in ``conf/paper``.
+    """Return the table or figure that ``cfg``, the composed ``conf/reproduce.yaml``, asks for.
 
-    ``words``: options of train.py for all runs, which replace those of the file. Raises InputError for a wrong option.
+    ``name``: the name of the file in ``conf/paper``. ``words``: options of mtl train for all runs, which replace the
+    file's. Raises InputError for a wrong option.
     """
     file: File = valid(File, OmegaConf.to_container(cfg, resolve=True), "")
     require(file.scale in file.scales, f"scale={file.scale}: {name} has {', '.join(file.scales)}")
@@ -195,5 +196,5 @@ def _name(key: str, part: Described) -> str:
 
 
 def _wanted(parts: Mapping[str, Described], only: Sequence[str]) -> list[tuple[str, Described]]:
-    """Return the parts that ``only`` names, all if it names none of them."""
+    """Return the parts that ``only`` names, or all parts if it names none of them."""
     return [(key, part) for key, part in parts.items() if key in only] or list(parts.items())

@@ -19,9 +19,19 @@ from mtl.report.trials import Trials, section_of_trials
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
-FLOPS = "test flops_selected"  # column of the table of runs
-KEPT = ("group", "setting", "seed", FLOPS, "training flops_selected", "parameters", "epochs")  # on a page, of the runs
-Chosen = Mapping[tuple[str, str], tuple[list[str], int]]  # by group and gate: what a search chose, and in which trial
+FLOPS = "test flops_selected"  # a column of the table of runs
+KEPT = (
+    "group",
+    "setting",
+    "seed",
+    FLOPS,
+    "training flops_selected",
+    "parameters",
+    "epochs",
+)  # columns of the runs in a page's CSV
+Chosen = Mapping[
+    tuple[str, str], tuple[list[str], int]
+]  # by group and gate: the words that a search chose, and the trial
 
 
 def write(
@@ -34,9 +44,9 @@ def write(
 ) -> None:
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
-    ``chosen``: what the search chose for each row of the tables; ``searches``: the trials of each group that has some.
-    ``page``: a folder in which NAME.md with its pictures and NAME.csv, of the finished runs, are written too.
-    ``changed``: words of the command line that replace options of the file; the report begins with them.
+    ``chosen``: the words chosen by the search for each row of the tables. ``searches``: the trials of each group that
+    has any. ``page``: a folder for NAME.md with its pictures, and for NAME.csv with the finished runs. ``changed``:
+    words of the command line that replace options of the file; the report begins with them.
     """
     groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
@@ -89,7 +99,7 @@ def runs_table(groups: Mapping[str, Runs], folder: Path) -> pl.DataFrame:
 
 
 def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
-    """Return the runs of a group that have begun, None if none has."""
+    """Return the runs of a group that have begun; None if none has."""
     named: dict[Path, tuple[str, int | None]] = {}
     for gate in paper.gates:
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label

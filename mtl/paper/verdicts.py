@@ -10,7 +10,7 @@ from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
 from mtl.report.statistics import SIGNIFICANCE, Summary, Value, summarise, welch
 
-FEWEST = 3  # runs of a gate that can be judged
+FEWEST = 3  # the least number of runs of a gate for a verdict
 RULES = (
     f"A claim holds if the difference has the right sign, is significant (one-sided unpaired Welch test, "
     f"p < {SIGNIFICANCE}), and is as large as claimed, where a size is claimed. It holds in sign if only the sign is "
@@ -20,7 +20,7 @@ RULES = (
 
 
 class Verdict(StrEnum):
-    """What our runs say about a claim; of several comparisons, the last one of this order counts."""
+    """Verdicts on a claim, from best to worst; for several comparisons, the worst one counts."""
 
     HOLDS = "holds"
     IN_SIGN = "holds in sign"
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, what our runs say about it, and the numbers."""
+    """A claim, the verdict of our runs, and the numbers."""
 
     claim: Claim
     verdict: Verdict
@@ -38,9 +38,9 @@ class Judgement:
 
 
 def judge(claim: Claim, values: Mapping[str, Sequence[Value]], names: Mapping[str, str]) -> Judgement:
-    """Return what the runs say about ``claim``.
+    """Judge ``claim`` by the finished runs.
 
-    ``values``: of the claim's column, one for each finished run, by the key of the gate; ``names``: of the gates.
+    ``values``: the values of the claim's column by the key of the gate, one for each run; ``names``: of the gates.
     """
     own = values.get(claim.gate, ())
     if not claim.than:

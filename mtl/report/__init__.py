@@ -1,1 +1,1 @@
-"""Compare runs: read their folders into one table, group them by what differs, and write tables and curves."""
+"""Compare runs: read their folders into one table, group them by the options that differ, write tables and curves."""

@@ -1,4 +1,4 @@
-"""Compare runs, or the trials of studies: ``python -m mtl.report FOLDER``, ``python -m mtl.report study=NAME``."""
+"""Compare runs, or the trials of studies: ``mtl report FOLDER``, ``mtl report study=NAME``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from mtl.checks import InputError, require
 
-WORDS = ("study=", "storage=", "paths.output_dir=")  # as of tune.py
+WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, print the table of the runs, and write report.html, summary.md and summary.csv.
 
-    They are written into the folder, or that of the study; if there are several, into the current one.
+    The files are written into the folder of the runs or the study; if several are given, into the current folder.
     """
     parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as of tune.py"
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare_given(given: Sequence[str], **options: Any) -> None:
-    """Compare the folders, or the studies, that the words ``given`` name; ``options``: as in ``section_of``."""
-    from mtl.report.runs import by_data, read_runs  # these take seconds, --help does not
+    """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
+    from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import section_of
     from mtl.report.summary import CSV, MARKDOWN, PAGE, show, write_report
     from mtl.report.trials import section_of_trials

@@ -1,4 +1,4 @@
-"""What random search finds with how many trials, as in appendix F of COMET (2023): one curve for each gate."""
+"""Draw the expected result of random search over its number of trials, one curve for each gate (COMET, appendix F)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mtl.analysis.figures import COLOURS, LINES
 from mtl.report.page import Listing
 from mtl.report.statistics import Value
 
-SIZES = (1, 2, *range(5, 251, 5))  # trials, COMET's
+SIZES = (1, 2, *range(5, 251, 5))  # numbers of trials, as in COMET
 _SIZE = (10.8, 4.3)  # inches, without the legend
-_WIDE = 10  # times the least value: the greatest one of a scale that is not logarithmic
+_WIDE = 10  # the scale is logarithmic if the largest value is more than this many times the smallest
 _LABELLED = (1, 2, 5, 10, 20, 50, 100, 200)  # of SIZES, on the axis
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search finds: expected values at 1, 2, ... trials, up to its whole budget.
+    """Expected values of the best trial of a search with 1, 2, ... trials, up to its whole budget.
 
-    ``validation``: of the trial with the best one; ``test``: of that same trial.
+    The best trial is the one with the best ``validation`` value; ``test`` is the test value of the same trial.
     """
 
     setting: str
@@ -38,20 +38,20 @@ class Budget:
 
 
 def chances(trials: int, drawn: int) -> np.ndarray:
-    """Return the probability [trials] that the best of ``drawn`` trials is the best, second best, ... of ``trials``.
+    """Return the probabilities ``[trials]`` that the best of ``drawn`` trials is the best, second best, ... of all.
 
-    They are drawn with replacement, so that the rank exceeds i with probability (1 - i / trials) ** drawn. These are
-    the frequencies to which COMET's 1000 resamples come close.
+    With replacement, the rank of the best exceeds i with probability (1 - i / trials) ** drawn. COMET estimates these
+    probabilities by 1000 resamples.
     """
     above = (1 - np.arange(trials + 1) / trials) ** drawn
     return np.asarray(above[:-1] - above[1:])
 
 
 def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> Budget | None:
-    """Return what a search among trials with these (validation, test) values finds; None without any.
+    """Return the budget of a search among trials with these (validation, test) values; None without any.
 
-    ``higher``: whether higher values of the validation are better. Trials without both values are left out. The whole
-    budget has as many trials as there are, and at most the largest of ``SIZES``.
+    ``higher``: whether higher validation values are better. Trials that lack a value are left out. The whole budget is
+    the number of trials, at most the largest of ``SIZES``.
     """
     known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
     if not known:
@@ -63,15 +63,15 @@ def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> 
 
 
 def trials_needed(values: Sequence[float], target: float, higher: bool) -> int | None:
-    """Return the least number of trials whose expected value is ``target`` or better; None if that is never so."""
+    """Return the least number of trials whose expected value reaches ``target``; None if none does."""
     reached = (size for size, value in enumerate(values, 1) if (value >= target if higher else value <= target))
     return next(reached, None)
 
 
 def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -> Listing:
-    """Return how many trials each setting needs for what each other one finds with its whole budget.
+    """Return how many trials each setting needs to reach the result of each other setting with its whole budget.
 
-    ``attribute``: whether for the "validation" or the "test" value, which the reader knows as ``name``.
+    ``attribute``: "validation" or "test"; ``name``: the name of this value for the reader.
     """
     rows = []
     for own in budgets:
@@ -87,7 +87,7 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
 
 
 def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
-    """Draw both expected values over the number of trials; a panel each, a line for each setting."""
+    """Draw both expected values over the number of trials, each in its own panel, with a line for each setting."""
     figure = Figure(figsize=_SIZE, layout="tight")
     panels = figure.subplots(1, 2)
     most = max(each.whole for each in budgets)

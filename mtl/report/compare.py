@@ -1,4 +1,4 @@
-"""Compare settings: what is shown of each, its mean over seeds, and the difference to the first setting."""
+"""Compare settings: the quantities shown, their means over seeds, and the differences to the first setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtl.checks import InputError
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise, welch
 
-MOST_TASKS = 16  # of which each is shown; of more tasks, the mean and the extremes
+MOST_TASKS = 16  # up to this many, each task is shown; otherwise the mean and the extremes
 EXTREMES = 3  # tasks at each end
 AVERAGES = ("test average", "test small_average")
 
@@ -42,13 +42,13 @@ class Quantity:
 
     @cached_property
     def differences(self) -> dict[str, Difference | None]:
-        """The difference of each setting but the first to the first one."""
+        """The difference of each other setting to the first one."""
         first, *others = self.values
         return {name: difference(self.values[name], self.values[first]) for name in others}
 
     @cached_property
     def best(self) -> set[str]:
-        """The settings with the best mean; none if that is unknown, or if all means are equal.
+        """The settings with the best mean; none if the direction is unknown or all means are equal.
 
         A setting with an undefined value, such as the loss of a run that diverged, is never the best.
         """
@@ -61,9 +61,9 @@ class Quantity:
 
     @cached_property
     def contest(self) -> tuple[str, str, float] | None:
-        """The best setting, the next best one, and the p-value that it is better: Welch's t test, one-sided.
+        """The best setting, the next best one, and the p-value of their difference: Welch's t test, one-sided.
 
-        None if there is no single best setting, or if the test is undefined, as of a single run.
+        None if there is no single best setting, or if the test is undefined, as it is for a single run.
         """
         known = {name: mean for name, mean in self._known().items() if name not in self.best}
         if len(self.best) != 1 or not known:
@@ -74,16 +74,16 @@ class Quantity:
         return None if p is None else (winner, other, p)
 
     def _known(self) -> dict[str, float]:
-        """Return the means of the settings that have a value in each run."""
+        """Return the means of the settings whose runs all have a value."""
         return {name: v.mean for name, v in self.means.items() if v.mean is not None and not v.undefined}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Settings beside each other, in the order of their runs; differences are those to the first one.
+    """Settings side by side, in the order of their runs; differences are to the first setting.
 
-    ``runs``: for each setting, how many of its runs have finished, and how many there are. ``notes`` say what the
-    quantities leave out. ``unit``: what the runs of a setting are.
+    ``runs``: for each setting, the number of finished runs and of all runs. ``notes`` say what the quantities leave
+    out. ``unit``: what the runs of a setting are called.
     """
 
     heading: str
@@ -94,10 +94,10 @@ class Comparison:
 
 
 def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), unit: str = "seeds") -> Comparison:
-    """Return the comparison of all settings, of the loss and the main metrics, or of ``columns`` of the table alone.
+    """Compare all settings by the loss and the main metrics, or only by the given ``columns`` of the table.
 
-    ``also`` names further columns to show, without "test " or with it: InputError for one that no run has. Those of
-    ``columns`` that no run has (yet) are left out. ``unit``: what the runs of a setting are, in the plural.
+    ``also`` names further columns, with or without "test "; InputError for one that no run has. Entries of ``columns``
+    that no run has (yet) are left out. ``unit``: what the runs of a setting are called, in the plural.
     """
     groups = {str(name): group for (name,), group in runs.table.group_by("setting", maintain_order=True)}
     counts = {name: (group["state"].to_list().count(FINISHED), len(group)) for name, group in groups.items()}
@@ -121,7 +121,7 @@ def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), u
 
 
 def _main(runs: Runs) -> tuple[list[Quantity], list[str]]:
-    """Return the loss and the main metrics, and what is left out of them."""
+    """Return the loss and the main metrics, and notes on what they leave out."""
     shown = [Quantity("loss", "test loss", False)]
     shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
     tasks, notes = _tasks(runs), []
@@ -141,7 +141,7 @@ def _tasks(runs: Runs) -> list[Quantity]:
 
 
 def _chosen(runs: Runs, columns: Sequence[str]) -> tuple[list[Quantity], list[str]]:
-    """Return the numeric ones of ``columns``, and a note on the others."""
+    """Return the numeric ``columns``, and a note on the others."""
     have = [name for name in columns if name in runs.table.columns and runs.table[name].dtype.is_numeric()]
     left = [name for name in columns if name not in have]
     shown = [Quantity(name.removeprefix("test ").replace("/", " "), name, runs.is_higher_better(name)) for name in have]
@@ -169,7 +169,7 @@ def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:
 
 
 def wins(tasks: Sequence[Quantity], name: str, first: str) -> str:
-    """Say on how many tasks the mean of a setting is better than that of the first one."""
+    """Say for how many tasks the mean of a setting is better than the mean of the first setting."""
     better = []
     for task in tasks:
         own, other = task.means[name].mean, task.means[first].mean
@@ -179,9 +179,9 @@ def wins(tasks: Sequence[Quantity], name: str, first: str) -> str:
 
 
 def _by_seed(group: pl.DataFrame, column: str) -> dict[int, Value]:
-    """Return the values of the finished runs by seed; runs that share a seed get numbers of their own below 0.
+    """Return the values of the finished runs by seed; runs that share a seed get distinct negative numbers instead.
 
-    It is empty if none of the runs has such a value, as runs of top-k have no share of binary selectors.
+    The result is empty if no run has the value, as runs of top-k have no share of binary selectors.
     """
     done = group.filter(state=FINISHED)
     if done[column].is_null().all():

@@ -21,17 +21,17 @@ from mtl.training.values import curve_name
 from mtl.writing import write_text, writing
 
 BAND = 0.9  # level of the confidence interval
-CSV_LOG = Path("csv") / "metrics.csv"  # of logger=csv
-_SIZE = (7.2, 4.8)  # inches, of the panel and its labels, whatever stands in the legend
-_LINE, _LINES = 32, 6  # characters of a line, and lines, of a label in the legend
-_FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands: those of many curves are fainter
+CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
+_SIZE = (7.2, 4.8)  # inches of the panel and its labels, without the legend
+_LINE, _LINES = 32, 6  # characters per line, and lines, of a label in the legend
+_FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands, which are fainter if there are many
 
 
 def read_course(folder: Path, metric: str) -> pl.DataFrame:
     """Return the values of ``metric`` that the run in ``folder`` logged, as columns ``step`` and ``value``.
 
-    ``metric`` is the name of a curve, or that which monitors have for it, such as ``val/click/auroc``; InputError if
-    there is none. Of a step that was trained twice the last value counts.
+    ``metric`` is the name of a curve, or of the value that monitors use, such as ``val/click/auroc``; InputError if
+    the run has no such curve. If a step was trained twice, the last value counts.
     """
     log = folder / CSV_LOG
     if log.is_file():
@@ -47,7 +47,7 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
 
 
 def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
-    """Return the one of the logged ``names`` that ``metric`` means."""
+    """Return the logged name that ``metric`` stands for."""
     for name in (metric, curve_name(metric)):
         if name in names:
             return name
@@ -57,10 +57,11 @@ def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
 def curves_of(
     runs: Sequence[tuple[str, str]], metric: str, band: float = BAND
 ) -> tuple[pl.DataFrame, list[InputError]]:
-    """Return a curve for each setting among ``runs``, pairs of (folder, setting), and why a run is left out.
+    """Return a curve for each setting among ``runs``, pairs of (folder, setting), and an error for each run left out.
 
-    A curve has a row for each step that all of its runs have, with the columns ``setting``, ``runs`` (their number),
-    ``step``, ``mean``, and ``low`` and ``high``, the ends of the ``band`` confidence interval of Student's t.
+    A curve has a row for each step that all of its runs logged, with the columns ``setting``, ``runs`` (their number),
+    ``step``, ``mean``, ``low`` and ``high``: the last two are the ends of Student's t confidence interval of level
+    ``band``.
     """
     courses, missing = [], []
     for number, (folder, setting) in enumerate(runs):
@@ -87,9 +88,9 @@ def curves_of(
 
 
 def read_curves(folder: Path, metric: str, band: float) -> tuple[str, pl.DataFrame]:
-    """Return what the settings are, and the curves of those among the runs in ``folder``, in the order of the runs.
+    """Return a heading for the settings, and the curve of each setting of the runs in ``folder``, in their order.
 
-    Runs that have not logged the metric (yet) are left out, with a message on stderr; InputError if none has.
+    Runs that have not (yet) logged the metric are left out, with a message on stderr; InputError if none has it.
     """
     runs = find_runs([folder])
     heading, names, _ = name_settings(runs)
@@ -102,12 +103,12 @@ def read_curves(folder: Path, metric: str, band: float) -> tuple[str, pl.DataFra
 
 
 def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND) -> Figure:
-    """Draw curves with their bands in one panel, and a legend beside it, for which ``savefig`` has to make room."""
+    """Draw curves with their bands in one panel; the legend beside it needs ``savefig(bbox_inches="tight")``."""
     figure = Figure(figsize=_SIZE)
     axes = figure.add_subplot()
     counts, settings = set(curves["runs"]), curves["setting"].n_unique()
     for index, ((label, count), curve) in enumerate(curves.group_by("setting", "runs", maintain_order=True)):
-        turn = index // len(COLOURS)  # a colour comes again with another kind of line
+        turn = index // len(COLOURS)  # colours repeat with another line style
         colour, style = COLOURS[index % len(COLOURS)], LINES[(index + turn) % len(LINES)]
         name = _in_lines(str(label) if len(counts) == 1 else f"{label} {_runs(count)}")
         point = "o" if len(curve) == 1 else None  # a line through one point cannot be seen

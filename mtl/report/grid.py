@@ -1,4 +1,4 @@
-"""Lay out a comparison as a grid of texts, which the tables of the console, of Markdown and of pages show."""
+"""Lay out a comparison as a grid of texts, for tables on the console, in Markdown and in HTML pages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mtl.report.statistics import SIGNIFICANCE, Difference, Summary
 
 Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``grid``
 _GAP = 3  # characters between columns
-_WIDEST_NAME = 28  # of the first column; longer names take several lines
-_WHOLE_HEADER = 14  # a header of another column takes one line up to this width
-_WIDEST_HEADER = 20  # and is broken inside a word above this one, unless the cells are wider
-_MOST_COLUMNS = 8  # of a table in Markdown or HTML
-_DIGITS = 4  # significant ones of a mean whose error is not known
+_WIDEST_NAME = 28  # characters of the first column; longer names take several lines
+_WHOLE_HEADER = 14  # other headers take one line up to this width
+_WIDEST_HEADER = 20  # wider headers are broken inside words, unless the cells are wider
+_MOST_COLUMNS = 8  # columns of a table in Markdown or HTML
+_DIGITS = 4  # significant digits of a mean whose error is not known
 _MOST_DECIMALS = 6
 _ARROWS: Mapping[bool | None, str] = {True: "↑", False: "↓", None: ""}
 
@@ -46,7 +46,7 @@ class Grid:
         return Grid(corner, list(self.rows), dict(zip(self.columns, map(list, cells), strict=True)))
 
     def widths(self) -> list[int]:
-        """Return the width of the first column, and of each other one, in characters."""
+        """Return the widths of the columns in characters, the first one first."""
         widths = [min(_WIDEST_NAME, max(map(len, (self.corner, *self.rows))))]
         for index, header in enumerate(self.columns):
             texts = [text for row in self.rows.values() for text in (row[index].value, *row[index].below)]
@@ -71,7 +71,7 @@ class Grid:
 
 
 def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Grid:
-    """Return the comparison with a row for each setting, and after it what is ``published`` of that setting.
+    """Return the comparison with a row for each setting, followed by a row of its ``published`` values, if any.
 
     ``detailed``: with the errors of differences, bootstrap intervals, and a last row of the tests of the best settings.
     ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
@@ -118,7 +118,7 @@ def _contest(quantity: Quantity) -> Entry:
 
 
 def decimals(quantity: Quantity) -> int:
-    """Return the decimals of a quantity: two digits of its typical standard error, or four of its largest mean."""
+    """Return the decimals that show two digits of the typical standard error, or four of the largest mean."""
     if errors := [value.error for value in quantity.means.values() if value.error]:
         last = 1 - math.floor(math.log10(statistics.median(errors)))
     else:
@@ -153,5 +153,5 @@ def rounded(mean: float, error: float | None) -> str:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value with the digits that it is read with."""
+    """Return a p-value as text with suitable digits."""
     return "p<0.001" if p < 0.001 else f"p={p:.3f}" if p < 0.1 else f"p={p:.2f}"

@@ -15,7 +15,7 @@ Options = dict[str, str]
 def given_options(words: Iterable[str]) -> Options | None:
     """Return the options that Hydra's overrides ``words`` set, by name, without seeds and folders.
 
-    None if the words do not say what was trained: those of a run that goes on from a checkpoint or tests one.
+    None if the words do not say what was trained, because the run resumes or tests a checkpoint.
     """
     options = {}
     for word in words:
@@ -29,10 +29,10 @@ def given_options(words: Iterable[str]) -> Options | None:
 
 
 def config_options(configs: Sequence[Mapping[str, Any]]) -> list[Options]:
-    """Return for each run options that tell the resolved configurations apart, without seeds and folders.
+    """Return for each run the options that distinguish the resolved configurations, without seeds and folders.
 
-    What was chosen from the config groups comes first, then options with short names. An option is left out if those
-    before it determine its value in all runs, as ``gate`` determines the options of a gate that nobody changed.
+    Choices of config groups come first, then options with short names. An option is left out if earlier options
+    determine its value in all runs, as ``gate`` determines the unchanged options of a gate.
     """
     flat = [flatten(dict(config)) for config in configs]
     places = [str(config.get("paths.run_dir", "\0")) for config in flat]  # no value has a null character
@@ -52,16 +52,17 @@ def config_options(configs: Sequence[Mapping[str, Any]]) -> list[Options]:
 
 
 def differing(options: Sequence[Options]) -> list[str]:
-    """Return the names of the options that differ between runs, in the order in which they come up."""
+    """Return the names of the options that differ between runs, in order of appearance."""
     names = dict.fromkeys(name for each in options for name in each)
     return [name for name in names if len({each.get(name) for each in options}) > 1]
 
 
 def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
-    """Return a heading and the label of each run, without what all runs share.
+    """Return a heading and the label of each run, without the options that all runs share.
 
-    If every run was given all of the differing options, the heading names them and the labels are their values, as
-    "gate, data.rho" and "topk, 0.5". Else the heading is "setting", and a label is like ``gate=topk data.rho=0.5``.
+    If every run was given all differing options, the heading names them and the labels are their values, as in
+    "gate, data.rho" and "topk, 0.5". Otherwise the heading is "setting", and a label is like ``gate=topk
+    data.rho=0.5``.
     """
     names = differing(options)
     if names and all(name in each for each in options for name in names):
@@ -71,5 +72,5 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether every run of one setting has a value of its own of this option."""
+    """Return whether the runs of one setting differ in this option, as in their seeds and folders."""
     return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name in ("label", "words")

@@ -1,4 +1,4 @@
-"""Write sections of tables and pictures as one HTML page that stands alone, and as Markdown."""
+"""Write sections of tables and pictures as one self-contained HTML page, and as Markdown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mtl.report.grid import Published, written_grid
 from mtl.report.tables import explanation, markdown, markdown_table
 
 _DPI = 120  # of figures in a page
-_SHORT = 24  # characters of a text that is aligned as numbers are
+_SHORT = 24  # characters of a text that is aligned like a number
 _SHRUNK = 0.8  # pictures of runs, so that two stand beside each other
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its ``caption``; ``width`` in CSS pixels. ``of_run``: a run drew it, not the report."""
+    """A PNG with its ``caption``; ``width`` in CSS pixels. ``of_run``: whether a run drew it, not the report."""
 
     caption: str
     png: bytes = field(repr=False)
@@ -34,7 +34,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of texts, of which the first column names the rows; ``notes``: sentences below it."""
+    """A table of texts whose first column names the rows; ``notes``: sentences below it."""
 
     title: str
     header: Sequence[str]
@@ -44,9 +44,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: paragraphs, the comparison with what is published beside it, further tables, and pictures.
+    """A part of a page: paragraphs, the comparison with the published values, further tables, and pictures.
 
-    ``text``: paragraphs, which blank lines separate. ``notes``: sentences below the table, as on runs that failed.
+    ``text``: paragraphs, separated by blank lines. ``notes``: sentences below the table, such as on failed runs.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Section:
 
 
 def picture(figure: Figure, caption: str) -> Picture:
-    """Return ``figure``, with all that is drawn beside its panels, as a picture of a page."""
+    """Return ``figure``, including legends beside its panels, as a picture of a page."""
     data = BytesIO()
     figure.savefig(data, format="png", dpi=_DPI, bbox_inches="tight", metadata={"Software": None})
     return Picture(caption, data.getvalue(), round(96 / _DPI * _width(data.getvalue())))
@@ -78,7 +78,7 @@ def _width(png: bytes) -> int:
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
     """Return the HTML page: it has no scripts, loads nothing, and follows the reader's choice of light or dark.
 
-    All texts are escaped: they are shown as they are.
+    All texts are escaped.
     """
     return _template().render(title=title, intro=intro, sections=sections)
 
@@ -98,20 +98,20 @@ def _template() -> jinja2.Template:
 
 
 def _classes(listing: Listing) -> list[Markup]:
-    """Return the attribute of each column's cells: those with words are aligned as words are, and not as numbers."""
+    """Return the HTML attribute of each column's cells, which aligns texts and numbers differently."""
     columns = zip(*listing.rows, strict=True)
     wordy = [any(len(text) > _SHORT or text[:1].isalpha() for text in texts) for texts in columns]
     return [Markup(' class="text"' if words else "") for words in wordy or [False] * len(listing.header)]
 
 
 def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture]:
-    """Return the pictures that the report drew, by the file names ``NAME_1.png`` and so on."""
+    """Return the pictures drawn by the report, by their file names ``NAME_1.png`` and so on."""
     drawn = [each for section in sections for each in section.figures if not each.of_run]
     return {f"{name}_{number}.png": each for number, each in enumerate(drawn, 1)}
 
 
 def render_markdown(title: str, intro: str, sections: Sequence[Section], name: str | None = None) -> str:
-    """Return the sections in Markdown; with ``name``, it links the files that ``pictures_beside(name, ...)`` names."""
+    """Return the sections in Markdown; with ``name``, link the pictures that ``pictures_beside(name, ...)`` names."""
     parts, files = [f"# {title}", intro], iter(pictures_beside(name or "", sections))
     for section in sections:
         parts += [f"## {section.title}", section.text]

@@ -1,4 +1,4 @@
-"""Read the folders of runs into one table, a row for each run, whether it has finished or not."""
+"""Read the folders of runs, finished or not, into one table with a row for each run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 _PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
 # As in conf/hydra/job_logging/run.yaml
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)")
-_TAIL = 8192  # bytes at the end of a log, in which its last message starts
+_TAIL = 8192  # bytes at the end of a log that are searched for the last message
 
 
 class Results(BaseModel, extra="allow"):
-    """What a report reads of results.json; the other entries are ``best_METRIC``."""
+    """The entries of results.json that a report reads; the other entries are ``best_METRIC``."""
 
     __pydantic_extra__: dict[str, float | None]
     test: dict[str, float | None] = {}
@@ -42,7 +42,7 @@ class Results(BaseModel, extra="allow"):
 
 
 class Command(BaseModel):
-    """What a report reads of command.json: overrides, choices from the config groups, and the seed."""
+    """The entries of command.json that a report reads: overrides, choices from the config groups, and the seed."""
 
     overrides: list[str] | None = None
     choices: dict[str, Any] = {}
@@ -51,14 +51,14 @@ class Command(BaseModel):
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs beside each other.
+    """The table of several runs.
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
     differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``training NAME``, ``best NAME``, ``parameters``,
     ``epochs``, ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN.
-    ``heading`` says what the settings are, ``main`` is the main metric of each task, and ``higher`` tells of metrics
-    whether higher values are better.
+    ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
+    says for each metric whether higher values are better.
     """
 
     table: pl.DataFrame
@@ -67,7 +67,7 @@ class Runs:
     higher: dict[str, bool]
 
     def is_higher_better(self, column: str) -> bool | None:
-        """Return whether higher values of a column of numbers are better, None if that is not known."""
+        """Return whether higher values of a column of numbers are better; None if that is not known."""
         return self.higher.get(re.split("[ /]", column)[-1])
 
 
@@ -87,9 +87,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the run folders ``paths`` by the name of their data, since losses on other data say nothing to each other.
+    """Group the run folders ``paths`` by the name of their data, since losses on different data cannot be compared.
 
-    The name is "" where a run does not know it.
+    The name is "" if a run does not record it.
     """
     found: dict[str, list[Path]] = {}
     for path in paths:
@@ -106,9 +106,9 @@ def read_runs(folders: Sequence[Path]) -> Runs:
 
 
 def read_named_runs(named: Mapping[Path, Named], heading: str = "setting") -> Runs:
-    """Return the runs in the folders ``named``, each with its (setting, seed); seed None: the one that the run knows.
+    """Return the runs in the folders ``named``, each with its (setting, seed); seed None: read it from the run.
 
-    A folder that is not there yet is a run that has not finished. InputError if there is none.
+    A folder that does not exist yet counts as an unfinished run. InputError if ``named`` is empty.
     """
     require(bool(named), "there is no run to compare")
     return _table(named, [{}] * len(named), heading)
@@ -125,18 +125,18 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
         known = results.seed if results else command(path).seed or config(path).get("seed")
         seed = known if given is None else given
-        row["seed"] = seed if isinstance(seed, int) else None  # a run that fails may be told anything
+        row["seed"] = seed if isinstance(seed, int) else None  # the seed of a failed run may be any value
         rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(results))
         if results:
-            main = results.main_metrics | main  # the first run has the last word
+            main = results.main_metrics | main  # the first run decides
             higher |= results.higher_is_better
     return Runs(with_means(pl.DataFrame(rows, infer_schema_length=None)), heading, main, higher)
 
 
 def with_means(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs with the columns ``mean METRIC``, over the tasks that have the metric, if these are several.
+    """Add the columns ``mean METRIC``, the mean over all tasks that have the metric, if there are several such tasks.
 
-    It is null or NaN for a run in which that of a task is: a mean over other tasks could not be compared.
+    The mean is null or NaN if the value of any task is, since a mean over fewer tasks could not be compared.
     """
     metrics: dict[str, list[str]] = {}
     for column in table.columns:
@@ -151,8 +151,8 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
 def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:
     """Return a heading, the label of each run, and the options by which the runs differ.
 
-    These are the overrides of their command lines. If those of a run do not say it, as of one that only tests a
-    checkpoint, all are told apart by their configurations.
+    These are the overrides of their command lines. If a run's overrides do not tell, as when it only tests a
+    checkpoint, all runs are distinguished by their configurations.
     """
     words = [command(path).overrides for path in paths]
     given = [None if each is None else given_options(each) for each in words]
@@ -163,7 +163,7 @@ def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]
 
 
 def numbers(results: Results | None) -> dict[str, float]:
-    """Return the numbers of results by the names of their columns; its nulls, undefined values, are NaN."""
+    """Return the numbers in ``results`` by the names of their columns; null, an undefined value, becomes NaN."""
     if results is None:
         return {}
     test = {name: value for name, value in results.test.items() if not name.startswith(_PER_EXPERT)}
@@ -175,7 +175,7 @@ def numbers(results: Results | None) -> dict[str, float]:
 
 
 def read_results(path: Path) -> tuple[Results | None, str | None]:
-    """Return what a run has recorded, None if it has not (yet), and what is wrong with its file."""
+    """Return the results of a run (None if it has none yet), and an error message if its file is damaged."""
     record = read_json(path / RESULTS)
     own = {name: value for name, value in record.items() if name in Results.model_fields or name.startswith("best_")}
     try:
@@ -186,7 +186,7 @@ def read_results(path: Path) -> tuple[Results | None, str | None]:
 
 
 def command(path: Path) -> Command:
-    """Return what the program wrote into a new run folder; without entries if that is lost or damaged."""
+    """Return the content of command.json in a run folder; without entries if the file is missing or damaged."""
     try:
         return Command.model_validate(read_json(path / COMMAND))
     except ValidationError:
@@ -194,7 +194,7 @@ def command(path: Path) -> Command:
 
 
 def config(path: Path) -> dict[str, Any]:
-    """Return the resolved configuration of a run, {} if it ended before that was written."""
+    """Return the resolved configuration of a run; {} if the run ended before it was written."""
     try:
         content = yaml.load((path / CONFIG).read_text(), yaml.CSafeLoader)  # plain Python takes ten times as long
     except (OSError, yaml.YAMLError):
@@ -205,7 +205,7 @@ def config(path: Path) -> dict[str, Any]:
 def last_message(log: Path) -> tuple[str, str | None]:
     """Return the state of a run without results, and its last message.
 
-    It has failed if that is an error, and is unfinished otherwise: it goes on, or was stopped or killed.
+    The run has failed if this message is an error. Otherwise it is unfinished: still running, stopped or killed.
     """
     try:
         with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Make a section of a page from runs: their comparison, what they cost, and their curves and weights over training."""
+"""Make a section of a page from runs: comparison, costs, losses and experts' weights over training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mtl.report.statistics import summarise
 from mtl.report.tables import missing
 
 CURVE = "val/loss"
-MOST_PICTURES = 24  # of weights over training, so that the page stays small
+MOST_PICTURES = 24  # pictures of weights over training; a limit keeps the page small
 _WEIGHTS = "weights_over_training*.png"
-_SMALL = 0.001  # relative standard error of a cost that is not shown
+_SMALL = 0.001  # a relative standard error of a cost below this is not shown
 FLOPS, TRAINING = "test flops_selected", "training flops_selected"
 _COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
@@ -57,9 +57,9 @@ def section_of(
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
-    """Return the means over finished runs of what each setting costs; without rows if no run says any of it.
+    """Return the costs of each setting, means over finished runs; without rows if no run records any.
 
-    ``baseline``: the setting by whose FLOPs those of the others are divided, InputError if it has none.
+    ``baseline``: FLOPs are divided by the FLOPs of this setting; InputError if it has none.
     """
     done = runs.table.filter(state=FINISHED)
     columns = [name for name in _COSTS if name in done.columns and done[name].count()]
@@ -84,13 +84,13 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:
-    """Return the means of the FLOPs per sample and of the product of the column ``work`` with the epochs, or Nones."""
+    """Return the mean FLOPs per sample and the mean product of the column ``work`` with the epochs, or Nones."""
     known = group.select(FLOPS, (pl.col(work) * pl.col("epochs")).alias("training")).drop_nulls().drop_nans()
     return known.mean().row(0)
 
 
 def _cost(values: Sequence[float | None]) -> str:
-    """Return mean and standard error of what runs cost: whole from 1000 on, else with four digits."""
+    """Return mean and standard error of the runs' costs: whole numbers from 1000 on, else four digits."""
     found = summarise(values)
     if found.mean is None:
         return "-"
@@ -98,7 +98,7 @@ def _cost(values: Sequence[float | None]) -> str:
 
 
 def _curves(runs: Runs) -> list[Picture]:
-    """Return the picture of the validation loss over training, none if no run has logged it."""
+    """Return the picture of the validation loss over training, if any run has logged it."""
     curves, _ = curves_of(runs.table.select("run", "setting").rows(), CURVE)
     if curves.is_empty():
         return []
@@ -106,7 +106,7 @@ def _curves(runs: Runs) -> list[Picture]:
 
 
 def _weights(runs: Runs) -> list[Picture]:
-    """Return the pictures of the experts' weights over training, of the first run of each setting that has them."""
+    """Return pictures of the experts' weights over training, from the first run of each setting that has one."""
     found: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():
         paths = sorted((Path(run) / "routing").glob(_WEIGHTS)) if not found.get(setting) else []

@@ -1,4 +1,4 @@
-"""Means, standard errors and differences of a few numbers, one for each run; an undefined one is None or NaN."""
+"""Means, standard errors and differences of a few numbers, one per run; an undefined number is None or NaN."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SIGNIFICANCE = 0.05  # below which a p-value gets an asterisk
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean of ``count`` defined values and its standard error; ``undefined`` more had no value.
+    """The mean of ``count`` defined values and its standard error; ``undefined`` counts the undefined values.
 
-    ``mean`` is None without any value, and ``error`` with less than two.
+    ``mean`` is None without defined values, ``error`` is None with fewer than two.
     """
 
     mean: Value
@@ -34,8 +34,8 @@ class Summary:
 class Difference:
     """How much larger the values of one setting are than those of another.
 
-    ``pairs``: of how many pairs of runs with the same seed it is the mean; 0 if it is the difference of the two means.
-    ``p``: the p-value of Welch's t test, None if that is undefined.
+    ``pairs``: the number of pairs of runs with the same seed that the difference is a mean of; 0 if it is the
+    difference of the two means. ``p``: the p-value of Welch's t test; None if undefined.
     """
 
     mean: float
@@ -61,7 +61,7 @@ def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "
     """Return the p-value of Welch's unpaired t test, which does not assume equal variances, that the means are equal.
 
     ``alternative``: as in ``scipy.stats.ttest_ind``; "greater" tests whether the mean of ``values`` is the greater one.
-    None if a sample has less than two values, or if neither varies.
+    None if a sample has fewer than two values, or if neither varies.
     """
     first, second = defined(values), defined(others)
     if min(len(first), len(second)) < 2 or (len(set(first)) == 1 and len(set(second)) == 1):
@@ -72,11 +72,11 @@ def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "
 
 
 def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Difference | None:
-    """Compare two settings whose runs have the seeds that are the keys; None if one of them has no value.
+    """Compare two settings, given the values of their runs by seed; None if one of them has no value.
 
-    If runs share seeds, the difference and its standard error are those of the pairs of one seed, since both runs
-    then start from the same state and see rows in the same order. Else it is the difference of the two means. The
-    p-value is that of Welch's test of all values, which is the common one in publications, and needs no pairs.
+    If runs share seeds, the difference and its standard error are computed from pairs of equal seed, since both runs
+    of a pair start from the same state and see rows in the same order. Otherwise it is the difference of the two means.
+    The p-value is from Welch's test of all values, which is common in publications and needs no pairs.
     """
     mine, theirs = summarise(list(values.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None:
@@ -92,9 +92,9 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Diff
 
 
 def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Return the percentile bootstrap interval of the mean of the defined values; None with less than two of them.
+    """Return the percentile bootstrap interval of the mean of the defined values; None with fewer than two of them.
 
-    It never leaves the range of the values, so that it is too narrow for a few of them.
+    The interval never leaves the range of the values, so it is too narrow for few values.
     """
     numbers = defined(values)
     if len(numbers) < 2:

@@ -39,9 +39,9 @@ def write_report(title: str, intro: str, sections: Sequence[Section], runs: Sequ
 
 
 def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
-    """Print the tables for the width of the console, which is 80 where it is not known, and ``notes`` below them.
+    """Print the tables in the width of the console (80 if unknown), and ``notes`` below them.
 
-    ``files``: where all of it was written to.
+    ``files``: the files with all results, for the last line.
     """
     console = Console(highlight=False)
     mark, best = ("", "in bold") if console.is_terminal else ("*", "with *")

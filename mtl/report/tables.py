@@ -15,7 +15,7 @@ from mtl.report.grid import Entry, Grid, Published, grid, written_grid
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import LEVEL, RESAMPLES, SIGNIFICANCE
 
-_MOST_NAMED = 10  # runs that have not finished; summary.csv has all
+_MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _LONGEST_REASON = 300  # characters
 
 
@@ -25,7 +25,7 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
     ``mark`` follows the best values, besides their bold type.
     """
     upright = grid(comparison)
-    space = " " * len(mark)  # where other cells have the mark, so that numbers are aligned
+    space = " " * len(mark)  # in place of the mark, so that numbers stay aligned
 
     def marked(entry: Entry) -> Entry:
         below = tuple(line + space for line in entry.below)
@@ -38,7 +38,7 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
 
 
 def markdown(comparison: Comparison, published: Published | None = None) -> str:
-    """Return the comparison as one Markdown table, with the best values in bold, and what explains it."""
+    """Return the comparison as one Markdown table with the best values in bold, followed by its explanation."""
     shown = written_grid(comparison, published)
 
     def text(entry: Entry) -> str:
@@ -87,7 +87,7 @@ def explanation(comparison: Comparison, best: str, detailed: bool = False) -> li
 
 
 def missing(runs: Runs) -> list[str]:
-    """Return a line for each run that has not finished: its folder, what became of it, and its last message."""
+    """Return a line for each unfinished run: its folder, its state, and its last message."""
     rows = runs.table.filter(pl.col("state") != FINISHED).select("run", "state", "reason").rows()
     lines = [f"{Path(run).name} {state}: {reason or 'no message'}" for run, state, reason in rows]
     if not lines:

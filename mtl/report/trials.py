@@ -1,4 +1,4 @@
-"""Report on the trials of a search: the best of them, and what it finds with how many trials."""
+"""Report on the trials of a search: the best trials, and the expected result for each number of trials."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mtl.report.runs import FINISHED, Runs
 from mtl.report.section import section_of
 from mtl.report.tables import missing
 
-SHARE = 0.05  # of the trials, the best by validation, that COMET's tables average
+SHARE = 0.05  # the share of the trials, the best by validation, that COMET's tables average
 PRUNED = "pruned"  # state of a run
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of the searches of some settings; ``runs.table`` also has the state "pruned".
+    """The trials of the searches of some settings; in ``runs.table``, a state can also be "pruned".
 
-    ``validation`` and ``test``: the columns by which a search chooses, and that it is to improve; ``higher``: whether
+    ``validation`` is the column by which a search chooses, ``test`` the column that it reports. ``higher``: whether
     higher values of both are better.
     """
 
@@ -34,10 +34,10 @@ class Trials:
 
 
 def best_trials(trials: Trials, share: float = SHARE) -> tuple[Runs, list[str]]:
-    """Return the best ``share`` of the trials of each setting by validation, best first, and a sentence on each.
+    """Return the best ``share`` of each setting's trials by validation, best first, and a sentence on each setting.
 
-    A share of those that have ended, however they did; at least one, rounded down. A setting of which no trial has a
-    value keeps all of them, so that it is seen.
+    The share is of all trials that have ended, with or without success, rounded down but at least one trial. A setting
+    without any value keeps all its trials, so that the report shows it.
     """
     kept, notes = [], []
     for group in trials.runs.table.partition_by("setting", maintain_order=True):
@@ -53,7 +53,7 @@ def best_trials(trials: Trials, share: float = SHARE) -> tuple[Runs, list[str]]:
 
 
 def budgets_of(trials: Trials) -> list[budget.Budget]:
-    """Return what the search of each setting finds with how many trials, of the settings with any finished trial."""
+    """Return the budget of each setting that has a finished trial."""
     if trials.test not in trials.runs.table.columns:
         return []
     done = trials.runs.table.filter(state=FINISHED).select("setting", trials.validation, trials.test)
@@ -63,7 +63,7 @@ def budgets_of(trials: Trials) -> list[budget.Budget]:
 
 
 def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **options: Any) -> Section:
-    """Return the section on a search: its best trials, and its tuning budget if there are two trials.
+    """Return the section on a search: its best trials and, with two or more trials, its tuning budget.
 
     ``also`` and ``options``: as in ``section_of``.
     """

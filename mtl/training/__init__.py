@@ -1,4 +1,4 @@
-"""Train a network on several tasks: the LightningModule, losses, metrics, schedules."""
+"""Train a network on several tasks: the LightningModule, losses, metrics, weightings and schedules."""
 
 from mtl import compat
 

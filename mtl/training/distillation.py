@@ -17,10 +17,11 @@ class Distillation:
 
     H_l and T_l ``[N, D]`` are the states of the N real tokens in the network and in the teacher, after the embeddings
     (l = 0) and after each layer. P_t is ``prediction_losses`` of task t, averaged over all rows, labelled or not.
-    ``layers`` and ``predictions`` switch the two parts. ``tasks`` are those of the network; ``teacher_tasks``, those of
-    the teacher, may have another mean and standard deviation.
+    ``layers`` and ``predictions`` switch the two parts. ``tasks`` are the tasks of the network; ``teacher_tasks`` are
+    the same tasks for the teacher, perhaps with another mean and standard deviation.
 
-    This is no module: so the teacher is in no checkpoint and no optimizer, and ``train()`` leaves its dropout off.
+    This is not an ``nn.Module``, so that the teacher is in no checkpoint or optimizer and ``train()`` does not switch
+    on its dropout.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Distillation:
         self.weight, self.layers, self.predictions = weight, layers, predictions
 
     def losses(self, inputs: Mapping[str, Tensor], output: NetworkOutput) -> dict[str, Tensor]:
-        """Return the parts of the loss by name; ``output`` is that of the network for the batch ``inputs``."""
+        """Return the scalar parts of the loss by name; ``output`` is the network's output for the batch ``inputs``."""
         with torch.no_grad():
             target: NetworkOutput = self.teacher(inputs, list(output.predictions))
         losses = {}
@@ -53,7 +54,7 @@ class Distillation:
         return losses
 
     def _converted(self, name: str, prediction: Tensor) -> Tensor:
-        """Return the teacher's prediction of a task as the network would make it: with its mean and deviation."""
+        """Convert the teacher's prediction of a task to the network's mean and standard deviation of the labels."""
         task, theirs = self.tasks[name], self.teacher_tasks[name]
         if (task.mean, task.std) == (theirs.mean, theirs.std):
             return prediction
@@ -61,7 +62,7 @@ class Distillation:
 
 
 def state_losses(hidden: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """Return the squared error of each token ``[N]``: averaged over features, summed over the states ``[N, D]``."""
+    """Return the squared error ``[N]`` of each token: the mean over features, summed over the states ``[N, D]``."""
     pairs = zip(hidden, target, strict=True)
     each = [(at_least_float32(state) - at_least_float32(wanted)).square().mean(-1) for state, wanted in pairs]
     return torch.stack(each).sum(0)

@@ -23,7 +23,7 @@ Columns = dict[str, Tensor]  # [N, ...] each
 
 @dataclass(frozen=True)
 class Selected:
-    """Some N of the tasks, resolved once: their numbers, as a list and as a tensor ``[N]``, and ``weights [N]``."""
+    """A selection of N tasks: their indices, as a list and as a tensor ``[N]``, and their ``weights [N]``."""
 
     numbers: list[int]
     index: Tensor
@@ -31,7 +31,7 @@ class Selected:
 
 
 class TaskSums(KeepsDigits):
-    """Base of sums over this process's rows for each task: ``sums [count, T]``, in float64 where the device has it."""
+    """Base of sums over this process's rows for each task, ``sums [count, T]``: float64 if the device has it."""
 
     sums: Tensor
 
@@ -46,7 +46,7 @@ class TaskSums(KeepsDigits):
 
 
 class LossMeter(TaskSums):
-    """Sum each task's losses over labelled rows, so that the mean does not depend on how rows are batched.
+    """Sum each task's losses over labelled rows, so that the mean does not depend on the batches.
 
     ``sums [2, T]``: this process's summed losses and numbers of labels.
     """
@@ -64,7 +64,7 @@ class LossMeter(TaskSums):
     def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
         """Return the named tasks, on the device and in the precision of ``like``.
 
-        They are cached, since copying them to a device in each step would wait for the device.
+        They are cached, since a copy to the device in each step would make the CPU wait.
         """
         key = (names, like.device, like.dtype)
         if key not in self._selected:
@@ -77,8 +77,8 @@ class LossMeter(TaskSums):
     def compute(self) -> dict[str, float]:
         """Return the mean loss by task, and ``loss``, their weighted sum; tasks without a label are left out.
 
-        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes,
-        so every process has to call this.
+        ``loss`` is NaN if no task with a weight above 0 has a label. The means are over the rows of all processes, so
+        every process has to call this.
         """
         sums = zip(self.tasks, all_reduce_sum(self.sums).t().tolist(), strict=True)
         means = {task: loss / count for task, (loss, count) in sums if count}
@@ -87,7 +87,7 @@ class LossMeter(TaskSums):
 
 
 class MeanErrors(TaskSums):
-    """The metrics in ``ERRORS`` of all regressions at once: one object a task would take longer than the network."""
+    """The metrics in ``ERRORS`` of all regressions; one object per task would take longer than the network."""
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         super().__init__(tasks, 3)
@@ -114,7 +114,7 @@ class MeanErrors(TaskSums):
 class Evaluation(KeepsDigits):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
-    The labelled rows of tasks whose metrics need them are kept to the end of the pass. Losses and errors are sums.
+    Losses and errors are kept as sums. Other metrics need the labelled rows of their tasks, which are kept to the end.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -139,11 +139,10 @@ class Evaluation(KeepsDigits):
         weights: Mapping[str, Tensor] | None = None,
         groups: Tensor | None = None,
     ) -> None:
-        """Add a batch: ``predictions[task]`` as a network gives them, ``targets[task] [B]``.
+        """Add a batch: ``predictions[task]`` as returned by a network, ``targets[task] [B]``.
 
-        Span tasks need ``rows [B]``, by which their scorers know the rows; they are scored on all, labelled or not.
-        ``weights`` and ``groups``: see ``Batch``. Weights count in the losses alone: all labelled rows are alike to
-        metrics.
+        Span tasks need ``rows [B]``, the row numbers for their scorers, and are scored on all rows, labelled or not.
+        ``weights`` and ``groups``: see ``Batch``. Weights affect only the losses, not the metrics.
         """
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
@@ -158,7 +157,7 @@ class Evaluation(KeepsDigits):
     def _columns(
         self, task: TaskSpec, prediction: Tensor, target: Tensor, rows: Tensor | None, groups: Tensor | None
     ) -> Columns:
-        """Return what the metrics of a task need of a batch: the fields of ``Rows``, or those of a scorer of spans."""
+        """Return the columns of a batch that a task's metrics need: the fields of ``Rows`` or the input of a scorer."""
         shown = self.shown[task.name]
         if task.kind == "span":
             require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
@@ -176,7 +175,7 @@ class Evaluation(KeepsDigits):
             columns = {
                 "prediction": prediction.double().sigmoid(),
                 "label": label,
-            }  # all float32 above 17 would tie at 1
+            }  # in float32, all sigmoids of logits above 17 would be 1
             ranked = [name for name in shown if "group" in ALL["binary"][metric_family(name)].needs]
             if ranked and groups is None:
                 raise InputError(
@@ -199,8 +198,8 @@ class Evaluation(KeepsDigits):
     def compute(self) -> dict[str, float]:
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
 
-        Like the loss, an average leaves out tasks without a label; and a task whose main metric is undefined, NaN.
-        Every process has to call this.
+        Like the loss, an average leaves out tasks without a label. It also leaves out tasks whose main metric is
+        undefined (NaN). Every process has to call this.
         """
         result, errors, columns = self.meter.compute(), self.errors.compute(), self._gathered()
         for name, task in self.tasks.items():
@@ -219,7 +218,7 @@ class Evaluation(KeepsDigits):
         return {"loss": result["loss"], **means, **result}
 
     def _gathered(self) -> dict[str, Columns]:
-        """Return the rows of all processes, by task; only of tasks that have some."""
+        """Return the rows of all processes by task, without tasks that have none."""
         own = {name: _joined(batches) for name, batches in self._batches.items() if batches}
         if world_size() == 1:
             return own
@@ -231,10 +230,10 @@ class Evaluation(KeepsDigits):
         }
 
     def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
-        """Return for each value that is NaN in ``result``, which ``compute`` returned, what it needs to be defined.
+        """Return the undefined (NaN) values in ``result``, which ``compute`` returned, with what each needs.
 
-        They include the averages if all of their metrics are NaN. A value that is NaN because a prediction is NaN is
-        not among them.
+        Averages are included if all of their metrics are NaN. Values that are NaN because a prediction is NaN are not
+        included.
         """
         found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
         if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):

@@ -18,13 +18,13 @@ STACKED = ("binary", "regression")  # kinds whose tasks have predictions of one 
 def summed_loss(
     task: TaskSpec, prediction: Tensor, target: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss summed over the labelled rows, and the number of these rows, as scalars.
+    """Return two scalars: the loss summed over the labelled rows, and the number of these rows.
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``, in standard units; ``span``: the mean of the cross-entropies
     of the first and of the last token, over the positions of ``[B, S, 2]``. A row without a label adds exactly 0 to
     loss and gradient. ``weight [B]``, ``TaskSpec.pos_weight`` and ``TaskSpec.class_weights`` multiply the losses of
-    rows; the number of rows is that without them.
+    rows, but do not change the number of rows.
     """
     weights = {} if weight is None else {task.name: weight}
     _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
@@ -39,8 +39,8 @@ def summed_losses(
 ) -> tuple[list[str], Tensor, Tensor]:
     """Return the names of the predicted tasks, and ``summed_loss`` of each: losses ``[N]``, numbers of labels ``[N]``.
 
-    ``weights[task] [B]``: of the rows, for all tasks or none. Tasks of the same kind are computed in one operation:
-    with 128 tasks, a loop would take longer than the network.
+    ``weights[task] [B]``: the weights of the rows, for all tasks or none. Tasks of the same kind are computed in one
+    operation: with 128 tasks, a loop would take longer than the network.
     """
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in predictions:
@@ -78,12 +78,12 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
     mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
     target = target if mean is None else target - mean
     target = (target if std is None else target / std).to(prediction.dtype)
-    error = torch.where(mask, prediction - target, 0.0)  # before the square, whose gradient of NaN is NaN
+    error = torch.where(mask, prediction - target, 0.0)  # before squaring, since the gradient at NaN is NaN
     return error.square(), mask
 
 
 def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of each row of a multiclass or a span task ``[B]``, 0 without a label."""
+    """Return the loss ``[B]`` of each row of a multiclass or span task; 0 for a row without a label."""
     own = _constants(task.class_weights, prediction.device, prediction.dtype) if task.class_weights else None
     each = F.cross_entropy(prediction, target, own, ignore_index=MISSING_CLASS, reduction="none")
     return each if task.kind == "multiclass" else each.mean(-1)
@@ -97,6 +97,6 @@ def _constants_of(tasks: Sequence[TaskSpec], name: str, usual: float, like: Tens
 
 @lru_cache(maxsize=256)
 def _constants(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return ``values`` as a tensor; cached, since copying them to a device in each step would wait for the device."""
-    with torch.inference_mode(False):  # or else the first evaluation would make a tensor that training cannot use
+    """Return ``values`` as a tensor; cached, since a copy to the device in each step would make the CPU wait."""
+    with torch.inference_mode(False):  # else a first call in evaluation would cache a tensor that training cannot use
         return torch.tensor(values, device=device, dtype=dtype)

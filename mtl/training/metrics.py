@@ -1,9 +1,9 @@
-"""The metrics that a task may name: functions of all rows of an evaluation, however batches and processes split them.
+"""The metrics that a task may name. They are computed from all rows of an evaluation, so batches do not matter.
 
-Curves and calibration are torchmetrics' functions. The others are ours: torchmetrics' R2 takes labels of a small scale
-for constant ones, its correlations with a constant are NaN (GLUE defines them as 0), and its ranking metrics loop over
-the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and let the order of the rows decide between equal
-predictions. Where a metric is undefined, it is NaN.
+Curves and calibration use torchmetrics. The other metrics are ours, for three reasons. torchmetrics' R2 treats labels
+of a small scale as constant. Its correlations with a constant are NaN, where GLUE defines them as 0. Its ranking
+metrics loop over the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and break ties by the order of the
+rows. An undefined metric is NaN.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ UNDEFINED = torch.tensor(torch.nan)
 class Rows:
     """The N labelled rows of a binary, multiclass or regression task.
 
-    ``prediction [N]``: a probability; the most probable class; a value in the units of the labels. ``label [N]``.
-    Of a multiclass task also ``confidence [N]``, the probability of the predicted class, ``likelihood [N]``, that of
-    the label, and ``scores [N, C]``, all of them, if a metric needs them. Of a binary task perhaps ``groups [N]``, the
-    numbers of the groups that ranking metrics rank apart; negative: none.
+    ``label [N]`` are the labels. ``prediction [N]`` is a probability (binary), the most probable class (multiclass) or
+    a value in the units of the labels (regression). A multiclass task also has ``confidence [N]``, the probability of
+    the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, ``scores [N,
+    C]``, all probabilities. A binary task may have ``groups [N]``: ranking metrics rank the rows of each group
+    separately, and a negative number means no group.
     """
 
     prediction: Tensor
@@ -43,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its value for rows, whether higher values are better (None: neither), what it needs to be defined."""
+    """A metric: its function of rows, whether higher values are better (None: neither), and when it is defined."""
 
     compute: Callable[..., Tensor]
     higher_is_better: bool | None = True
@@ -51,12 +52,15 @@ class Metric:
 
 
 def positives(rows: Rows) -> Tensor:
-    """Return the predicted classes of a binary task, by a threshold of 0.5."""
+    """Return the predicted classes ``[N]`` (bool) of a binary task, with a threshold of 0.5."""
     return (rows.prediction > 0.5).long()
 
 
 def auroc(prediction: Tensor, label: Tensor) -> Tensor:
-    """Return the area under the curve of the true positive rate over the false positive rate."""
+    """Return the area under the ROC curve, the true positive rate over the false positive rate.
+
+    ``prediction [N]``, ``label [N]``.
+    """
     return binary_auroc(prediction, label, validate_args=False) if 0 < label.sum() < len(label) else UNDEFINED
 
 
@@ -67,22 +71,26 @@ def one_versus_rest_auroc(rows: Rows) -> Tensor:
 
 
 def average_precision(rows: Rows) -> Tensor:
-    """Return the area under the curve of precision over recall, without interpolation: sum of precision * rise."""
+    """Return the average precision, sum_n (R_n - R_(n-1)) P_n over the thresholds, with recall R and precision P."""
     return binary_average_precision(rows.prediction, rows.label, validate_args=False) if rows.label.any() else UNDEFINED
 
 
 def calibration_error(confidence: Tensor, correct: Tensor) -> Tensor:
-    """Return the mean distance of ``confidence [N]`` from the share of ``correct [N]`` in 15 bins of equal width."""
+    """Return the expected calibration error in 15 bins of equal width (Guo et al. 2017).
+
+    It is the mean distance between the mean ``confidence [N]`` of a bin and its share of ``correct [N]`` predictions,
+    weighted by the number of rows in the bin.
+    """
     return binary_calibration_error(confidence, correct.long(), n_bins=15, validate_args=False)
 
 
 def log_loss(likelihood: Tensor) -> Tensor:
-    """Return the mean of -log p of the predicted probabilities of the labels ``[N]``, at least 2.2e-16."""
+    """Return the mean of -log p over the probabilities ``likelihood [N]`` of the labels, with p at least 2.2e-16."""
     return -likelihood.clamp(min=torch.finfo(torch.float64).eps).log().mean()
 
 
 def f1(predicted: Tensor, label: Tensor) -> Tensor:
-    """Return 2 TP / (2 TP + FP + FN) of bool ``predicted [N]`` and ``label [N]``; 0 where there is neither."""
+    """Return 2 TP / (2 TP + FP + FN) for bool ``predicted [N]`` and ``label [N]``; 0 if both have no positives."""
     return 2 * (predicted & label).sum().double() / (predicted.sum() + label.sum()).clamp(min=1)
 
 
@@ -93,10 +101,10 @@ def macro_f1(rows: Rows) -> Tensor:
 
 
 def matthews(predicted: Tensor, label: Tensor) -> Tensor:
-    """Return the Matthews correlation of classes ``predicted [N]`` and ``label [N]``; 0 where one is constant.
+    """Return the Matthews correlation of classes ``predicted [N]`` and ``label [N]``; 0 if one is constant.
 
-    With n rows, c of them correct, t labels and p predictions by class, it is
-    (c n - t p) / sqrt((n^2 - p p) (n^2 - t t)) (Gorodkin 2004).
+    It is (c n - t.p) / sqrt((n^2 - p.p) (n^2 - t.t)) (Gorodkin 2004), with n rows, c correct predictions, and the
+    numbers of labels t ``[C]`` and of predictions p ``[C]`` of each class.
     """
     classes = int(torch.maximum(predicted.max(), label.max())) + 1
     p, t = (values.bincount(minlength=classes).double() for values in (predicted, label))  # [C]
@@ -106,7 +114,7 @@ def matthews(predicted: Tensor, label: Tensor) -> Tensor:
 
 
 def pearson(x: Tensor, y: Tensor) -> Tensor:
-    """Return the Pearson correlation of ``x [N]`` and ``y [N]``; 0 where one is constant."""
+    """Return the Pearson correlation of ``x [N]`` and ``y [N]``; 0 if one is constant."""
     if bool(x.min() == x.max()) or bool(y.min() == y.max()):
         return x.new_zeros(())
     x, y = x - x.mean(), y - y.mean()
@@ -114,14 +122,14 @@ def pearson(x: Tensor, y: Tensor) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Return the rank of each of ``values [N]``, from 1; equal values share the mean of their ranks."""
+    """Return the ranks ``[N]`` of ``values [N]``, from 1; equal values share the mean of their ranks."""
     _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
     mean: Tensor = counts.cumsum(0) - (counts - 1) / 2
     return mean[index].to(values.dtype)
 
 
 def r2(rows: Rows) -> Tensor:
-    """Return the share of the labels' variance that is explained, 1 - sum (t - p)^2 / sum (t - mean)^2."""
+    """Return R^2 = 1 - sum (t - p)^2 / sum (t - mean)^2 with labels t and predictions p, the explained variance."""
     if bool(rows.label.min() == rows.label.max()):
         return UNDEFINED
     unexplained = (rows.label - rows.prediction).square().sum()
@@ -129,18 +137,18 @@ def r2(rows: Rows) -> Tensor:
 
 
 def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
-    """Return the mean over the groups of the metric ``name`` of the ranked rows; ``k``: only the first k rows count.
+    """Return the mean over the groups of the ranking metric ``name``; with ``k``, only the first k rows count.
 
-    The candidates are the labelled rows of the split that belong to the group, for a recommender those of a user: the
-    items that the user has seen and the sampled ones that it has not, not the whole catalogue. They are ranked by their
-    prediction, the highest first; of equal predictions, negatives come first. With r_i = 1 if the row of rank i is
+    The candidates are the labelled rows of the group in the split. For a recommender, a group is a user: its candidates
+    are the items that the user has seen and the sampled unseen ones, not the whole catalogue. They are ranked by
+    prediction, the highest first; among equal predictions, negatives come first. With r_i = 1 if the row of rank i is
     positive and P positives in all:
 
     ``ndcg``: sum_(i <= k) r_i / log2(i + 1), divided by its largest value, sum_(i <= min(k, P)) 1 / log2(i + 1).
     ``hit_rate``: 1 if one of the first k rows is positive, else 0. ``mrr``: 1 / rank of the first positive row.
 
-    Groups without a positive row are left out of the mean, as are rows of a negative group number, which have none. The
-    metric is undefined, NaN, if no group is left. A group of positives only counts 1.
+    The mean leaves out groups without a positive row, and rows with a negative group number, which belong to no group.
+    If no group is left, the metric is undefined (NaN). A group that has only positives counts as 1.
     """
     kept = rows.groups >= 0
     prediction, label, groups = rows.prediction[kept], rows.label[kept], rows.groups[kept]
@@ -160,14 +168,14 @@ def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
         gains = 1 / torch.arange(2, 2 + int(sizes.max()), device=group.device).double().log2()  # of ranks 1, 2, ...
         most = count.clamp(min=1, max=k)
         values = none.index_add(0, group, counted * gains[rank - 1]) / gains.cumsum(0)[most - 1]
-    else:  # of the first positive row that counts, 1 or its reciprocal rank
+    else:  # the first positive row gives 1 (hit_rate) or its reciprocal rank (mrr)
         worth = counted if name == "hit_rate" else counted / rank
         values = none.scatter_reduce(0, group, worth, "amax")
-    return values[count > 0].mean()  # of no groups: NaN
+    return values[count > 0].mean()  # NaN without groups
 
 
 UNRANKED = "a group with a positive label"
-ALL: dict[TaskKind, dict[str, Metric]] = {  # of mtl.types.METRICS, but for those in ERRORS and of spans
+ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except ERRORS and the metrics of spans
     "binary": {
         "auroc": Metric(lambda rows: auroc(rows.prediction, rows.label), needs="positive and negative labels"),
         "auprc": Metric(average_precision, needs="a positive label"),
@@ -198,7 +206,7 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # of mtl.types.METRICS, but for thos
     },
     "span": {},
 }
-# From the sums of squares and of absolute values of the errors and the number of labels, [T] each
+# Functions of the sum of squared errors, the sum of absolute errors and the number of labels, [T] each
 ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "mse": lambda squares, absolutes, labels: squares / labels,
     "mae": lambda squares, absolutes, labels: absolutes / labels,
@@ -225,10 +233,10 @@ def value_of(kind: TaskKind, name: str, rows: Rows) -> float:
 
 
 def averages(tasks: Sequence[TaskSpec]) -> dict[str, list[str]]:
-    """Return the main metrics that ``average`` and ``small_average`` are means of, as ``<task>/<metric>``.
+    """Return the main metrics, as ``<task>/<metric>``, whose means are ``average`` and ``small_average``.
 
-    There are no averages unless every task names its metrics, and of each main one higher is better; and no
-    ``small_average`` if no task is small.
+    Averages exist only if every task names its metrics and higher is better for each main metric. ``small_average``
+    also needs a small task.
     """
     mains = {task.name: metric_names(task)[0] for task in tasks}
     if not all(task.metrics and higher_is_better(mains[task.name]) for task in tasks):
@@ -245,7 +253,7 @@ def mean_of_defined(values: Sequence[float]) -> float:
 
 
 def higher_is_better(name: str) -> bool | None:
-    """Return whether higher values of a logged name are better, as of ``val/click/auroc``; None if it is not known."""
+    """Return whether higher values of a logged name such as ``val/click/auroc`` are better; None if not known."""
     last = metric_family(name.rpartition("/")[2])
     if last in ("average", "small_average", *DEFAULTS["span"]):
         return True

@@ -35,15 +35,15 @@ class MultiTaskModule(LightningModule):
     """Minimise the weighted sum of task losses plus the network's auxiliary losses.
 
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
-    ``distillation`` adds the comparison with a teacher for the tasks of each batch, shown among the auxiliary losses.
-    ``weighting`` makes one loss of those of the tasks, by default their sum.
+    ``distillation`` adds the comparison with a teacher for the tasks of each batch, logged as auxiliary losses.
+    ``weighting`` combines the task losses into one loss, by default their sum.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
     ``train/aux/<name>``, and ``{val,test}/average`` and ``small_average``, the means of the tasks' main metrics, if
     there are any (see ``mtl.training.metrics.averages``). Logged per step: ``train/step_loss``, the weighted sum on the
-    batch, and ``train/weight/<task>`` of a weighting whose weights change. No loss has these weights in it. These are
-    the names for monitors and results; ``mtl.training.values`` says how loggers name the curves.
+    batch, and ``train/weight/<task>`` if the weighting changes its weights. Logged losses do not include these weights.
+    Monitors and results use these names; ``mtl.training.values`` says how loggers name the curves.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class MultiTaskModule(LightningModule):
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
-        self.undefined: dict[str, str] = {}  # of the latest evaluation: values that are NaN or left out, what they need
-        self._named: set[str] = set()  # those that a warning has named
+        self.undefined: dict[str, str] = {}  # in the latest evaluation: undefined values, and what they need
+        self._named: set[str] = set()  # undefined values that a warning has named
         self._is_shown = True  # whether the values of this training step are to be logged
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         return self.network(inputs, tasks)
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
-        """Return the loss of a batch, or of a list of batches: auxiliary losses are averaged, all others added."""
+        """Return the loss of a batch or a list of batches: task losses are added, auxiliary losses averaged."""
         batches = [self._converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
         parts, shown = [], []
         routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
@@ -104,7 +104,7 @@ class MultiTaskModule(LightningModule):
             log_values(self.trainer, {f"train/weight/{n}": w for n, w in weights}, step=self.global_step)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Find out whether loggers or the progress bar show the values of this step, or it is the last of its epoch."""
+        """Determine whether this step's values are shown by a logger or the progress bar, or end the epoch."""
         rate: int = getattr(self.trainer.progress_bar_callback, "refresh_rate", 0)
         in_bar = rate > 0 and (batch_idx + 1) % rate == 0
         self._is_shown = in_bar or is_logged(self.trainer, self.trainer.global_step) or self.trainer.is_last_batch
@@ -115,7 +115,7 @@ class MultiTaskModule(LightningModule):
         return [*names, *(f"train/{task}/loss" for task in self.tasks), "train/aux/*", "train/weight/*"]
 
     def setup(self, stage: str) -> None:
-        """Raise InputError for a regression whose labels differ only in digits that the device does not have."""
+        """Raise InputError for a regression whose labels differ only in digits that the device's float type lacks."""
         device = self.trainer.strategy.root_device
         for task in self.tasks.values():
             require(
@@ -137,7 +137,7 @@ class MultiTaskModule(LightningModule):
             f"{done} batches of an epoch are done, and an epoch has now {length} of them: resume with a larger "
             "trainer.limit_train_batches, or leave it out",
         )
-        for logger in self.loggers:  # a logger that replaces its file has to know which rows a resumed run goes on from
+        for logger in self.loggers:  # a logger with its own file drops the rows that a resumed run computes again
             if hasattr(logger, "resume_at"):
                 logger.resume_at(self.trainer.global_step)
 
@@ -171,7 +171,7 @@ class MultiTaskModule(LightningModule):
         return self._evaluate(batch)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return what ``mtl.predictions.in_units`` says of each task of a batch."""
+        """Return the predictions of ``mtl.predictions.in_units`` for each task of a batch."""
         output = self(self._converted(batch).inputs, list(batch.targets))
         return {name: in_units(self.tasks[name], value) for name, value in output.predictions.items()}
 
@@ -208,7 +208,7 @@ class MultiTaskModule(LightningModule):
         checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of
         checkpoint["config"] = self.config
         tasks = self.tasks.values()
-        fields = ("name", "kind", "num_classes", "mean", "std")  # what the predictions mean
+        fields = ("name", "kind", "num_classes", "mean", "std")  # the meaning of the predictions
         checkpoint["tasks"] = [{name: getattr(task, name) for name in fields} for task in tasks]
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
@@ -219,7 +219,7 @@ class MultiTaskModule(LightningModule):
         everyone, processes = checkpoint["epoch_sums"], self.trainer.world_size
         if len(everyone) == processes:
             everyone, processes = [everyone[self.trainer.global_rank]], 1
-        # Of another number of processes, each takes an equal share
+        # If the number of processes has changed, each takes an equal share
         self.train_meter.sums.copy_(sum(sums["meter"] for sums in everyone) / processes)
         totals = {name: sum(sums["aux"][name] for sums in everyone) / len(everyone) for name in everyone[0]["aux"]}
         self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}

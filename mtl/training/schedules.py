@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mtl.checks import require
 
-LARGEST = 1e30  # a float32 buffer holds it, and its square is finite
+LARGEST = 1e30  # fits into a float32 buffer
 Value = Annotated[float, Field(ge=0, le=LARGEST)]
 Shape = Literal["constant", "linear", "log_linear", "cosine", "inverse_sqrt"]
 
@@ -57,8 +57,8 @@ def rate_factor(
 ) -> float:
     """Return the factor of the learning rate at optimiser step ``step``, counted from 0.
 
-    It goes from ``start`` to 1 in the shape ``rise`` in ``warmup`` steps, then to ``end`` in the given ``shape`` by
-    step ``length``. Half a cosine wave each is one cycle (Smith & Topin 2018).
+    It goes from ``start`` to 1 during ``warmup`` steps, in the shape ``rise``, and then to ``end`` at step ``length``,
+    in the given ``shape``. With ``cosine`` for both shapes, this is one cycle (Smith & Topin 2018).
     """
     if step < warmup:
         return SHAPES[rise](step / warmup, start, 1.0)

@@ -10,9 +10,9 @@ from torch import Tensor
 def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best span of each row, ``[B, 2]``, its score ``[B]``, and the score ``[B]`` of having no answer.
 
-    ``logits [B, S, 2]`` give start s and end e. The best span (i, j) has the largest s_i + e_j of those that lie in the
-    tokens ``context[b, 0]`` to ``context[b, 1]`` and have at most ``max_answer`` tokens; its score is -inf if there is
-    none. The score of having no answer is s_0 + e_0.
+    ``logits [B, S, 2]`` are the logits s of the first and e of the last token. The best span (i, j) has the largest
+    s_i + e_j among the spans of at most ``max_answer`` tokens from ``context[b, 0]`` to ``context[b, 1]``; its score is
+    -inf if there is no such span. The score of having no answer is s_0 + e_0 (BERT, Devlin et al. 2019).
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     first, last = context.to(logits.device).unbind(1)

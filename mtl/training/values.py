@@ -1,4 +1,4 @@
-"""Log many values at once: to whatever monitors them, and to the loggers under the names of their curves."""
+"""Log many values at once: for monitors, and in the loggers under the names of their curves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-# The groups of the values that are no losses. Loggers group curves by the part before the first slash; TensorBoard
-# sorts the groups by name and opens the first two: these have to come after train and val
+# The groups of values that are not losses. Loggers group curves by the part before the first slash; TensorBoard sorts
+# the groups by name and opens the first two. These groups have to come after train and val
 GROUPS = {"train": "while_training", "val": "val_metrics"}
 LOSSES = ("loss", "step_loss")
 
 
 def curve_name(name: str) -> str:
-    """Return the name of the curve of the value that monitors know as ``name``: the same if it is a loss.
+    """Return the curve name of the value that monitors know as ``name``; for losses the two are equal.
 
     ``train/aux/entropy`` becomes ``while_training/aux/entropy``, ``val/click/auroc`` ``val_metrics/click/auroc``.
     """
@@ -25,11 +25,11 @@ def curve_name(name: str) -> str:
 def log_values(
     trainer: Any, values: Mapping[str, Any], curve: Callable[[str], str] = curve_name, step: int | None = None
 ) -> None:
-    """Make ``values`` known to monitors, as ``trainer.callback_metrics``, and give them to the loggers in one row.
+    """Put ``values`` into ``trainer.callback_metrics``, where monitors read them, and log them in one row.
 
-    ``curve`` makes the name of a value's curve. All processes must have the same values. ``step``: by default the
-    latest step of a training, or the number of steps before a test. Lightning's ``log_dict`` would do the same with
-    objects for each name, which take about 1 ms per name and epoch.
+    ``curve`` maps the name of a value to the name of its curve. All processes must have the same values. ``step``: by
+    default the latest training step, or the number of steps before a test. Lightning's ``log_dict`` would do the same
+    with objects for each name, which take about 1 ms per name and epoch.
     """
     if not values:
         return

@@ -1,5 +1,5 @@
-"""Studies: search the options of runs with Optuna, by any number of workers. The command is ``tune.py``.
+"""Studies: search the options of runs with Optuna, by any number of workers. The command is ``mtl tune``.
 
-A trial is an ordinary run of ``train.py`` in a process of its own. Its number in the study decides its parameters and
-its training seed, and names its folder, so that a trial whose worker was killed goes on as the same trial.
+A trial is an ordinary run of ``mtl train`` in a separate process. Its number in the study determines its parameters,
+training seed and folder, so a trial whose worker was killed continues as the same trial.
 """

@@ -1,4 +1,4 @@
-"""The line between a worker and the run of its trial: the run reports a value, the worker says whether to go on."""
+"""The channel between a worker and the run of its trial: the run reports values, the worker may prune it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 
-VARIABLE = "MTL_TRIAL"  # the file descriptor of the run's end of the line
+VARIABLE = "MTL_TRIAL"  # holds the file descriptor of the run's end of the channel
 
 
 def started() -> bool:
@@ -18,12 +18,12 @@ def started() -> bool:
 
 
 class RunEnd:
-    """The end of a run, in its first process. If the worker closes the line or dies, the run gets a SIGTERM."""
+    """The run's end of the channel, in its first process. If the worker closes it or dies, the run gets a SIGTERM."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=int(os.environ[VARIABLE]))
         self._answers: queue.Queue[str] = queue.Queue()
-        self._stops = True  # whether the end of the line stops the run
+        self._stops = True  # whether the end of the channel stops the run
         threading.Thread(target=self._read, daemon=True).start()
 
     def report(self, epoch: int, value: float) -> bool:
@@ -32,7 +32,7 @@ class RunEnd:
         return self._answers.get() == "stop\n"
 
     def fitted(self) -> None:
-        """Report that the training is over; the test goes on to its end, whatever becomes of the worker."""
+        """Report that the training is over; the test then runs to its end even if the worker dies."""
         self._stops = False
         self._send({"fitted": True})
 

@@ -1,4 +1,4 @@
-"""The command ``tune.py``, but for composing configurations, which it is given a function for."""
+"""The command ``mtl tune``, without composing configurations, for which the caller passes a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import stoppable, work
 
 Composer = Callable[[Sequence[str]], DictConfig]
-MOST = 10  # trials of a table
+MOST = 10  # trials in a table
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
 
@@ -43,12 +43,13 @@ def tune(
 ) -> None:
     """Work on the studies of ``cfg``, the composed ``conf/tune.yaml``, and print their best trials.
 
-    ``name``: of the study's file; ``gates``, ``options``: as in ``definition.read``; ``show``: only print the "best"
-    trials, or that of a number. ``compose(words)`` returns the checked configuration of a run; ``program``: mtl train.
+    ``name``: the name of the study's file. ``gates``, ``options``: as in ``definition.read``. ``show``: only print the
+    "best" trials, or the trial with this number. ``compose(words)`` returns the checked configuration of a run.
+    ``program``: the words of the command mtl train.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
     make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the lines of workers say the same
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     found = definitions.read(cfg, name, gates, options)
     title = found[0].name.partition("/")[0]
     runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else checked(found, compose)
@@ -85,7 +86,7 @@ def say(text: str) -> None:
 
 
 def checked(found: Sequence[definitions.Definition], compose: Composer) -> list[DictConfig]:
-    """Return the configuration of a first trial of each study, so that a wrong option is found before any is run."""
+    """Return the configuration of a first trial of each study, to find wrong options before any trial runs."""
     runs = [compose([*each.words, *_some_parameters(each)]) for each in found]
     monitors = {str(run.monitor) for run in runs}
     if len(monitors) > 1:
@@ -126,7 +127,7 @@ def show_best(study: Study) -> None:
 
 
 def show_trial(study: Study, wanted: int) -> None:
-    """Print what became of trial ``wanted``, its folder and the command that trains it again."""
+    """Print the outcome of trial ``wanted``, its folder and the command that trains it again."""
     trials = study.get_trials(deepcopy=False)
     require(wanted < len(trials), f"show={wanted}: study {study.study_name} has {len(trials)} trials, the first is 0")
     trial, console = trials[wanted], Console()

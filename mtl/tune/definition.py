@@ -1,4 +1,4 @@
-"""What a study is: fixed options, a space, a sampler and a pruner, read from ``conf/study`` and the command line."""
+"""The definition of a study: fixed options, space, sampler and pruner, from ``conf/study`` and the command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Searches(Model):
 
 
 class OfGate(Model):
-    """What a study's file says about a gate."""
+    """The entry of a gate in a study's file."""
 
     fixed: list[str] | None = None
     space: MaybeSpace
@@ -51,7 +51,7 @@ class Definition:
     """One study of Optuna: the trials of one gate.
 
     ``label``: the gate, or "" for a study without gates. ``words``: the options that all its trials share, as words of
-    train.py's command line.
+    the command line of mtl train.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Definition:
     seed: int
 
     def record(self, monitor: str) -> dict[str, Any]:
-        """Return what must not change as long as the study lives, as plain data; folders may differ by machine."""
+        """Return as plain data what must not change between starts of the study; folders may differ by machine."""
         return {
             "words": {key_of(word): word for word in self.words if not word.startswith(("paths.", "hydra."))},
             "space": self.space,
@@ -77,8 +77,8 @@ class Definition:
 def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str]) -> list[Definition]:
     """Return the studies that ``cfg``, the composed ``conf/tune.yaml``, asks for.
 
-    ``name``: of the study's file. ``gates``: those to search, [] for all of the file. ``words``: options of train.py,
-    which replace those of the file. Raises InputError for a gate that the file lacks and for a wrong option.
+    ``name``: the name of the study's file. ``gates``: the gates to search ([]: all of the file). ``words``: options of
+    mtl train, which replace those of the file. Raises InputError for an unknown gate or a wrong option.
     """
     study: Study = valid(Study, OmegaConf.to_container(cfg, resolve=True), "")
     parts = study.gates
@@ -109,7 +109,7 @@ def check_unsearched(words: Sequence[str], space: Space, who: str) -> None:
 
 
 def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise InputError unless a study that exists was begun with the same definition."""
+    """Raise InputError unless the existing study was begun with the same definition."""
     if before == now:
         return
     old, new = flatten(before), flatten(now)
@@ -122,5 +122,5 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
 
 
 def key_of(word: str) -> str:
-    """Return the name of the option that a word of train.py's command line sets."""
+    """Return the name of the option that a word of the command line sets."""
     return word.lstrip("+~").partition("=")[0]

@@ -16,10 +16,10 @@ from mtl.tune.space import distributions
 
 
 class GridSampler(BaseSampler):
-    """Give trial ``number`` combination ``number`` of all lists of values, the last list fastest; then start again.
+    """Give trial ``number`` the combination ``number`` of all lists of values; after the last one, start again.
 
-    Optuna's own samplers of grids end a study when all combinations are done, which a study whose workers ask for
-    trials cannot do. ``seed``: of no effect, accepted because all samplers have one. Raises InputError if an option of
+    The last list varies fastest. Optuna's own grid sampler stops the study after the last combination, which does not
+    work when workers ask for trials. ``seed`` has no effect; all samplers have one. Raises InputError if an option of
     the study's space is not a list.
     """
 

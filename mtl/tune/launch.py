@@ -1,4 +1,4 @@
-"""Run a trial as ``train.py`` in a process of its own: a crash, a leak or a lack of memory ends this trial alone."""
+"""Run a trial as ``mtl train`` in a separate process: a crash, a leak or a lack of memory ends only this trial."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mtl.tune.channel import VARIABLE
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
 
-OUTPUT = "output.txt"  # all that the process prints
+OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
-LOCAL = ("paths.", "hydra.", "trust=")  # options that a checkpoint does not bring with it
+LOCAL = ("paths.", "hydra.", "trust=")  # options that are not stored in a checkpoint
 PRUNED, FITTED = "pruned", "fitted"
 SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit status of a stopped run
-PATIENCE = 300  # seconds in which the process of a worker that is gone completes its step and saves
+PATIENCE = 300  # seconds in which the process of a dead worker completes its step and saves
 
 
 def run_folder(folder: Path, label: str, number: int) -> Path:
-    """Return the run folder of a trial; ``folder``: of all studies, ``label``: of the trial's definition."""
+    """Return the run folder of a trial; ``folder``: of all studies, ``label``: see ``Definition``."""
     return folder / label / f"trial_{number:05d}"
 
 
@@ -46,26 +46,26 @@ class Launcher:
     def __call__(self, queue: Queue, trial: Trial) -> Outcome | None:
         """Run ``trial`` to its end, from its last checkpoint if it has one, and return how it ended.
 
-        Return None if the process was killed or the trial went to another worker. If this worker is stopped, the
+        Return None if the process was killed or another worker took over the trial. If this worker is stopped, the
         process saves its state first.
         """
         folder = run_folder(self.folder, queue.definition.label, trial.number).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with Lease(queue, trial.number, lost=lambda: None):  # else another worker would take the trial meanwhile
+            with Lease(queue, trial.number, lost=lambda: None):  # while waiting, keep the trial from other workers
                 FileLock(folder / LOCK).acquire(timeout=PATIENCE).lock.release()
-        except Timeout:  # the process of an earlier worker does not end
+        except Timeout:  # the process of an earlier worker still runs
             return None
         if not queue.holds(trial.number):
             return None
         seed, was_fitted = queue.training_seed(trial.number), trial.user_attrs.get(FITTED)
-        given = [*queue.definition.words, *words({**trial.params, "seed": seed})]  # they give the same value again
+        given = [*queue.definition.words, *words({**trial.params, "seed": seed})]  # these words reproduce the trial
         for name, known in (("folder", str(folder)), ("command", given), ("seed", seed)):
             queue.set(trial.number, name, known)
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not was_fitted:
                 given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
-            else:  # a run that was killed during its test has nothing to train, and no results: it starts again
+            else:  # a run that was killed during its test has no results and nothing left to train: start again
                 shutil.rmtree(folder)
                 folder.mkdir()
                 queue.set(trial.number, FITTED, False)
@@ -81,7 +81,7 @@ class Launcher:
         return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
 
     def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
-        """Return the exit status of ``train.py given``, and whether the trial went to another worker meanwhile."""
+        """Return the exit status of ``mtl train GIVEN``, and whether another worker has taken over the trial."""
         ours, theirs = socket.socketpair()
         with (folder / OUTPUT).open("ab") as output:
             process = subprocess.Popen(
@@ -109,19 +109,19 @@ class Launcher:
 
 
 def _received(line: TextIO) -> dict[str, float]:
-    """Return the next message of the run, {} if it has ended."""
+    """Return the next message of the run; {} if it has ended."""
     with contextlib.suppress(OSError, ValueError):  # it was killed, perhaps while it wrote
         return dict(json.loads(line.readline()))
     return {}
 
 
 def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:
-    """Store what the run reports, and return the answer."""
+    """Store the reported value, and return the answer to the run."""
     if FITTED in message:
         queue.set(trial.number, FITTED, True)
         return ""
     epoch = int(message["epoch"])
-    if epoch not in queue.frozen(trial.number).intermediate_values:  # else it was trained twice
+    if epoch not in queue.frozen(trial.number).intermediate_values:  # an epoch may be trained twice
         trial.report(message["value"], epoch)
     if not trial.should_prune():
         return "go\n"
@@ -130,7 +130,7 @@ def _answer(queue: Queue, trial: Trial, message: dict[str, float]) -> str:
 
 
 def _message(folder: Path) -> str:
-    """Return what the process said about its error."""
+    """Return the error message of the process."""
     lines = (folder / OUTPUT).read_text(errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or [line for line in lines if line.strip()] or ["the process ended without a message"])[-1]

@@ -1,13 +1,13 @@
-"""The trials of a study, shared by any number of workers: who takes which, and which are free again.
+"""Share the trials of a study among any number of workers.
 
-Trial ``number`` is the same trial for ever. A worker that runs it holds its lease, an attribute of the trial that names
-the worker and is renewed every ``heartbeat`` seconds. When the lease of a running trial is old, its worker is gone:
-another one takes the lease over and goes on with the same trial, so that it keeps its parameters, seed and folder and
-counts once. Clocks of different machines must agree to within a few heartbeats.
+A worker that runs a trial holds its lease: an attribute of the trial that names the worker and is renewed every
+``heartbeat`` seconds. When the lease of a running trial is stale, its worker is gone. Another worker then takes over
+the lease and continues the same trial, which keeps its number, parameters, seed and folder and counts once. The clocks
+of the machines must agree to within a few heartbeats.
 
-To take a trial that waits is one atomic operation of the storage. To take over a lease is not: of two workers that try
-at once the last one to write has it, the other one sees this when it looks again, at the latest at its next heartbeat,
-and stops its run. A result is stored once in any case.
+Taking a waiting trial is one atomic operation of the storage. Taking over a lease is not: if two workers try at once,
+the last one to write holds the lease. The other one notices this at its next heartbeat at the latest and stops its run.
+Either way a result is stored only once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
 
 LEASE = "lease"
-STALE = 4  # heartbeats after which a lease is old
+STALE = 4  # heartbeats after which a lease is stale
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
 class Queue:
     """The trials of one study, as one worker sees them.
 
-    ``n_trials``: how many trials the study is to have in all, finished by any worker at any time.
+    ``n_trials``: the number of trials to finish in all, by any worker at any time.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Queue:
         self.study.set_user_attr("definition", now)
 
     def take(self) -> Trial | None:
-        """Return a trial to run, or None if there is none at present: look again as long as not all are ``finished``.
+        """Return a trial to run, or None if none is free now; ask again until the study is ``finished``.
 
-        Trials that wait or whose worker is gone come before new ones. A trial that was begun again ``retries`` times,
-        and whose worker is gone again, has failed.
+        Waiting trials and those whose worker is gone come before new ones. A trial has failed if its worker is gone and
+        it was already restarted ``retries`` times.
         """
         trials, start = self.trials(), self.storage.set_trial_state_values
         try:
@@ -93,9 +93,9 @@ class Queue:
                 elif state == TrialState.WAITING and start(self._id(number), TrialState.RUNNING):
                     self.renew(number)
                     return self._begin(number, 1)
-        except optuna.exceptions.UpdateFinishedTrialError:  # by another worker, meanwhile
+        except optuna.exceptions.UpdateFinishedTrialError:  # another worker has finished it
             return self.take()
-        if len(trials) < self.n_trials:  # if several workers add one, the surplus waits for a greater n_trials
+        if len(trials) < self.n_trials:  # if several workers add one, the surplus waits until n_trials is raised
             self.study.add_trial(create_trial(state=TrialState.WAITING))
             return self.take()
         return None
@@ -114,9 +114,9 @@ class Queue:
             self.study.tell(number, outcome.value, state, skip_if_finished=True)
 
     def release(self, number: int, counts: bool) -> None:
-        """Give back a trial that did not end, unless another worker has it: the next one goes on with it at once.
+        """Give back an unfinished trial for any worker to continue at once, unless another worker has it already.
 
-        ``counts``: whether its start is one of the ``retries``.
+        ``counts``: whether this start counts towards ``retries``.
         """
         if self.holds(number):
             self.set(number, "starts", int(self.frozen(number).user_attrs["starts"]) - (not counts))
@@ -125,7 +125,7 @@ class Queue:
     def _begin(self, number: int, starts: int) -> Trial:
         self.set(number, "starts", starts)
         seed = derived_seed(self.definition.seed, self.definition.label, number, "parameters")
-        self.study.sampler = self.sampler(seed=seed)  # so that no draw depends on which worker drew before
+        self.study.sampler = self.sampler(seed=seed)  # so that draws do not depend on the worker
         begun = Trial(self.study, self._id(number))
         for name, distribution in distributions(self.definition.space).items():
             suggest(begun, name, distribution)
@@ -161,7 +161,7 @@ class Queue:
         return self.storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def trials(self) -> list[FrozenTrial]:
-        """Return all trials that have been begun or wait."""
+        """Return all trials, including waiting ones."""
         return self.study.get_trials(deepcopy=False)
 
     def _is_stale(self, trial: FrozenTrial) -> bool:
@@ -173,12 +173,12 @@ class Queue:
 
     def _take_over(self, number: int) -> bool:
         self.renew(number)
-        time.sleep(min(1.0, self.heartbeat))  # another worker that found it stale writes its lease meanwhile
+        time.sleep(min(1.0, self.heartbeat))  # meanwhile another worker may write its lease
         return self.holds(number)
 
 
 class Lease:
-    """Renew the lease of trial ``number`` in a thread, inside a ``with`` block.
+    """A ``with`` block in which a thread renews the lease of trial ``number``.
 
     ``lost`` is called when another worker has taken the lease.
     """
@@ -199,7 +199,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(self._queue.heartbeat):
-            with contextlib.suppress(Exception):  # a storage that is away for a while must not end hours of training
+            with contextlib.suppress(Exception):  # an outage of the storage must not end hours of training
                 if not self._queue.holds(self._number):
                     self.is_lost = True
                     self._lost()
@@ -208,7 +208,7 @@ class Lease:
 
 
 def monitor_of(study: Study) -> str:
-    """Return the metric of a study; InputError if it is none of tune.py."""
+    """Return the metric of a study; InputError if mtl tune did not create it."""
     definition = study.user_attrs.get("definition")
     if not isinstance(definition, dict) or not isinstance(definition.get("monitor"), str):
         raise InputError(f"study {study.study_name}: its definition is missing: tune.py did not begin it")

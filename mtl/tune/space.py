@@ -1,4 +1,4 @@
-"""What a study searches: a distribution for each option, and values as words of train.py's command line."""
+"""The space of a study: a distribution for each option, and values as words of the command line of mtl train."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def suggest(trial: Trial, key: str, distribution: BaseDistribution) -> None:
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
-    """Return ``values`` as words of a command line, from which train.py reads exactly these values."""
+    """Return ``values`` as words of a command line, from which Hydra reads exactly these values."""
     return [f"{key}={_text(value)}" for key, value in values.items()]
 
 

@@ -19,18 +19,18 @@ from mtl.checks import InputError
 
 STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
-PATIENCE = 5  # seconds that a worker waits for the others' writes to an SQLite file
+PATIENCE = 5  # seconds that a worker waits for other workers' writes to an SQLite file
 _DAMAGED = "the file is damaged: put a copy of it back, or move it away and begin the study anew"
-BROKEN = {  # what SQLite says of a file that trying again does not mend, and what to do
+BROKEN = {  # error messages of SQLite for which retrying does not help, and advice
     "database is locked": "another program holds the file: end that one, and start the same command again",
     "malformed": _DAMAGED,
     "not a database": _DAMAGED,
 }
-ATTEMPTS = 5  # to open a database in which another worker is making the tables
+ATTEMPTS = 5  # attempts to open a database in which another worker is creating the tables
 
 
 def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseStorage:
-    """Return the storage at ``address``; None: the file study.db in ``folder``, which is made.
+    """Return the storage at ``address``; None: the file study.db in ``folder``, which is created.
 
     ``journal:FILE`` is Optuna's JournalStorage in a file; else ``address`` is a URL of SQLAlchemy. Raises InputError if
     it cannot be reached.
@@ -77,12 +77,12 @@ def _shown(address: str) -> str:
 
 
 def _database(address: str) -> RDBStorage:
-    # Without a pool a connection lasts for one operation: none is left open, and none is stale after hours of training
+    # Without a pool, each operation opens its own connection, so none is stale after hours of training
     if not address.startswith("sqlite"):
         return RDBStorage(address, engine_kwargs={"poolclass": NullPool})
     storage = RDBStorage(address, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": PATIENCE}})
 
-    # By itself SQLite reads before it locks: two workers would both see a waiting trial, and both take it
+    # By default SQLite reads before it locks: two workers could both see a waiting trial and take it
     @sqlalchemy.event.listens_for(storage.engine, "connect")
     def connect(connection: Any, record: Any) -> None:
         connection.isolation_level = None
@@ -91,7 +91,7 @@ def _database(address: str) -> RDBStorage:
     def begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    with storage.engine.begin():  # a file that others hold is noticed before any work
+    with storage.engine.begin():  # fail now if another process locks the file
         return storage
 
 

@@ -21,10 +21,10 @@ _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.
 
 
 def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
-    """Return the trials of ``studies``, each by the name of its setting, with the folder that holds those of its runs.
+    """Return the trials of ``studies``, which map the name of a setting to its study and the folder of its runs.
 
-    What became of a trial and its validation value are from the storage, all else from its run. Raises InputError if
-    there is no trial.
+    The state of a trial and its validation value come from the storage, everything else from its run. Raises InputError
+    if there is no trial.
     """
     found = {
         _folder(trial, folder): (name, trial)
@@ -49,9 +49,9 @@ def read_trials(studies: Mapping[str, tuple[Study, Path]]) -> Trials:
 
 
 def read_study(name: str, address: str | None, folder: Path) -> Trials:
-    """Return the trials of all gates of the study ``name`` of tune.py, whose runs are in ``folder``.
+    """Return the trials of all gates of the study ``name`` of mtl tune, whose runs are in ``folder``.
 
-    ``address``: of its storage, as in ``open_storage``. Raises InputError if nothing has been run.
+    ``address``: of its storage, as in ``open_storage``. Raises InputError if there are no trials.
     """
     require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
     storage = open_storage(address, folder)
@@ -65,7 +65,7 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
 
 
 def _folder(trial: FrozenTrial, folder: Path) -> Path:
-    """Return the folder of a trial's run: where it is now, or where it was trained."""
+    """Return the folder of a trial's run: below ``folder`` if it exists there, else where it was trained."""
     here = run_folder(folder, "", trial.number)
     return here if here.exists() else Path(str(trial.user_attrs.get("folder", here)))
 

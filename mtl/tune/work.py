@@ -18,14 +18,14 @@ from mtl.tune.space import words
 
 
 def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
-    """Run trials of ``queues``, next that of the queue with the fewest, until all have ended.
+    """Run trials of ``queues`` until all have ended, always from the queue with the fewest trials.
 
-    So all have about as many, wherever the work is interrupted. Waits while other workers run the last trials, since
-    one of them might be killed. Raises InputError after ``max_failures`` failed trials in a row.
+    All queues then have about equally many trials if the work is interrupted. Waits while other workers run the last
+    trials, since one of them might be killed. Raises InputError after ``max_failures`` failed trials in a row.
     """
     failures, waiting = 0, False
     while not all(queue.finished() for queue in queues):
-        in_turn = sorted(queues, key=lambda queue: len(queue.trials()))  # stable: of equal ones the first one
+        in_turn = sorted(queues, key=lambda queue: len(queue.trials()))  # a stable sort: the first queue wins a tie
         taken = next(((queue, trial) for queue in in_turn if (trial := queue.take())), None)
         if taken is None:
             if not waiting:
@@ -43,7 +43,7 @@ def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say:
 
 
 def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None]) -> str:
-    """Run one trial and store its outcome, if it ended; return its error, "" if it has none."""
+    """Run one trial and, if it ended, store its outcome; return its error, "" if there is none."""
     began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
     again = " again" if trial.user_attrs["starts"] > 1 else ""
     say(f"{name}{again}: {' '.join(words(trial.params))}")
@@ -64,7 +64,7 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise Stopped where the program is, on the first of the signals that ask a program to stop; ignore the others."""
+    """Raise Stopped on the first signal that asks the program to stop; ignore further signals."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for other in earlier:

@@ -1,1 +1,1 @@
-"""A trained network in use: loaded, and the commands on a finished run."""
+"""Use a trained network: load it, predict, export, prune and serve it."""

@@ -41,9 +41,9 @@ def export_run(
 ) -> dict[str, Any]:
     """Export the network of a checkpoint into ``folder``; return the differences by file, and on which rows.
 
-    A difference is the largest between the predictions of the file and of the network. ``rows`` says whether it was
-    measured on rows of the test split (``test``) or, where the data are not there, on random ones (``made-up``).
-    ``dense`` lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
+    A difference is the largest one between predictions of the exported file and of the network. ``rows`` says whether
+    it was measured on rows of the test split (``test``) or, without the data, on random ones (``made-up``). ``dense``
+    lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
     """
     if onnx:
         program.onnx_runtime()  # a missing package is reported before any work is done
@@ -77,7 +77,7 @@ def export_run(
 
 
 def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig) -> tuple[dict[str, Tensor], bool]:
-    """Return inputs of the test split and True or, if the data are not there, made-up ones and False.
+    """Return inputs of the test split and True or, without the data, made-up ones and False.
 
     ``cfg``: the configuration of the ``checkpoint``. Ids are int64; nothing is downloaded.
     """
@@ -94,13 +94,13 @@ def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig
 
 
 def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of predictions; those of a regression in standard deviations of its labels."""
+    """Return the largest difference of predictions; for regressions, in standard deviations of the labels."""
     scales = {task.name: task.std for task in model.spec.tasks}
     return max(float((found[name] - expected[name]).abs().max()) / scales[name] for name in scales)
 
 
 def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return as plain data how rows become ``inputs``, and what the outputs are.
+    """Describe as plain data how rows become ``inputs``, and what the outputs are.
 
     ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
     """

@@ -28,7 +28,7 @@ from mtl.writing import writing
 
 
 class Recorder:
-    """Record what goes into and comes out of the activation of a dense feed-forward layer, and the gradients."""
+    """Record the input and output of the activation of a dense feed-forward layer, and their gradients."""
 
     def __init__(self, layer: StackedFFN) -> None:
         self.bias = layer.up.bias.detach()[0]
@@ -53,7 +53,7 @@ class Recorder:
 def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Iterable[Batch]) -> Tensor:
     """Return the importance ``[layers, W]`` of the hidden units of all dense layers over ``batches``.
 
-    ``network`` is put into evaluation mode: without dropout. Its gradients are cleared.
+    This puts ``network`` into evaluation mode, without dropout, and clears its gradients.
     """
     layers: list[Any] = list(network.layers)
     dense = [layer.dense for layer in layers]

@@ -1,4 +1,4 @@
-"""Predict the rows of a file: what ``mtl predict RUN rows.csv -o predictions.parquet`` does."""
+"""Predict the rows of a file, for ``mtl predict RUN rows.csv -o predictions.parquet``."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def predicted(
     experts: bool = False,
     batch_size: int = 4096,
 ) -> Iterator[tuple[pl.DataFrame, float]]:
-    """Yield the rows of a file with their predictions in blocks, and the share of the file that is read.
+    """Yield blocks of the rows of a file with their predictions, each with the share of the file read so far.
 
-    Memory does not depend on the number of rows. ``keep``: the columns of the file to keep, None: all. For the others
-    see ``TrainedModel.predict``. Raises InputError, which names file, column and row, if the file cannot be read, lacks
-    a column, or has a cell that cannot be read.
+    Memory does not depend on the number of rows. ``keep``: the columns of the file to keep (None: all). For the other
+    arguments see ``TrainedModel.predict``. Raises InputError, which names file, column and row, if the file or a cell
+    cannot be read, or if a column is missing.
     """
     if model.encoder is None:
         raise InputError(
@@ -69,8 +69,8 @@ def predict_file(
 ) -> int:
     """Write the predictions for the rows of a file to ``out``; return the number of rows.
 
-    ``out`` (.csv, .tsv or .parquet) is complete or absent. ``options``: those of ``predicted``. Raises InputError, also
-    if ``out`` exists and not ``force``.
+    ``out`` (.csv, .tsv or .parquet) is written completely or not at all. ``options``: as in ``predicted``. Raises
+    InputError, also if ``out`` exists, unless ``force``.
     """
     check_out(out, rows, force)
     model, count = load(checkpoint, trust, device=device), 0
@@ -97,7 +97,7 @@ def check_out(out: Path, rows: Path, force: bool) -> None:
 
 @contextmanager
 def table_file(out: Path) -> Iterator[Write]:
-    """Provide a function that appends rows to a new file, which gets the name ``out`` when all are written."""
+    """Provide a function that appends rows to a temporary file, which is renamed to ``out`` in the end."""
     with reported(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder, writing(out) as file:
         parts: list[Path] = []
 
@@ -134,7 +134,7 @@ def show(table: pl.DataFrame, width: int | None = None) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a cell as text: numbers with four digits, or with ten from a thousand on, as for Unix times."""
+    """Return a cell as text: numbers with four digits, or ten if they are 1000 or more, as Unix times are."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.10g}"

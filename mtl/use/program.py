@@ -36,10 +36,10 @@ class Readable(nn.Module):
 
 
 def exportable(network: nn.Module) -> nn.Module:
-    """Return a copy of ``network`` in evaluation mode of which a program can be exported, with the same outputs.
+    """Return a copy of ``network`` in evaluation mode that can be exported as a program, with the same outputs.
 
-    A program cannot choose operations by the values of tensors. So layers whose gate depends on the example compute all
-    experts; where the gate is static, experts that no task uses are left out.
+    A program cannot choose operations by the values of tensors. Therefore layers whose gate depends on the example
+    compute all experts; where the gate is static, experts that no task uses are left out.
     """
     copied = copy.deepcopy(network).eval()
     replace_parts(copied, "constant")
@@ -47,7 +47,7 @@ def exportable(network: nn.Module) -> nn.Module:
 
 
 def replace_parts(module: nn.Module, method: str, *args: Any) -> None:
-    """Replace the submodules of ``module`` that have the ``method`` by what it returns."""
+    """Replace each submodule of ``module`` that has the ``method`` by the result of this method."""
     for name, child in list(module.named_children()):
         if hasattr(child, method):
             setattr(module, name, getattr(child, method)(*args))
@@ -82,7 +82,7 @@ def export(module: nn.Module, inputs: Mapping[str, Tensor], texts: Collection[st
     matter.
     """
     example = {name: torch.zeros_like(value[:1]).repeat(2, *[1] * (value.dim() - 1)) for name, value in inputs.items()}
-    # Several lengths or rows of one input are the same number of all: torch finds out
+    # All inputs share the number of rows, and texts the length: torch infers which dimensions are equal
     sizes = {name: {0: Dim.AUTO, 1: Dim.AUTO} if name in texts else {0: Dim.AUTO} for name in example}
     with torch.no_grad(), quiet():
         return torch.export.export(module, (example,), dynamic_shapes=(sizes,), strict=True)
@@ -100,13 +100,13 @@ def save(program: ExportedProgram, path: Path) -> nn.Module:
 def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collection[str], path: Path) -> Any:
     """Write ``program`` to ``path`` as ONNX; return a session of onnxruntime. Raises InputError without the packages.
 
-    ``names`` are those of the inputs, ``tasks`` those of the outputs.
+    ``names`` are the names of the inputs, ``tasks`` the names of the outputs.
     """
     onnxruntime = onnx_runtime()
     options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
     with quiet(), reported(path), TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         torch.onnx.export(program, f=Path(folder) / path.name, verbose=False, **options)
-        for made in sorted(Path(folder).iterdir(), reverse=True):  # first the weights, a file of their own beyond 2 GB
+        for made in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
             made.replace(path.with_name(made.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -124,7 +124,7 @@ def onnx_runtime() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out what torch and ONNX say about their own code inside this context."""
+    """Suppress messages of torch and ONNX about their own code inside this context."""
     loggers = [logging.getLogger(name) for name in ("torch._export", "onnx_ir", "onnxscript")]
     levels = [one.level for one in loggers]
     try:

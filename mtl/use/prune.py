@@ -35,13 +35,13 @@ class Savings:
 
 @torch.no_grad()
 def prune(network: nn.Module, task: str) -> nn.Module:
-    """Return a copy of the part of ``network`` that ``task`` uses; it predicts this task alone, with fixed weights.
+    """Return a copy of the part of ``network`` that ``task`` uses; it predicts only this task, with fixed weights.
 
     Its outputs equal those of the network in evaluation. Every module with a method ``only(task)`` (mixtures with
     static gates, routed layers, heads) is replaced by the result of that method. Raises InputError if a gate
     depends on the example, or if the network has no gate at all.
     """
-    pruned: Any = copy.deepcopy(network).eval()  # what evaluation uses is cut out
+    pruned: Any = copy.deepcopy(network).eval()  # prune by the weights of evaluation
     layers = [module for module in network.modules() if isinstance(module, MixtureOfExperts | RoutedLayer)]
     require(bool(layers), f"{type(network).__name__} cannot be pruned: routed networks and mixtures of experts can")
     names = [spec.name for spec in pruned.tasks]
@@ -49,7 +49,7 @@ def prune(network: nn.Module, task: str) -> nn.Module:
     index = names.index(task)
     replace_parts(pruned, "only", index)
     pruned.tasks = [pruned.tasks[index]]
-    result: nn.Module = pruned.eval()  # with the parts that are new
+    result: nn.Module = pruned.eval()  # includes the replaced parts
     return result
 
 
@@ -60,7 +60,7 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
 
 
 class _Predictor(nn.Module):
-    """Return a network's output for one task alone, as a tensor: logits, or a regression in the units of its labels."""
+    """Return a network's output for one task as a tensor: logits, or a regression in the units of its labels."""
 
     def __init__(self, network: nn.Module, task: TaskSpec) -> None:
         super().__init__()
@@ -89,8 +89,8 @@ def prune_run(
     """Prune the network of a checkpoint for each of ``tasks`` (empty: all); return the savings by task.
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
-    between the predictions of the exported program and of the full network, on a batch of test rows; of a regression,
-    in standard deviations of its labels.
+    between the predictions of the exported program and of the full network on a batch of test rows; for a regression
+    it is in standard deviations of the labels.
     """
     network, data = network_and_data(path, trust, data_dir)
     inputs = dict(next(iter(data.test_dataloader())).inputs)

@@ -1,9 +1,9 @@
 """Answer requests with a trained network: ``mtl serve RUN``.
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
-each row, with the columns of ``mtl.load(...).predict``. A row has all columns that the network reads; null is an empty
-cell, and numbers and true are read as in a text file. A cell of a column of lists is a list, or text with separators if
-the training rows had them. GET /health describes the model.
+each row, with the columns of ``mtl.load(...).predict``. A row must have all columns that the network reads; null is an
+empty cell, and numbers and booleans are read as in a text file. A cell of a list column is a list, or text with
+separators if the training rows were text. GET /health describes the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mtl.use.trained import TrainedModel, load
 WAITING = 1024  # requests that may wait for the network; more are refused
 LARGEST = 16 << 20  # bytes of a request
 PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
-WHERE = "the request"  # what messages call the rows
+WHERE = "the request"  # name of the rows in messages
 ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
 
@@ -58,10 +58,10 @@ class Job:
 
 
 class Predictor:
-    """Predict the rows of many requests at a time, in one thread: encoding one row takes as long as encoding many.
+    """Predict the rows of many requests together, in one thread, since encoding one row takes as long as encoding many.
 
-    Requests are gathered until there are ``max_batch`` rows, or the first of them has waited for ``max_wait`` seconds.
-    Use it as a context manager: when it ends, all requests that wait have been answered.
+    Requests are gathered until there are ``max_batch`` rows or the first request has waited for ``max_wait`` seconds.
+    Use it as a context manager: on exit, it answers all waiting requests.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Predictor:
             self._answer([job for job in jobs if job.answer.set_running_or_notify_cancel()])  # unless the client left
 
     def _gathered(self) -> tuple[list[Job], bool]:
-        """Return the requests of a batch, and whether more will come. The last of them may make the batch larger."""
+        """Return the requests of a batch, and whether more will come. The last one may exceed ``max_batch``."""
         jobs, job, until = list[Job](), self._jobs.get(), time.monotonic() + self.max_wait
         while job is not None:
             jobs.append(job)
@@ -112,7 +112,7 @@ class Predictor:
         return jobs, job is not None
 
     def _answer(self, jobs: Sequence[Job]) -> None:
-        """Predict the rows of ``jobs`` together, and give each its answer; a job whose rows are bad gets the error."""
+        """Predict the rows of ``jobs`` together and answer each job; a job with bad rows gets the error."""
         if not jobs:
             return
         try:
@@ -121,7 +121,7 @@ class Predictor:
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
-            else:  # the good ones are answered nevertheless
+            else:  # answer the good ones
                 self._answer(jobs[: len(jobs) // 2])
                 self._answer(jobs[len(jobs) // 2 :])
             return
@@ -131,10 +131,10 @@ class Predictor:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> pl.DataFrame:
-    """Return the ``columns`` of ``rows`` as text, so that what a cell means does not depend on the others' types.
+    """Return the ``columns`` of ``rows`` as text, so that the meaning of a cell does not depend on other cells' types.
 
-    Those of ``lists`` (see ``RowEncoder.lists``) become lists of texts. Raises InputError, which names row (from 1) and
-    column, if a cell is missing or is not what the column takes.
+    Columns in ``lists`` (see ``RowEncoder.lists``) become lists of texts. Raises InputError, which names row (from 1)
+    and column, if a cell is missing or has the wrong type.
     """
     cells: dict[str, list[Any]] = {name: [] for name in columns}
     for number, row in enumerate(rows, 1):
@@ -145,7 +145,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapp
 
 
 def read(cell: Any, separator: str | None, where: str) -> str | list[str | None] | None:
-    """Return a cell as text; as a list of texts if a ``separator`` says that its column holds lists."""
+    """Return a cell as text, or as a list of texts if its column holds lists (``separator`` is not None)."""
     here = f"{where}: {str(cell)[:60]}"
     if separator is None:
         require(is_cell(cell), f"{here} is neither text nor number")
@@ -163,7 +163,7 @@ def is_cell(value: Any) -> bool:
 
 
 def as_text(value: str | float | bool | None) -> str | None:
-    """Return a cell as a text file has it: true, 3, 0.5."""
+    """Return a cell as it is written in a text file: true, 3, 0.5."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -172,7 +172,7 @@ def as_text(value: str | float | bool | None) -> str | None:
 
 
 def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
-    """Return what /health answers."""
+    """Return the answer of /health."""
     network = type(model.network).__name__
     return {
         "model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns},
@@ -213,7 +213,7 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
 
 
 def protocol() -> Any:
-    """Return uvicorn's protocol, but for clients that keep a connection waiting: theirs is cut.
+    """Return uvicorn's protocol with time limits: the connection of a client that keeps it waiting is closed.
 
     uvicorn itself waits for ever for the rest of a request, and for a client that does not read its answer.
     """
@@ -225,12 +225,12 @@ def protocol() -> Any:
             self._watch(self)
 
         def _watch(self, before: Any) -> None:
-            """Cut the connection if it still waits for the client at the request ``before``, None: at the first one."""
+            """Close the connection if it still waits for the client at request ``before`` (None: the first request)."""
             request = self.cycle
             read = request is not None and not request.more_body
             ours = read and not request.response_started and not self.flow.write_paused
             if self.transport.is_closing() or (request is before and not ours):
-                self.transport.abort()  # it may be closing for a long time, until the client reads the rest
+                self.transport.abort()  # close() would wait until the client reads the rest
             else:
                 self.loop.call_later(PATIENCE, self._watch, self if ours else request)
 
@@ -248,7 +248,7 @@ def web_packages() -> tuple[Any, Any]:
 
 
 def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
-    """Return the application that answers with the network of a run, uvicorn's protocol, and what runs it."""
+    """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
     valid(NotNegative, max_wait_ms, "--max-wait-ms")
     _, uvicorn = web_packages()

@@ -22,14 +22,14 @@ from mtl.networks.packing import real_tokens
 from mtl.options import listed
 from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 
-ROWS = "the table"  # what messages call rows that are from no file
+ROWS = "the table"  # name in messages for rows that do not come from a file
 
 
 @dataclass(frozen=True, repr=False)
 class TrainedModel:
-    """A trained network in evaluation mode, what its inputs and outputs mean, and how rows become inputs.
+    """A trained network in evaluation mode, with its tasks and the encoder that turns rows into inputs.
 
-    ``encoder`` is None if the data have no rows of a raw form, such as images: ``predict`` then takes tensors.
+    ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors.
     """
 
     network: nn.Module
@@ -48,12 +48,12 @@ class TrainedModel:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that rows need to have; empty without an encoder."""
+        """The columns that rows must have; empty without an encoder."""
         return [] if self.encoder is None else list(self.encoder.columns)
 
     @property
     def lists(self) -> dict[str, str]:
-        """The columns whose cells are lists, see ``RowEncoder.lists``."""
+        """The columns whose cells are lists; see ``RowEncoder.lists``."""
         return {} if self.encoder is None else dict(self.encoder.lists)
 
     def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
@@ -72,11 +72,11 @@ class TrainedModel:
     ) -> Any:
         """Return a polars DataFrame with the predictions for each row, in the order of the rows.
 
-        ``rows``: a DataFrame of polars or pandas, a dict of columns, or a dict of the network's input tensors. For one
-        of pandas the result is one of pandas, with its index. ``tasks``: the names of those to predict, by default all.
+        ``rows``: a DataFrame of polars or pandas, a dict of columns, or a dict of the network's input tensors. For a
+        pandas DataFrame the result is one too, with the same index. ``tasks``: the tasks to predict, by default all.
         For the columns of the result see ``mtl.predictions.columns``; ``experts`` adds TASK_experts, the experts
         that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several layers).
-        ``where`` names the rows in messages. Raises InputError if a column is missing, or a cell cannot be read.
+        ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read.
         """
         specs = self.tasks_named(tasks)
         given = rows if _is_tensors(rows) else to_polars(rows)
@@ -129,7 +129,7 @@ class TrainedModel:
     def _outputs(
         self, rows: pl.DataFrame | dict[str, Tensor], tasks: Sequence[TaskSpec], batch_size: int, where: str
     ) -> Iterator[tuple[dict[str, Tensor], NetworkOutput]]:
-        """Yield the inputs and the outputs of the network, batch by batch and, of each, for tasks of equal inputs."""
+        """Yield the inputs and outputs of the network for each batch and each group of tasks with the same inputs."""
         require(batch_size >= 1, f"batch_size={batch_size}: must be at least 1")
         names = [task.name for task in tasks]
         if isinstance(rows, dict):
@@ -176,11 +176,10 @@ EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert":
 
 
 def load(path: str | Path, trust: Sequence[str] = (), device: str | torch.device | None = None) -> TrainedModel:
-    """Return the trained model of a run: its folder, or one of its checkpoints. No file of the data is needed.
+    """Return the trained model of a run, given its folder or one of its checkpoints. No file of the data is needed.
 
     ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
-    default a GPU if there is one. Raises InputError if the checkpoint is damaged, or names classes that are not
-    trusted.
+    default a GPU if there is one. Raises InputError if the checkpoint is damaged or names classes that are not trusted.
     """
     checkpoint = read(path)
     return model_of(checkpoint, config_to_load(checkpoint, trust), device)
@@ -196,9 +195,9 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
 
 
 def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
-    """Return the trained network of a run, in evaluation mode, and its data module, set up.
+    """Return the trained network of a run, in evaluation mode, and its data module after ``setup()``.
 
-    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For the others see ``load``.
+    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For ``path`` and ``trust`` see ``load``.
     """
     checkpoint = read(path)
     cfg = config_to_load(checkpoint, trust, data_dir)
@@ -207,7 +206,7 @@ def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str 
 
 
 def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
-    """Return the data module of ``checkpoint``, whose configuration is ``cfg``, set up."""
+    """Return the data module of ``checkpoint``, whose configuration is ``cfg``, after ``setup()``."""
     data: Any = build.build_data(cfg)
     restore_data(data, checkpoint, purpose)
     data.setup()
@@ -230,7 +229,7 @@ def experts_used(weights: Tensor) -> pl.Series:
 
 
 def to_polars(rows: Any) -> pl.DataFrame:
-    """Return a table of polars for one of polars or pandas, or for a dict of columns. Raises InputError."""
+    """Return ``rows``, a DataFrame of polars or pandas or a dict of columns, in polars. Raises InputError."""
     if isinstance(rows, pl.DataFrame):
         return rows
     if _is_pandas(rows):

@@ -18,11 +18,12 @@ SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the loss of one batch, of N tasks.
+    """The terms of the loss of one batch with N tasks.
 
-    ``index [N]``: the tasks, as ``tasks`` lists them. ``losses [N]``: their losses, with the weights of ``TaskSpec``:
-    this process's share. The shares of all processes add up to ``everywhere [N]``, which has no gradient, with
-    ``labels [N]`` labels. ``others``: scalars that are no task's, such as auxiliary losses.
+    ``index [N]``: the indices of the tasks in the network's list. ``losses [N]``: this process's share of their losses,
+    times the weights of ``TaskSpec``. ``everywhere [N]``: the sum of these shares over all processes, without gradient;
+    ``labels [N]``: the number of labels behind it. ``others``: scalars that belong to no task, such as auxiliary
+    losses.
     """
 
     tasks: list[int]
@@ -34,11 +35,11 @@ class Terms:
 
 
 class Weighting(KeepsDigits):
-    """Base of all weightings, which make one loss of those of T tasks.
+    """Base of all weightings, which combine the losses of T tasks into one.
 
-    ``network`` is what the tasks train; ``seed`` and the number of the optimiser step determine whatever is drawn, so
-    that all processes draw the same, and a resumed run what the whole one does. Parameters of a weighting are trained
-    with the network, by the same optimiser but without weight decay.
+    ``network`` is the network that is trained. Random numbers depend only on ``seed`` and the optimiser step, so that
+    they are the same in all processes and in a resumed run. Parameters of a weighting are trained with the network, by
+    the same optimiser but without weight decay.
     """
 
     needs_shared = False  # whether the method compares gradients of parameters that tasks share
@@ -46,10 +47,10 @@ class Weighting(KeepsDigits):
     def __init__(self, network: nn.Module, num_tasks: int, seed: int = 0) -> None:
         super().__init__()
         self.num_tasks, self.seed = num_tasks, seed
-        self.in_force: Tensor | None = None  # the latest weights of the tasks [T], of a method that has them
+        self.in_force: Tensor | None = None  # the latest weights of the tasks [T], if the method has any
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
-        """Return the loss to differentiate, of one batch or of several that are one step together.
+        """Return the loss to differentiate, of one batch or of several batches of one step.
 
         DDP averages gradients over processes, so each process's share is multiplied by their number. ``step``: the
         number of the optimiser step, from 0.
@@ -57,14 +58,14 @@ class Weighting(KeepsDigits):
         raise NotImplementedError
 
     def before_step(self, step: int) -> None:
-        """Put the gradients of the tasks into ``grad``, if ``forward`` has kept them back; called before clipping."""
+        """Write combined gradients into ``grad`` if ``forward`` has kept them back; called before clipping."""
 
     def end_epoch(self) -> None:
-        """Do what a method does once an epoch."""
+        """Update the state of a method that changes once per epoch."""
 
 
 class FixedWeighting(Weighting):
-    """Add the losses: the weights are those of the tasks, and do not change."""
+    """Add the losses, with the fixed weights of the tasks."""
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
         losses = []

@@ -27,12 +27,13 @@ HARMLESS = (  # of Nash-MTL's solver; with a gradient of 0 it has no solution, a
 class GradientWeighting(JacobianWeighting):
     """Combine the gradients of the tasks by ``aggregator``, a `torchjd.aggregation.Aggregator`.
 
-    The aggregator is a module, or what makes one of ``n_tasks``. ``scale="sum"`` multiplies the result of a method that
-    averages by the number of tasks: without conflict it is then the sum, as with ``weighting=fixed``, and auxiliary
-    losses and clipping keep their meaning. ``absent``: a task without a label in the step is left out (``drop``), or is
-    a row of zeros (``zero``), as a method needs that keeps a state for each task or a least number of tasks.
+    ``aggregator`` is a module, or a function of ``n_tasks`` that returns one. ``scale="sum"`` multiplies the result of
+    a method that averages by the number of tasks. Without conflict it is then the sum, as with ``weighting=fixed``, and
+    auxiliary losses and clipping keep their meaning. ``absent``: a task without a label in the step is left out
+    (``drop``), or gets a row of zeros (``zero``). Methods with a state for each task or a minimal number of tasks need
+    ``zero``.
 
-    ``weights``: the factors of the rows, of an aggregator that has them. Raises InputError if there are too few tasks.
+    ``weights``: the factors of the rows, if the aggregator has them. Raises InputError if there are too few tasks.
     """
 
     @validated
@@ -89,7 +90,7 @@ class GradientWeighting(JacobianWeighting):
 
 
 def _aggregated(aggregator: Any, matrix: Tensor, seed: int, step: int) -> Tensor:
-    """Return what ``aggregator`` makes of the rows of ``matrix [T, P]``: a vector ``[P]``."""
+    """Return the vector ``[P]`` into which ``aggregator`` combines the rows of ``matrix [T, P]``."""
     with torch.no_grad(), drawn_at(seed, step, matrix), warnings.catch_warnings():
         for message in HARMLESS:
             warnings.filterwarnings("ignore", message=message)

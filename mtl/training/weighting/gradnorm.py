@@ -32,7 +32,7 @@ class GradNorm(JacobianWeighting):
         self.alpha = alpha
         self.logits = nn.Parameter(torch.zeros(num_tasks))
         self.register_buffer("first", torch.zeros(num_tasks))
-        self._sums: Tensor | None = None  # [2, T]: losses, and in how many batches, over those of the step so far
+        self._sums: Tensor | None = None  # [2, T]: summed losses and numbers of batches of the step so far
 
     def weights(self) -> Tensor:
         """Return the weights of the tasks, ``[T]``."""
@@ -51,7 +51,7 @@ class GradNorm(JacobianWeighting):
         losses, batches = self._sums
         losses, present, self._sums = losses / batches.clamp(min=1), batches > 0, None
         self.first.copy_(torch.where(present & (self.first == 0), losses, self.first))
-        norms = jacobian.norm(dim=1)[present]  # G_t, with the weights in it
+        norms = jacobian.norm(dim=1)[present]  # G_t, which includes the weights
         rates = (losses / self.first.clamp(min=torch.finfo(losses.dtype).tiny))[present]
         if len(norms) > 1:
             target = norms.mean() * (rates / rates.mean()) ** self.alpha

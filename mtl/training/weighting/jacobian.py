@@ -1,4 +1,4 @@
-"""Take the gradient of each task apart, so that a method can combine them."""
+"""Compute the gradient of each task separately, so that a method can combine them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from mtl.training.weighting.base import Terms, Weighting, by_task, shared_parame
 
 
 class JacobianWeighting(Weighting):
-    """Combine the gradients of the tasks at the P parameters that they share; a subclass says how in ``combine``.
+    """Combine the gradients of the tasks at the P parameters that they share; a subclass implements ``combine``.
 
-    Only shared parameters (bottom, experts, embeddings, a gate that all tasks share) are combined. Those of single
-    tasks (heads, gates) get the gradient of their own task, and the gradients of auxiliary losses are added as usual.
+    Only gradients at shared parameters (bottom, experts, embeddings, a gate that all tasks share) are combined.
+    Parameters of single tasks (heads, gates) get the gradient of their own task. Gradients of auxiliary losses are
+    added as usual.
 
-    The Jacobian ``[T, P]`` is kept from the first batch of an optimiser step to its end: it takes T times the memory of
-    the shared parameters, and a step one backward pass for each task. Methods are not linear, so the rows are summed
-    over the batches of a step and over all processes before they are combined: accumulated and distributed steps equal
-    those on the whole batch. (TorchJD's `autogram` would need no Jacobian, only its Gramian; but it hooks the calls of
-    modules, and experts compute from stacked parameters that no call of a module uses row by row.)
+    The Jacobian ``[T, P]`` is kept until the end of an optimiser step. It takes T times the memory of the shared
+    parameters, and a step takes one backward pass for each task. Methods are not linear, so the rows are summed over
+    the batches of a step and over all processes before they are combined. Accumulated and distributed steps therefore
+    equal a step on the whole batch. (TorchJD's `autogram` would need only the Gramian, not the Jacobian. But it hooks
+    the calls of modules, and experts compute from stacked parameters that no module call uses row by row.)
     """
 
     needs_shared = True
@@ -44,13 +45,13 @@ class JacobianWeighting(Weighting):
         self._labels: Tensor | None = None  # [T]
 
     def combine(self, jacobian: Tensor, labels: list[float], step: int) -> Tensor:
-        """Return one gradient ``[P]`` of the ``jacobian [T, P]``; tasks without ``labels`` have rows of zeros."""
+        """Combine the ``jacobian [T, P]`` into one gradient ``[P]``; tasks without ``labels`` have rows of zeros."""
         raise NotImplementedError
 
     def forward(self, parts: Sequence[Terms], step: int) -> Tensor:
         others = torch.stack([term for part in parts for term in part.others]).sum()
         tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
-        with torch.autocast(tasks.device.type, enabled=False):  # a backward pass takes the types of the forward pass
+        with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
             rows, used = self._rows(parts)
             own = _gradients(tasks + others, self._own)
             rest = _gradients(others, self._shared)
@@ -104,9 +105,9 @@ class JacobianWeighting(Weighting):
 
 
 class _WithGradients(torch.autograd.Function):
-    """Return ``value`` with ``gradients`` as its gradients at ``parameters``; ``keep`` gets the gradient that arrives.
+    """Return ``value`` with given ``gradients`` at ``parameters``; ``keep`` is called with the incoming gradient.
 
-    Lightning then calls backward on one loss as usual: it scales for accumulation, and DDP averages over processes.
+    Lightning can then call backward on one loss as usual: it scales for accumulation, and DDP averages over processes.
     """
 
     @staticmethod

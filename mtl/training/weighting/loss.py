@@ -14,12 +14,12 @@ from mtl.training.weighting.state import attributes, set_attributes
 
 
 class LossWeighting(Weighting):
-    """Make one loss f(L_1, ..., L_T) of those of the tasks by ``scalarizer``, a `torchjd.scalarization.Scalarizer`.
+    """Combine the task losses into one loss f(L_1, ..., L_T) by ``scalarizer``, a `torchjd.scalarization.Scalarizer`.
 
-    The scalarizer is a module, or what makes one of ``shape``. The weights in force are the derivatives df/dL_t, taken
-    at the losses of all processes, so that several processes equal one. A task without a label in the batch counts with
-    its latest loss, as a constant, and the parameter of the scalarizer that is its own gets no gradient. Where f is not
-    linear in the losses, accumulated batches are weighted one by one.
+    ``scalarizer`` is a module, or a function of ``shape`` that returns one. The weights in force are the derivatives
+    df/dL_t at the losses of all processes, so that several processes equal one. For a task without a label in the
+    batch, the latest loss is used as a constant, and the scalarizer's parameter of this task gets no gradient. Where f
+    is not linear in the losses, each accumulated batch is weighted separately.
 
     ``latest [T]``: the latest losses; -1 before the first.
     """
@@ -49,7 +49,7 @@ class LossWeighting(Weighting):
         return total + torch.stack([term for part in parts for term in part.others]).sum()
 
     def end_epoch(self) -> None:
-        if hasattr(self.scalarizer, "step"):  # of a method that compares epochs
+        if hasattr(self.scalarizer, "step"):  # methods that compare epochs have it
             self.scalarizer.step()
 
     def get_extra_state(self) -> dict[str, Any]:

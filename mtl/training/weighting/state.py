@@ -1,4 +1,4 @@
-"""Save what TorchJD's methods keep between steps: most of it is in plain attributes, which no state dict has."""
+"""Save the state of TorchJD's methods, most of which is in plain attributes that are not part of a state dict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = (bool, int, float, str, Tensor, np.ndarray, torch.dtype, torch.device)
 def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
     """Return the attributes and buffers of each module of ``method`` that are plain data, by the module's name.
 
-    Arrays become tensors. Whatever is no plain data, such as the problem that a solver has set up, is left out.
+    Arrays become tensors. Other attributes, such as the problem that a solver has set up, are left out.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, module in method.named_modules():
@@ -26,7 +26,7 @@ def attributes(method: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def set_attributes(method: nn.Module, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
-    """Give the modules of ``method`` the attributes that ``attributes`` returned; tensors go to where they belong."""
+    """Restore the attributes of the modules of ``method`` that ``attributes`` returned; tensors go to their devices."""
     modules = dict(method.named_modules())
     for name, values in saved.items():
         for key, value in values.items():
