@@ -191,7 +191,7 @@ def _nearest_option(key: str, words: list[str]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the most similar of ``names``; if all begin with the same section, only the last parts are compared."""
+    """Return the most similar of ``names``; names of the same section come first, compared by their last parts."""
     lower = {other.lower(): other for other in names}
     section = name.rpartition(".")[0].lower()
     if section:

@@ -61,5 +61,5 @@ class SingleTask(nn.Module):
         return NetworkOutput(predictions)
 
     def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are of single tasks: all."""
+        """Return the parameters that belong to single tasks: all."""
         return list(self.parameters())

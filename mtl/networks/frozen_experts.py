@@ -51,7 +51,7 @@ class LogisticUnits(nn.Module):
         return x * self.scale[wanted] + self.bias[wanted]
 
     def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are of single tasks: all."""
+        """Return the parameters that belong to single tasks: all."""
         return list(self.parameters())
 
     @torch.no_grad()
@@ -64,8 +64,8 @@ class FrozenExpertsMoE(nn.Module):
     """Mix the frozen experts of simulated data with a static gate, then apply one logistic unit per task.
 
     ``spec.extras["expert_weight"]``: see ``FrozenExperts``. If the data has a logistic unit on several numbers
-    (``spec.extras["unit_weight"] [U]``, ``["unit_bias"]``), so has the network, and with ``true_unit`` it is that one.
-    Only the gate and the logistic units train, with ``true_unit`` only the gate.
+    (``spec.extras["unit_weight"] [U]``, ``["unit_bias"]``), the network has one too, with ``true_unit`` the data's own.
+    The gate and the logistic units train; with ``true_unit`` only the gate.
     ``permutation(num_experts=, num_tasks=)`` adds local search around the gate.
     """
 

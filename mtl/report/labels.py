@@ -61,7 +61,7 @@ def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
     """Return a heading and the label of each run, without the options that all runs share.
 
     If every run was given all differing options, the heading names them and the labels are their values, as in
-    "gate, data.rho" and "topk, 0.5". Otherwise the heading is "setting", and a label is like ``gate=topk
+    "gate, data.rho" and "topk, 0.5". Otherwise the heading is "setting", and labels are like ``gate=topk
     data.rho=0.5``.
     """
     names = differing(options)

@@ -29,8 +29,8 @@ class Rows:
 
     ``label [N]`` are the labels. ``prediction [N]`` is a probability (binary), the most probable class (multiclass) or
     a value in the units of the labels (regression). A multiclass task also has ``confidence [N]``, the probability of
-    the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, ``scores [N,
-    C]``, all probabilities. A binary task may have ``groups [N]``: ranking metrics rank the rows of each group
+    the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, all
+    probabilities ``scores [N, C]``. A binary task may have ``groups [N]``: ranking metrics rank the rows of each group
     separately, and a negative number means no group.
     """
 
