@@ -86,7 +86,7 @@ def libmtl(module: str) -> Any:
     the benchmark with ``PYTHONPATH=FOLDER``.
     """
     gone = types.ModuleType("utils")  # a removed module of torchvision that LibMTL imports
-    gone.load_state_dict_from_url = torch.hub.load_state_dict_from_url  # type: ignore[attr-defined]
+    gone.load_state_dict_from_url = torch.hub.load_state_dict_from_url  # type: ignore[attr-defined]  # made here, unknown to mypy
     sys.modules.setdefault("torchvision.models.utils", gone)
     try:
         return importlib.import_module(f"LibMTL.{module}")

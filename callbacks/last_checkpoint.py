@@ -15,10 +15,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from mtl.checkpoints.files import keep_previous
-from mtl.cli.commands import command
-from mtl.cli.signals import Stopped, stop_signals
 from mtl.distributed import gather
 from mtl.options import Long, Positive, validated
+from mtl.runs.commands import command
+from mtl.runs.signals import Stopped, stop_signals
 
 from .length import ends_epoch, took_step, validates_within_epoch
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
+from mtl.runs import channel
 from mtl.training.module import MultiTaskModule
 from mtl.training.values import log_values
-from mtl.tune import channel
 
 from .length import ends_epoch
 from .monitored import Watcher

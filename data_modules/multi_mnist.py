@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mtl.options import Address, FilePath, shown, validated
+from mtl.annotations import shown
+from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule

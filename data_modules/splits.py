@@ -10,8 +10,9 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from mtl.annotations import shown
 from mtl.checks import require
-from mtl.options import Long, Share, shown
+from mtl.options import Long, Share
 from mtl.types import Batch
 
 SPLITS = ("train", "val", "test")

@@ -10,8 +10,9 @@ import polars as pl
 from pydantic import Field
 from torch import Tensor
 
+from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import Count, FilePath, Long, Name, Names, shown, validated
+from mtl.options import Count, FilePath, Long, Name, Names, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
@@ -62,13 +63,13 @@ class TableBase(TensorDataModule):
         self,
         path: FilePath | None = None,
         tasks: Any = None,
-        categorical: Names = (),  # type: ignore[assignment]
-        numeric: Names = (),  # type: ignore[assignment]
-        dates: Names = (),  # type: ignore[assignment]
+        categorical: Names = (),
+        numeric: Names = (),
+        dates: Names = (),
         lists: Mapping[Name, str | None] | None = None,
         max_length: Count | None = None,
         on_bad: Literal["error", "missing"] = "error",
-        ignore: Names = (),  # type: ignore[assignment]
+        ignore: Names = (),
         split: Shares = (0.8, 0.1, 0.1),
         split_column: Name | None = None,
         group_column: Name | None = None,

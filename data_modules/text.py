@@ -14,8 +14,9 @@ import polars as pl
 import torch
 from pydantic import Field
 
+from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import FilePath, Name, Names, TaskName, shown, validated
+from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size

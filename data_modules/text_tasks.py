@@ -42,7 +42,7 @@ class TextTasksDataModule(TasksDataModule):
     @validated
     def __init__(
         self,
-        data_dir: FilePath = "data",  # type: ignore[assignment]
+        data_dir: FilePath = Path("data"),
         tokenizer: Name | None = None,
         vocabulary: Annotated[int, Field(ge=100, le=MANY)] = 8000,
         max_length: Length = 128,

@@ -31,7 +31,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int
     """
     x = matching(x, weight)
     narrow = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weight.dtype
-    if x.is_cuda and narrow == torch.bfloat16 and weight.shape[1] % 8 == weight.shape[2] % 8 == 0:  # one kernel
+    aligned = weight.shape[1] % 8 == weight.shape[2] % 8 == 0  # rows of 16 bytes
+    if x.is_cuda and narrow == torch.bfloat16 and aligned and torch.cuda.get_device_capability(x.device) >= (8, 0):
         rows = torch.tensor(counts, device=x.device)
         products = F.grouped_mm(x.to(narrow), weight.to(narrow).mT, offs=rows.cumsum(0, dtype=torch.int32))
         return products + bias.to(narrow).repeat_interleave(rows, 0, output_size=len(x))

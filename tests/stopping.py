@@ -15,7 +15,7 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
+from mtl.runs.signals import Stopped
 from tests.integration.helpers import compose_small, resume_small
 
 

@@ -13,8 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from mtl.annotations import shown
 from mtl.checks import require
-from mtl.options import shown
 from mtl.types import ROW, Categorical, InputSpec, Numeric
 
 from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled

@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import Model, Name, Names, TaskName, shown, valid
+from mtl.options import Model, Name, Names, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote

@@ -14,8 +14,9 @@ from typing import IO
 import numpy as np
 import polars as pl
 
+from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import CONTROL, shown
+from mtl.options import CONTROL
 from mtl.types import ROW
 
 from ..files.memory import machine_memory

@@ -18,9 +18,10 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from mtl.annotations import sentences
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, require
-from mtl.options import Model, sentences
+from mtl.options import Model
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from mtl.annotations import listed
 from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError
-from mtl.options import listed
 
 log = logging.getLogger(__name__)
 

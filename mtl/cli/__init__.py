@@ -1,1 +1,1 @@
-"""The command line: composing a configuration, run folders, signals, messages, results, sweeps."""
+"""The commands, and what they alone need: help, messages, run folders, sweeps."""

@@ -13,7 +13,7 @@ from typing import NoReturn
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import InputError, causes
-from mtl.cli.signals import Stopped
+from mtl.runs.signals import Stopped
 
 # Error messages of torch.distributed when another process is gone: of gloo, its store, NCCL
 _PEER = (

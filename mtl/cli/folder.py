@@ -7,8 +7,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
-from mtl.cli.commands import command
 from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
+from mtl.runs.commands import command
 
 
 def claim(folder: Path, resumed: bool) -> FileLock:

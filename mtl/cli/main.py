@@ -15,7 +15,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
     "reproduce": ("mtl.cli.reproduce", "run a table or figure of a paper again"),
-    "report": ("mtl.report.__main__", "compare runs and studies in a page"),
+    "report": ("mtl.cli.report", "compare runs and studies in a page"),
     "predict": ("mtl.cli.use", "predict the rows of a file"),
     "export": ("mtl.cli.use", "write a network as a program for other places"),
     "serve": ("mtl.cli.use", "answer requests over HTTP"),
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
     given = words[1:]
     if name == "evaluate" and given and not given[0].startswith("-"):
-        from mtl.cli.commands import quoted
+        from mtl.runs.commands import quoted
 
         given[0] = given[0] if given[0].startswith("evaluate=") else f"evaluate={quoted(given[0])}"
     module = importlib.import_module(COMMANDS[name][0])

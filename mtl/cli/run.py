@@ -20,13 +20,14 @@ from mtl.checkpoints.files import Checkpoint, read, read_to_resume, restoring
 from mtl.checkpoints.restore import restore_data
 from mtl.checkpoints.start import start_from
 from mtl.checks import InputError, require
-from mtl.cli import errors, results
-from mtl.cli.commands import command
+from mtl.cli import errors
 from mtl.config import build
 from mtl.config.check import check
 from mtl.config.resume import check_batches
 from mtl.config.teacher import read_teacher
 from mtl.records import CHECKPOINTS, CONFIG, RESULTS
+from mtl.runs import results
+from mtl.runs.commands import command
 from mtl.writing import write_json, write_text
 
 log = logging.getLogger("mtl")
@@ -86,7 +87,9 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     if checkpoint is not None:
         if cfg.ckpt:
             state = f"checkpoint {checkpoint.path} does not hold the state of a training; take another one of the run"
-            require("loops" in checkpoint, state)
+            parts = {"loops": dict, "optimizer_states": list, "callbacks": dict}  # Lightning takes empty ones for fresh
+            whole = all(isinstance(checkpoint.get(name), kind) and checkpoint[name] for name, kind in parts.items())
+            require(whole, state)
             check_batches(checkpoint, cfg.data.get("batch_size", 0), trainer.world_size)
         accept = cfg.get("changed_data") == "accept"
         restore_data(data, checkpoint, "resume" if cfg.ckpt else "test", accept)

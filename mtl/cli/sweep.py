@@ -30,8 +30,8 @@ class SweepTable(Callback):
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""
-        from mtl.cli.commands import GIVEN, sweep_command
         from mtl.report.summary import CSV
+        from mtl.runs.commands import GIVEN, sweep_command
 
         self.on_multirun_end(config)
         if (Path(config.hydra.sweep.dir) / CSV).exists():

@@ -20,9 +20,10 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
-from mtl.cli import commands, errors, resolvers
+from mtl.cli import errors, resolvers
 from mtl.cli.explain import CONF, explain
 from mtl.cli.help import print_help
+from mtl.runs import commands
 
 resolvers.register()
 log = logging.getLogger("mtl")
@@ -98,7 +99,7 @@ def read_start(given: Sequence[str]) -> None:
 
 def task(cfg: DictConfig) -> float | None:
     """Run ``cfg``, which Hydra composed; a signal ends the run with one message."""
-    from mtl.cli.signals import Stopped, stop_signals
+    from mtl.runs.signals import Stopped, stop_signals
 
     if Start.argv:  # empty in a job that a launcher runs in a separate process
         sys.argv[:] = Start.argv  # Lightning starts the other processes of the run with it
@@ -119,12 +120,12 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
-    from mtl.cli.console import make_lasting
     from mtl.cli.folder import claim, give_up
     from mtl.cli.run import run
     from mtl.config.check import check
     from mtl.config.resume import is_harmless, resumed_config
     from mtl.records import CHECKPOINTS, COMMAND, CONFIG, RESULTS, read_json
+    from mtl.runs.console import make_lasting
     from mtl.writing import write_json
 
     make_lasting()

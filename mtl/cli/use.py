@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mtl import __version__
-from mtl.cli.commands import program
 from mtl.cli.errors import as_one_message
+from mtl.runs.commands import program
 
 FIRST = 10  # rows that mtl predict prints without -o
 

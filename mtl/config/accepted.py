@@ -10,8 +10,8 @@ from pydantic import Field, with_config
 from pytorch_lightning.accelerators import AcceleratorRegistry
 from typing_extensions import TypedDict
 
+from mtl.annotations import CONFIG
 from mtl.options import (
-    CONFIG,
     Count,
     CountOrZero,
     Dropout,
@@ -103,7 +103,7 @@ OPTIMIZER: dict[str, Any] = {
     "momentum": NotNegative,
     "momentum_decay": NotNegative,
     "dampening": Number,
-    "betas": Pair[Dropout],  # type: ignore[misc]
+    "betas": Pair[Dropout],  # type: ignore[misc]  # mypy takes a generic alias for no value
     "lr_decay": NotNegative,
     "initial_accumulator_value": NotNegative,
     "rho": Share,

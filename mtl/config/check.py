@@ -21,9 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 from torch import nn
 
+from mtl.annotations import Described, adapter, in_one_line, listed, sentences, shown, suggestion
 from mtl.checks import InputError, require
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
-from mtl.options import Described, Option, adapter, in_one_line, listed, options_of, sentences, shown, suggestion
+from mtl.options import Option, options_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 FACTORIES = ("gate", "experts", "permutation", "optimizer", "weighting")  # have _partial_: true

@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 
 from mtl.checks import require
-from mtl.cli.console import make_lasting
 from mtl.paper.definition import Paper, Part, read
 from mtl.paper.page import write
 from mtl.report.trials import Trials
+from mtl.runs.console import make_lasting
 from mtl.tune.command import Composer, best_trials, checked, queues_of, say
 from mtl.tune.launch import Launcher
 from mtl.tune.queue import study_of

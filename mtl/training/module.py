@@ -10,9 +10,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from mtl.annotations import listed
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.options import listed
 from mtl.predictions import in_units
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.checks import InputError, require
-from mtl.cli.commands import program as own_program
-from mtl.cli.console import make_lasting
-from mtl.cli.results import number
+from mtl.runs.commands import program as own_program
+from mtl.runs.console import make_lasting
+from mtl.runs.results import number
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of

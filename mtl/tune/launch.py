@@ -17,9 +17,9 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
-from mtl.cli.commands import quoted
 from mtl.records import LOCK, RESULTS, read_json
-from mtl.tune.channel import VARIABLE
+from mtl.runs.channel import VARIABLE
+from mtl.runs.commands import quoted
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
 

@@ -11,7 +11,7 @@ from types import FrameType
 from optuna.trial import Trial
 
 from mtl.checks import InputError
-from mtl.cli.signals import Stopped
+from mtl.runs.signals import Stopped
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Queue
 from mtl.tune.space import words

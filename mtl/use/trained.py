@@ -13,13 +13,13 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mtl import predictions
+from mtl.annotations import listed
 from mtl.checkpoints.files import Checkpoint, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import real_tokens
-from mtl.options import listed
 from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 
 ROWS = "the table"  # name in messages for rows that do not come from a file

@@ -13,8 +13,8 @@ import torch
 from mtl.data_modules.base import TensorDataModule
 from omegaconf import open_dict
 
+from mtl.cli.report import main
 from mtl.cli.run import run
-from mtl.report.__main__ import main
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 from tests.integration.helpers import compose_small
 

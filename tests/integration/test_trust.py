@@ -240,7 +240,7 @@ STOPPING = "EarlyStop{'monitor': 'val/loss', 'mode': 'min'}"
 FORGED: list[tuple[str, tuple[Any, ...], Any]] = [  # who reads it, where, what: None drops it
     *[("ckpt", ("pytorch-lightning_version",), value) for value in (None, [], "old")],
     *[("ckpt", ("loops",), value) for value in (3, {"a": 1}, None)],
-    *[("ckpt", ("optimizer_states",), value) for value in (None, torch.zeros(2), [{"a": 1}])],
+    *[("ckpt", ("optimizer_states",), value) for value in (None, [], torch.zeros(2), [{"a": 1}])],
     *[("ckpt", ("optimizer_states", 0, "param_groups"), value) for value in ("text", [], None)],
     *[("ckpt", ("callbacks", STOPPING), value) for value in ({"a": 1}, "text")],
     *[("evaluate", ("callbacks",), value) for value in ([], torch.zeros(2))],

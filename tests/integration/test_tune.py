@@ -24,7 +24,7 @@ from mtl.cli import tune
 from mtl.cli.run import run
 from mtl.cli.study import first_run
 from mtl.records import read_json
-from mtl.tune import channel
+from mtl.runs import channel
 from mtl.tune.definition import read
 from mtl.tune.space import distributions, words
 from tests.conftest import ROOT

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from mtl.cli import commands
-from mtl.cli.signals import Stopped, StopSignals
 from mtl.config.resume import is_harmless
+from mtl.runs import commands
+from mtl.runs.signals import Stopped, StopSignals
 
 
 @pytest.mark.parametrize("path", ["/a/b.ckpt", "/it's=x/[1],{2} 3.ckpt", "/C:\\d/ä$HOME\\'.ckpt", "/end\\"])

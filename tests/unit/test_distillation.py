@@ -19,12 +19,12 @@ from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError
 from mtl.cli.run import run
-from mtl.cli.signals import Stopped
 from mtl.config.teacher import read_teacher
 from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
 from mtl.networks.heads import Heads
 from mtl.networks.transformer import Transformer
+from mtl.runs.signals import Stopped
 from mtl.training.distillation import Distillation, prediction_losses, state_losses
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens

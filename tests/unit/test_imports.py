@@ -15,24 +15,22 @@ import mtl
 from mtl.cli.main import COMMANDS
 from tests.conftest import ROOT
 
-# Inside mtl, a module may import modules of its own layer or of lower ones.
-LAYERS = [
-    {"__version__", "checks", "options", "types", "compat", "memory", "records", "writing"},
-    {"functional", "dropout", "distributed", "predictions"},
-    {"linear"},
-    {"gates", "experts"},
-    {"networks"},
-    {"analysis", "training", "use.program"},
-    {"report"},
-    {"cli", "loggers"},
-    {"config", "checkpoints"},
-    {"use", "tune", "report.__main__"},
+# A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
+ROWS = [
+    {"annotations", "checks", "compat", "distributed", "dropout", "linear", "memory", "records"},
+    {"options", "types", "writing"},
+    {"checkpoints", "data_modules", "experts", "functional", "loggers", "predictions"},
+    {"gates", "training"},
+    {"networks", "runs"},
+    {"analysis"},
+    {"callbacks", "report"},
+    {"config"},
+    {"tune", "use"},
     {"paper"},
-    {"cli.run"},
-    {"cli.train", "cli.study", "cli.tune", "cli.reproduce", "cli.use", "cli.main", "__main__"},  # commands
+    {"cli"},
+    {"__main__"},
 ]
-# Inside data_modules, files read and fetch, tables and texts build on them, the data sets on
-# all.
+# Inside data_modules, files read and fetch, tables and texts build on them, the data sets on all
 ROOMS = {
     "files": {"files"},
     "tables": {"files", "tables"},
@@ -43,67 +41,55 @@ PACKAGES = ("mtl", *BESIDE)
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+def name_of(path: Path) -> list[str]:
+    """Return the dotted name of a file's module, in parts, such as ["mtl", "gates", "comet"]."""
+    parts = [*path.relative_to(ROOT).with_suffix("").parts]
+    return parts if parts[0] == "mtl" else ["mtl", *parts]
+
+
 def imported(path: Path) -> set[str]:
     """Return the project's modules that a file imports, as dotted names."""
     names = set()
-    here = path.relative_to(ROOT).parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            start = [*here[: -node.level]] if node.level else []
+            start = name_of(path)[: -node.level] if node.level else []
             module = ".".join([*start, *(node.module or "").split(".")]).strip(".")
             names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    names = {
-        name.removeprefix("mtl.") if name.split(".")[1:2] and name.split(".")[1] in BESIDE else name for name in names
-    }
-    return {name for name in names if name.split(".")[0] in PACKAGES}
+    return {name for name in names if name.split(".")[0] == "mtl"}
 
 
-def layer(module: list[str]) -> int:
-    """Return the layer of ``["room", "module", ...]``; a module that no layer names belongs to its room's."""
-    names = (".".join(module[:2]), module[0])
-    return next(level for name in names for level, layer in enumerate(LAYERS) if name in layer)
+def row(room: str) -> int:
+    return next(index for index, rooms in enumerate(ROWS) if room in rooms)
 
 
 def wrong_arrows(path: Path) -> list[str]:
     """Return what is wrong with the imports of one file."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    package, wrong = parts[0], []
-    for name in imported(path):
-        target = name.split(".")
-        builds = parts == ("mtl", "config", "build") and name.startswith("callbacks.standard")
-        if package == "mtl" and target[0] != "mtl" and not builds:
-            wrong.append(f"mtl imports {name}")
-        if (
-            package == "data_modules"
-            and target[0] != "data_modules"
-            and name != "mtl"
-            and (target[0] != "mtl" or target[1] not in ("checks", "types", "options", "writing", "compat"))
-        ):
-            wrong.append(f"data_modules imports {name}")
-        room = parts[1] if package == "data_modules" and len(parts) > 2 else ""
-        if room and target[0] == "data_modules" and target[1] not in ROOMS[room]:
-            wrong.append(f"data_modules.{room} imports {name}")
-        if package == "callbacks" and target[0] not in ("callbacks", "mtl"):
-            wrong.append(f"callbacks imports {name}")
-        inside = package == target[0] == "mtl" and len(target) > 1 and len(parts) > 1 and parts[1] != "__init__"
-        if inside and layer(target[1:]) > layer(list(parts[1:])):
-            wrong.append(f"{parts[1]} imports {name}, which stands above it")
+    _, room, *inner = name_of(path)
+    wrong = []
+    for name in imported(path) if room != "__init__" else ():  # mtl/__init__.py lists what others import from it
+        _, other, *rest = [*name.split("."), ""]
+        if other not in (room, "", "__version__") and row(other) >= row(room):
+            wrong.append(f"{room} imports {name}, whose room is not above its own")
+        if room == other == "data_modules" and len(inner) > 1 and rest[0] not in ROOMS[inner[0]]:
+            wrong.append(f"data_modules.{inner[0]} imports {name}")
     return wrong
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
-def test_imports_follow_the_layers(path: Path) -> None:
+def test_imports_follow_the_rooms(path: Path) -> None:
     assert wrong_arrows(path) == []
 
 
 def test_forbidden_imports_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ROOT / "mtl" / "gates" / "base.py"
-    monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.networks.mmoe import MMoE\nimport callbacks\n")
-    assert len(wrong_arrows(path)) >= 2
-    monkeypatch.setattr(Path, "read_text", lambda self: "from data_modules.base import RowsLoader\n")
-    assert wrong_arrows(ROOT / "data_modules" / "files" / "cache.py") != []
+    gates, files = ROOT / "mtl" / "gates" / "base.py", ROOT / "data_modules" / "files"
+    text = "from mtl.networks.mmoe import MMoE\nimport mtl.callbacks.ema\nfrom mtl.training import losses\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text)
+    assert len(wrong_arrows(gates)) >= 3
+    assert wrong_arrows(files / "cache.py") != []
+    monkeypatch.setattr(Path, "read_text", lambda self: "from mtl.data_modules.base import RowsLoader\n")
+    assert wrong_arrows(files / "cache.py") != []
     assert wrong_arrows(ROOT / "data_modules" / "celeba.py") == []
 
 
@@ -135,18 +121,12 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
 def test_only_studies_load_optuna() -> None:
     """A run loads what reports to its study, and starts no later for it."""
     studies = {path for name in ("tune", "paper") for path in (ROOT / "mtl" / name).glob("*.py")}
-    light = {path for path in studies if path.stem in ("__init__", "channel")}
-    report = ROOT / "mtl" / "report" / "__main__.py"  # a command, which reads studies too
-    for path in (
-        {*FILES}
-        - {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce")}
-        - (studies - light)
-        - {report}
-    ):
+    commands = {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce", "report")}
+    for path in {*FILES} - commands - studies:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        heavy = {f"mtl.{other.parent.name}.{other.stem}" for other in studies - light}
+        heavy = {f"mtl.{other.parent.name}.{other.stem}" for other in studies}
         assert not {name for name in names if name.split(".")[0] in ("optuna", "sqlalchemy")} | (names & heavy), path
 
 
@@ -172,7 +152,7 @@ def test_one_module_writes_files() -> None:
     words = re.compile(r"\.write_(text|bytes)\(|os\.replace\(|temporary\.replace\(|open\((.*, )?\"w|OmegaConf\.save\(")
     files = {*FILES, ROOT / "train.py"} - {ROOT / "mtl" / "writing.py"}
     users = {str(path.relative_to(ROOT)) for path in files if words.search(path.read_text())}
-    kept = {"mtl/checkpoints/files.py", "mtl/cli/console.py"}  # a second name for a file, and the null device
+    kept = {"mtl/checkpoints/files.py", "mtl/runs/console.py"}  # a second name for a file, and the null device
     own = {f"data_modules/files/{name}.py" for name in ("celeba", "download")}
     assert users == kept | own
 

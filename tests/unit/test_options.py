@@ -26,13 +26,14 @@ from mtl.data_modules.text import TextDataModule
 from omegaconf import DictConfig, OmegaConf
 from typing_extensions import TypedDict
 
+from mtl.annotations import fits, shown
 from mtl.checks import InputError
 from mtl.cli import resolvers
 from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
 from mtl.gates import CometGate
-from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, fits, shown, valid
+from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, valid
 from tests.conftest import ROOT
 from tests.integration.helpers import GROUPS, compose_small
 
@@ -441,6 +442,19 @@ def test_options_that_only_the_constructor_knows_get_one_message(tmp_path: Path)
 
 
 FOLDER, TABLE = {"data_dir": "nowhere"}, {"path": "nowhere.csv", "tasks": {"y": {"kind": "binary"}}}
+
+
+def test_every_option_of_the_classes_in_conf_is_checked() -> None:
+    """An annotation that pydantic cannot take would accept anything, without a word."""
+    texts = [path.read_text() for path in (ROOT / "conf").rglob("*.yaml")]
+    targets = {name for text in texts for name in re.findall(r"_target_: (mtl\.[\w.]+)", text)}
+    assert len(targets) > 60
+    for target in targets:
+        unchecked = {name for name, option in options(find(target, ""))[0].items() if option.adapter is None}
+        written = {name for name in unchecked if options(find(target, ""))[0][name].annotation is not Any}
+        assert written <= {"spec", "tasks"}, target  # which the program supplies
+
+
 CONSTRUCTORS: dict[str, dict[str, Any]] = {  # and what they need
     **{f"data_modules.{name}DataModule": FOLDER for name in ("books.Books", "digits.Digits", "four_mnists.FourMNISTs")},
     **{f"data_modules.{name}DataModule": FOLDER for name in ("glue.Glue", "jester.Jester", "movielens.MovieLens")},

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from mtl.checks import InputError
-from mtl.report.__main__ import main
+from mtl.cli.report import main
 from mtl.report.labels import config_options, given_options, labels
 from mtl.report.runs import find_runs, read_named_runs, read_runs
 from mtl.report.section import section_of

@@ -12,7 +12,7 @@ from rich.console import Console
 from scipy.stats import ttest_ind
 
 from mtl.checks import InputError
-from mtl.report.__main__ import main
+from mtl.cli.report import main
 from mtl.report.compare import Comparison, Quantity, compare
 from mtl.report.grid import grid
 from mtl.report.runs import Runs, read_runs, with_means

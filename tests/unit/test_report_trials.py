@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
-from mtl.report.__main__ import main
+from mtl.cli.report import main
 from mtl.report.budget import SIZES, Budget, budget, chances, draw, ratios, trials_needed
 from mtl.report.trials import best_trials, section_of_trials
 from mtl.tune.storage import open_storage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtl.cli.results import commit, number, print_results
+from mtl.runs.results import commit, number, print_results
 
 RECORD: dict[str, Any] = {
     "label": "comet",

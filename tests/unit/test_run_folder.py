@@ -12,10 +12,10 @@ import torch
 
 from mtl.checks import InputError
 from mtl.cli import resolvers
-from mtl.cli.console import LastingStream
 from mtl.cli.errors import explain, lost_peer
 from mtl.cli.folder import claim, give_up
-from mtl.cli.signals import Stopped
+from mtl.runs.console import LastingStream
+from mtl.runs.signals import Stopped
 from tests.programs import Forked
 
 

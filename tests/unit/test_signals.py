@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mtl.cli.signals import NUMBERS, Stopped, StopSignals
+from mtl.runs.signals import NUMBERS, Stopped, StopSignals
 
 
 def send(number: int) -> None:

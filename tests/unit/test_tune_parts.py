@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli import reproduce, tune
-from mtl.tune import channel, definition, space
+from mtl.runs import channel
+from mtl.tune import definition, space
 from tests.conftest import ROOT
 
 

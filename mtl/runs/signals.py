@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mtl.cli.commands import command
+from mtl.runs.commands import command
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "before the first step; nothing to save"

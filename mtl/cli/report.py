@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     The files are written into the folder of the runs or the study; if several are given, into the current folder.
     """
-    parser = argparse.ArgumentParser(prog="python -m mtl.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="mtl report", description=__doc__)
     of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as of tune.py"
     parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
@@ -63,7 +63,3 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     for section in sections:
         if section.comparison:
             show(section.comparison, section.notes, f"{target / PAGE}, {MARKDOWN}, {CSV}")
-
-
-if __name__ == "__main__":
-    main()
