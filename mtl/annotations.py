@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 LONGEST = 60  # characters of a value that a message repeats
-MOST = 4  # Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
+MOST = 4  # problems that one message names
+# Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
 # does not know are checked by isinstance
 CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
 PLAIN: dict[Any, str] = {

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from mtl.annotations import shown
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.options import CONTROL
 from mtl.types import ROW
 
@@ -133,9 +133,8 @@ def _parquet(path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
 
 def unreadable_parquet(path: Path, error: BaseException) -> InputError:
     """Return the error for a Parquet file that polars cannot read."""
-    return InputError(
-        f"cannot read {path}: {first_line(error)}; it is damaged, not a Parquet file, or has columns of one name"
-    )
+    why = quote(first_line(error), 200)
+    return InputError(f"cannot read {path}: {why}; it is damaged, not a Parquet file, or has columns of one name")
 
 
 def as_read(frame: pl.DataFrame) -> pl.DataFrame:
@@ -215,7 +214,7 @@ def _parsed(raw: bytes, path: Path, separator: str, null_values: Sequence[str], 
         frame = pl.read_csv(raw, separator=separator, infer_schema=False, null_values=list(null_values))
     except (Exception, pl.exceptions.PanicException) as error:
         _check_cells(raw, path, separator, skipped)
-        raise InputError(f"cannot read {path}: {first_line(error)}") from None
+        raise InputError(f"cannot read {path}: {quote(first_line(error), 200)}") from None
     require(
         len(frame.columns) == len(names),
         f"{path}: its first line has {len(names)} or {len(frame.columns)} cells, depending on how its quotes are read",
@@ -291,8 +290,3 @@ def check_names(names: Sequence[str], path: Path) -> None:
                 f"{path}: columns {seen[name]} and {column} are both called {quote(name)}: give each a name of its own"
             )
         seen[name] = column
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, in quotes and shortened."""
-    return quote((str(error).splitlines() or [type(error).__name__])[0], 200)

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 
 from ..files.reading import quote
 from .encoder import Encoder
@@ -31,7 +31,9 @@ def load(name: str) -> Encoder:
             require(why is None, f"data.tokenizer={name} {where} cannot provide it: {why}. {OTHERWISE}")
             found = _read(name, local=False)
     if isinstance(found, Exception):
-        raise InputError(f"data.tokenizer={name} cannot be read: {_first_line(found)}. {OTHERWISE}") from found
+        raise InputError(
+            f"data.tokenizer={name} cannot be read: {quote(first_line(found), 150)}. {OTHERWISE}"
+        ) from found
     good = bool(found.is_fast and found.pad_token and found.cls_token)
     require(good, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}")
     return Encoder.of(found.backend_tokenizer, found.pad_token, found.cls_token, name)
@@ -62,13 +64,9 @@ def unreachable(name: str) -> str | None:
             HfApi().model_info(name, timeout=ANSWER)
             answers.append(None)
         except Exception as error:  # no network, no such repository, not a valid name, offline mode
-            answers.append(_first_line(error))
+            answers.append(quote(first_line(error), 150))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER)
     return answers[0] if answers else f"no answer within {ANSWER:g} seconds"
-
-
-def _first_line(error: BaseException) -> str:
-    return quote((str(error).strip().splitlines() or [type(error).__name__])[0], 150)

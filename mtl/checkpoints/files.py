@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mtl.annotations import sentences
 from mtl.checkpoints.trust import check_config
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.options import Model
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
@@ -211,7 +211,7 @@ def _check_seal(path: Path) -> None:
 
 
 def _damage(path: Path, error: Exception) -> str:
-    reason = str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+    reason = first_line(error).split(". ")[0]
     others = sorted(other.name for other in path.parent.glob("*.ckpt") if other != path)
     hint = f"; in the same folder: {', '.join(others[:8])}" if others else "; take another checkpoint of the run"
     return f"checkpoint {path} ({path.stat().st_size} bytes) is damaged or truncated ({reason}){hint}"

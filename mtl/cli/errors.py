@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from omegaconf.errors import OmegaConfBaseException
 
-from mtl.checks import InputError, causes
+from mtl.checks import InputError, causes, first_line
 from mtl.runs.signals import Stopped
 
 # Error messages of torch.distributed when another process is gone: of gloo, its store, NCCL
@@ -75,14 +75,17 @@ def explain(error: BaseException) -> tuple[str, int]:
         text = _sentence(cause)
         if text:
             return f"error: {text}", 1
-    return f"error: {_first_line(error)} ({_place(error)}). This is a mistake in the code. {_FULL}", 1
+    return (
+        f"error: {type(error).__name__}: {first_line(error)} ({_place(error)}). This is a mistake in the code. {_FULL}",
+        1,
+    )
 
 
 def _sentence(error: BaseException) -> str | None:
     memory = isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
     if memory or isinstance(error, MemoryError):
         return (
-            f"out of memory ({_first_line(error)}); use a smaller data.batch_size, fewer experts "
+            f"out of memory ({first_line(error)}); use a smaller data.batch_size, fewer experts "
             "(recipe.num_experts) or smaller ones (recipe.expert_units)"
         )
     if isinstance(error, OSError):
@@ -94,15 +97,10 @@ def _sentence(error: BaseException) -> str | None:
         lines = [line.strip() for line in str(error).splitlines()[1:]]
         return f"the checkpoint does not fit this network and these data: {' '.join(lines[:2])}"
     if isinstance(error, RecursionError):
-        return f"the configuration is nested too deeply ({_first_line(error)})"
+        return f"the configuration is nested too deeply ({first_line(error)})"
     if isinstance(error, OmegaConfBaseException) or type(error).__name__ == "MisconfigurationException":  # Lightning's
-        return _first_line(error)
+        return first_line(error)
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def _place(error: BaseException) -> str:

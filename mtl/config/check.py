@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from mtl.annotations import Described, adapter, in_one_line, listed, sentences, shown, suggestion
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
 from mtl.options import Option, options_of
 
@@ -212,7 +212,7 @@ class _Check:
 
     def _unresolved(self, error: Exception) -> str:
         """Return the sentence for a reference that cannot be resolved."""
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = first_line(error)
         key = str(getattr(error, "full_key", None) or "")
         references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
         if isinstance(error, RecursionError) or "parent node" in text or "recursi" in text.lower():
@@ -288,8 +288,9 @@ def _module(dotted: str, path: str, where: str, parent: Any) -> Any:
         advice = f"pip install -e '.[{extra}]'" if extra else "install it, or add its folder to PYTHONPATH"
         raise InputError(f"{where}={path}: there is no module {shown(error.name)}; {advice}") from None
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{where}={path}: {dotted} cannot be imported: {type(error).__name__}: {reason}") from None
+        raise InputError(
+            f"{where}={path}: {dotted} cannot be imported: {type(error).__name__}: {first_line(error)}"
+        ) from None
 
 
 @cache

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.options import valid
 from mtl.records import flatten
 
@@ -134,7 +134,7 @@ def resumed_config(
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException as error:
-        raise InputError(str(error).splitlines()[0]) from None
+        raise InputError(first_line(error)) from None
     encoder, given = saved["network"].get("config"), OmegaConf.select(cfg, "network.config", default=0)
     # The words give none or a part of the encoder's description; the checkpoint has all of it
     if given is None or (given and encoder and all(encoder.get(key, value) == value for key, value in given.items())):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
 HUB = "https://huggingface.co"
@@ -65,7 +65,7 @@ def encoder(
             folder, config=built, local_files_only=True, output_loading_info=True, dtype="float32", **options
         )
     except Exception as error:  # whatever a damaged file makes its libraries raise
-        raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"network.pretrained={pretrained}: {first_line(error)}") from error
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
     return loaded.to(torch.get_default_dtype()).train()  # from_pretrained returns it in evaluation mode
@@ -131,7 +131,7 @@ def find_folder(pretrained: str) -> str:
     try:
         return str(snapshot_download(**options))
     except (OSError, HfHubHTTPError) as error:
-        raise InputError(f"network.pretrained={pretrained}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"network.pretrained={pretrained}: {first_line(error)}") from error
 
 
 def is_complete(folder: str) -> bool:

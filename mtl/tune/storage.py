@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.pool import NullPool
 
-from mtl.checks import InputError
+from mtl.checks import InputError, first_line
 
 STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
@@ -48,9 +48,9 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
         raise InputError(f"storage={_shown(address)}: {error}") from None
     except (ImportError, sqlalchemy.exc.ArgumentError) as error:
         accepted = f"accepted are URLs and {JOURNAL}FILE"
-        raise InputError(f"storage={_shown(address)}: {_first_line(error)}; {accepted}") from None
+        raise InputError(f"storage={_shown(address)}: {first_line(error.__cause__ or error)}; {accepted}") from None
     except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-        if attempt == ATTEMPTS or any(text in _first_line(error) for text in BROKEN):
+        if attempt == ATTEMPTS or any(text in first_line(error.__cause__ or error) for text in BROKEN):
             raise _refused(address, error) from None
     time.sleep(0.2 * attempt)
     return open_storage(address, folder, attempt + 1)
@@ -66,7 +66,7 @@ def reached(address: str | None, folder: Path) -> Iterator[None]:
 
 
 def _refused(address: str, error: BaseException) -> InputError:
-    reason = _first_line(error)
+    reason = first_line(error.__cause__ or error)
     known = [todo for text, todo in BROKEN.items() if text in reason]
     [todo, *_] = [*known, "start the same command again when it can be reached"]
     return InputError(f"storage={_shown(address)}: {reason}; {todo}")
@@ -93,7 +93,3 @@ def _database(address: str) -> RDBStorage:
 
     with storage.engine.begin():  # fail now if another process locks the file
         return storage
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error.__cause__ or error).strip().splitlines()[0]

@@ -16,7 +16,7 @@ from mtl import predictions
 from mtl.annotations import listed
 from mtl.checkpoints.files import Checkpoint, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import real_tokens
@@ -245,7 +245,7 @@ def to_polars(rows: Any) -> pl.DataFrame:
     try:
         return pl.DataFrame(dict(rows))
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"the given columns are no table: {str(error).splitlines()[0]}") from None
+        raise InputError(f"the given columns are no table: {first_line(error)}") from None
 
 
 def like_pandas(table: pl.DataFrame, rows: Any) -> Any:
