@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The files are written into the folder of the runs or the study; if several are given, into the current folder.
     """
     parser = argparse.ArgumentParser(prog="mtl report", description=__doc__)
-    of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as of tune.py"
+    of_study = "study=NAME [storage=URL] [paths.output_dir=FOLDER], as for mtl tune"
     parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
     parser.add_argument("--baseline", metavar="SETTING", help="show FLOPs relative to those of this row of the table")

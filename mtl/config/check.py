@@ -338,7 +338,7 @@ def _too_many_devices(trainer: Any) -> Iterator[str]:
             yield f"trainer.devices={shown(devices)}: this machine has {gpus} GPUs; give at most {gpus}"
     elif accelerator in ("cpu", "auto") and asked > max(PROCESSES, cores):
         yield (
-            f"trainer.devices={shown(devices)}: so many processes on the {cores} CPU cores of this machine would only "
+            f"trainer.devices={shown(devices)}: more processes than CPU cores ({cores} on this machine) only "
             f"slow each other down; give at most {max(PROCESSES, cores)}"
         )
 

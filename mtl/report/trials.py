@@ -76,7 +76,7 @@ def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **op
         return section
     names = _name(trials.validation), _name(trials.test)
     caption = (
-        "What a random search finds with so many trials: the expected best validation value, and the test value of "
+        "What a random search finds by its number of trials: the expected best validation value, and the test value of "
         "that trial (COMET, appendix F; exact expectations over draws with replacement instead of resamples). Behind "
         "each name: the finished trials that are drawn from."
     )

@@ -211,7 +211,7 @@ def monitor_of(study: Study) -> str:
     """Return the metric of a study; InputError if mtl tune did not create it."""
     definition = study.user_attrs.get("definition")
     if not isinstance(definition, dict) or not isinstance(definition.get("monitor"), str):
-        raise InputError(f"study {study.study_name}: its definition is missing: tune.py did not begin it")
+        raise InputError(f"study {study.study_name}: its definition is missing: mtl tune did not create it")
     return str(definition["monitor"])
 
 

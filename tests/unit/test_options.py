@@ -196,7 +196,7 @@ def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> No
         (IMAGES, "recipe.convolutions", [{"channels": 4, "kernel": 3, "pol": 2}], "did you mean pool"),
         (IMAGES, "recipe.convolutions", [{"channels": 4, "kernel": 0}], "recipe.convolutions[0].kernel=0"),
         ("optimizer=sgd", "optimizer.momentum", -1, "optimizer.momentum=-1"),
-        ("trainer=ddp_cpu", "trainer.devices", 1000, "would only slow each other down"),
+        ("trainer=ddp_cpu", "trainer.devices", 1000, "only slow each other down"),
         ("trainer=ddp_cpu", "trainer.strategy.find_unused_parameters", "maybe", "must be true or false"),
         ("logger=csv", "logger.csv.flush_logs_every_n_steps", 0, "logger.csv.flush_logs_every_n_steps=0"),
     ],
