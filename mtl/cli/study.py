@@ -77,5 +77,5 @@ def start(file: str, usage: str, run: Callable[[list[str]], None], arguments: Se
     except BaseException as error:
         sentence = explain(error, words)
         if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
-            sentence = f"mtl {Path(file).stem} needs the package {error.name}: pip install 'mtl[tune]'"
+            sentence = f"mtl {Path(file).stem} needs the package {error.name}: pip install -e '.[tune]'"
         end(error, sentence)

@@ -78,7 +78,7 @@ def predict(arguments: Sequence[str] | None = None) -> None:
 def export(arguments: Sequence[str] | None = None) -> None:
     """Write the network of a run as a program for other places, and print how well it agrees."""
     parser = parser_of("export", "Export a trained network as a program that needs torch alone", "exported")
-    parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install 'mtl[onnx]')")
+    parser.add_argument("--onnx", action="store_true", help="also write model.onnx (needs pip install -e '.[onnx]')")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.export import export_run

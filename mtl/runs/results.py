@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from mtl import __version__
 from mtl.records import RESULTS
 from mtl.training.metrics import higher_is_better
 
@@ -31,12 +32,8 @@ def count_parameters(network: nn.Module) -> int:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of the software that results may depend on, and the commit of mtl's own checkout."""
-    try:
-        own = metadata.version("mtl")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        own = None
     return {
-        "mtl": own,
+        "mtl": __version__,
         "commit": commit(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "torch": torch.__version__,

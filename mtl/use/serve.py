@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ import polars as pl
 import torch
 from pydantic import BaseModel, Field
 
+from mtl import __version__
 from mtl.checks import InputError, require
 from mtl.options import Count, NotNegative, valid
 from mtl.predictions import described
@@ -177,7 +177,7 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
     return {
         "model": {"checkpoint": Path(path).name, "network": network, "columns": model.columns},
         "tasks": [{"name": task.name, **described(task)} for task in model.spec.tasks],
-        "versions": {"mtl": version("mtl"), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"mtl": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
@@ -243,7 +243,7 @@ def web_packages() -> tuple[Any, Any]:
         import fastapi
         import uvicorn
     except ImportError as error:
-        raise InputError(f"mtl serve needs the package {error.name}: pip install 'mtl[serve]'") from None
+        raise InputError(f"mtl serve needs the package {error.name}: pip install -e '.[serve]'") from None
     return fastapi, uvicorn
 
 
