@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
+from rich.console import Console
 
 from mtl.options import CountOrZero, validated
 
@@ -10,9 +14,17 @@ from mtl.options import CountOrZero, validated
 class Progress(RichProgressBar):
     """Show the progress of each epoch, redrawn every ``refresh_rate`` batches (0: no bar).
 
-    Lines printed above the bar are not wrapped, so that a path can be copied.
+    Output that goes into a file or a pipe has no bar. Lines printed above the bar are not wrapped, so that a path can
+    be copied.
     """
 
     @validated
     def __init__(self, refresh_rate: CountOrZero = 10, leave: bool = False) -> None:
-        super().__init__(refresh_rate=refresh_rate, leave=leave, console_kwargs={"soft_wrap": True})
+        console = Console()
+        shown = refresh_rate if console.is_terminal or console.is_jupyter else 0
+        super().__init__(refresh_rate=shown, leave=leave, console_kwargs={"soft_wrap": True})
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return the loss of the last step, all that fits beside the bar; the line of each epoch has the rest."""
+        step_loss = trainer.progress_bar_metrics.get("train/step_loss")
+        return {} if step_loss is None else {"loss": float(step_loss)}

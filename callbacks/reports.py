@@ -6,11 +6,14 @@ import logging
 import math
 import statistics
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
 from mtl.runs import channel
+from mtl.training.metrics import mean_of_defined
 from mtl.training.module import MultiTaskModule
 from mtl.training.values import log_values
 
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class EpochReport(Callback):
-    """Log the losses and duration of each epoch in one line, and ``train/seconds_per_epoch``, the median so far.
+    """Log a line for each epoch: losses, main metric, duration. Log their median as ``train/seconds_per_epoch``.
 
     The duration is wall time. It includes validation, but not the saving of checkpoints.
     """
@@ -45,19 +48,38 @@ class EpochReport(Callback):
         self.seconds.append(time.perf_counter() - self._start)
         log_values(trainer, {"train/seconds_per_epoch": statistics.median(self.seconds)})
         values = trainer.callback_metrics
-        shown = [f"train/loss {pl_module.train_meter.compute()['loss']:.4f}"]  # not logged yet: callbacks run first
-        monitor = pl_module.config.get("monitor", "val/loss")
-        names = dict.fromkeys(("val/loss", "val/average", monitor))
-        shown += [f"{name} {float(values[name]):.4f}" for name in names if name in values]
+        shown = [f"train {pl_module.train_meter.compute()['loss']:.4g}"]  # not logged yet: callbacks run first
+        if "val/loss" in values:
+            shown.append(f"val {float(values['val/loss']):.4g}")
+            shown.append(main_metric(pl_module, values))
         if "val/experts_per_sample" in values:
-            shown.append(f"experts per sample {float(values['val/experts_per_sample']):.2f}")
-        log.info("epoch %d: %s, %.1f s", trainer.current_epoch, ", ".join(shown), self.seconds[-1])
+            shown.append(f"{float(values['val/experts_per_sample']):.3g} experts")
+        shown.append(f"{self.seconds[-1]:.3g} s")
+        log.info("epoch %d: %s", trainer.current_epoch, ", ".join(filter(None, shown)))
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": list(self.seconds), "elapsed": time.perf_counter() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self._before = list(state_dict["seconds"]), state_dict["elapsed"]
+
+
+def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
+    """Return the metric of the line of an epoch with its value; "" if there is none.
+
+    It is the monitored one, else the average of a benchmark, else the mean over tasks of the most frequent main metric.
+    """
+    monitor = module.config.get("monitor", "val/loss")
+    name = monitor if monitor != "val/loss" else "val/average"
+    if name in values:
+        return f"{name.removeprefix('val/')} {float(values[name]):.4g}"
+    mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
+    counts = Counter(main for name, main in mains.items() if name in values)
+    if not counts:
+        return ""
+    [(chosen, _)] = counts.most_common(1)
+    mean = mean_of_defined([float(values[name]) for name, main in mains.items() if main == chosen and name in values])
+    return f"{chosen} {mean:.4g}"
 
 
 class CompileReport(Callback):

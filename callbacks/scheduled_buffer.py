@@ -58,7 +58,7 @@ class ScheduledBuffer(Callback):
         paths = [name.rpartition(".") for name in names if self._matches(name)]
         self._buffers = [(pl_module.get_submodule(owner), name) for owner, _, name in paths]
         if not self._buffers:
-            log.info("schedule of %s: this network has no such buffer, so nothing is scheduled", self.target)
+            log.info("this network has no %s: nothing to schedule", self.target)
         require(
             bool(self._buffers) or not self.required,
             f"schedule of {self.target!r}: the network has no such scalar buffer; it has {', '.join(names) or 'none'}",

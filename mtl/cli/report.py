@@ -62,4 +62,4 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     write_report(title, "", sections, runs, target)
     for section in sections:
         if section.comparison:
-            show(section.comparison, section.notes, f"{target / PAGE}, {MARKDOWN}, {CSV}")
+            show(section.comparison, section.notes, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}")

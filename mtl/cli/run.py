@@ -123,12 +123,14 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
+    truth = data.spec.extras.get("task_group")
+    groups = dict(zip(module.tasks, truth.tolist(), strict=True)) if truth is not None else None
     record = results.collect(
-        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
+        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main, groups
     )
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
-        results.print_results(record, folder)
+        results.print_results(record, folder, cfg.get("verbose", False))
     return best if best is not None else record["test"]["loss"]
 
 

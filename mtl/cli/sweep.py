@@ -1,25 +1,45 @@
-"""Report on a multirun after each job and at its end."""
+"""Announce each job of a multirun, report on the sweep after each job, and write its page at the end."""
 
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+log = logging.getLogger("mtl")
+
 
 class SweepTable(Callback):
-    """Write ``summary.csv`` and ``summary.md`` after each job of a multirun, and print the table at the end.
+    """Write ``summary.csv`` and ``summary.md`` after each job; at the end, print the table and write ``report.html``.
 
     Everything is read from the folder of the sweep, so it does not matter which process or machine ran a job. Imports
     are inside the methods, since Hydra creates this object before anything else.
     """
 
+    varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from mtl.runs.commands import GIVEN
+
         atexit.register(self.stopped, config)
+        words = OverridesParser.create().parse_overrides([word for word in GIVEN if not word.startswith("-")])
+        swept = [word for word in words if word.is_discrete_sweep()]
+        self.varied = {word.get_key_element(): len(list(word.sweep_string_iterator())) for word in swept}
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if "MULTIRUN" in str(config.hydra.mode):
+            words, of = list(config.hydra.overrides.task), ""
+            if self.varied is not None:
+                words = [word for word in words if word.partition("=")[0] in self.varied]
+                of = f" of {math.prod(self.varied.values())}"
+            log.info("job %d%s: %s", config.hydra.job.num + 1, of, " ".join(words))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
@@ -39,9 +59,8 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from mtl.checks import InputError
+        from mtl.cli.report import compare_given
         from mtl.report.runs import find_runs
-        from mtl.report.summary import CSV, MARKDOWN, show, write
-        from mtl.report.tables import missing
 
         atexit.unregister(self.stopped)
         folder = Path(config.hydra.sweep.dir)
@@ -49,5 +68,4 @@ class SweepTable(Callback):
             find_runs([folder])
         except InputError:
             return  # no job has begun
-        runs, comparison = write([folder], folder)
-        show(comparison, missing(runs), f"{folder / CSV}, {MARKDOWN}")
+        compare_given([str(folder)])

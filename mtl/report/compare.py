@@ -13,7 +13,7 @@ from mtl.checks import InputError
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise, welch
 
-MOST_TASKS = 16  # up to this many, each task is shown; otherwise the mean and the extremes
+MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean and the extremes
 EXTREMES = 3  # tasks at each end
 AVERAGES = ("test average", "test small_average")
 

@@ -10,6 +10,18 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 
+class ConsoleFormatter(logging.Formatter):
+    """Write the time and the message of a record, and its level if it is a warning or worse; ``train.log`` has more."""
+
+    def __init__(self, datefmt: str = "%H:%M:%S") -> None:
+        super().__init__(datefmt=datefmt)
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        text = f"{self.formatTime(record, self.datefmt)} {level}{record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
 class ConsoleHandler(logging.Handler):
     """Print records to the current ``sys.stdout``, which a live progress bar replaces to print lines above itself.
 

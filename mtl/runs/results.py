@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -21,8 +24,11 @@ from mtl import __version__
 from mtl.records import RESULTS
 from mtl.training.metrics import higher_is_better
 
-MOST_TASKS = 20  # tasks in the table of a run
-MOST_COLUMNS = 6  # metrics side by side; they fit into 80 characters
+MOST_TASKS = 8  # up to this many tasks, each has a row
+MOST_COLUMNS = 5  # metrics side by side; they fit into 80 characters
+USED = 0.01  # a task uses the experts with at least this mean weight
+LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
+AVERAGES = ("average", "small_average")
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -65,6 +71,7 @@ def collect(
     software: Mapping[str, str | None],
     monitor: str = "val/loss",
     main_metrics: Mapping[str, str] | None = None,
+    task_groups: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a run, the content of results.json.
 
@@ -72,7 +79,7 @@ def collect(
     per epoch and all values named ``training/NAME``. ``best`` is the best value of ``monitor``; ``software`` is the
     result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test rows becomes None. The
     entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better`` gives the direction of
-    each metric where it is known.
+    each metric where it is known. ``task_groups``: the true groups of simulated tasks, if there are any.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
@@ -90,6 +97,7 @@ def collect(
         "checkpoint": checkpoint,
         "command": " ".join(sys.argv),
         "versions": dict(software),
+        **({"task_groups": dict(task_groups)} if task_groups else {}),
     }
 
 
@@ -104,41 +112,86 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def print_results(record: Mapping[str, Any], run_dir: Path) -> None:
-    """Print the record of one run: a row for each task, then the metrics of the whole network."""
-    test = {name: value for name, value in record["test"].items() if not name.startswith("expert_share/")}
-    tasks: dict[str, dict[str, float | None]] = {}
-    overall: dict[str, float | None] = {}
-    for name, value in test.items():
-        if name.startswith("experts_per_sample/"):
-            tasks.setdefault(name.split("/", 1)[1], {})["experts"] = value
-        elif "/" in name:
-            task, metric = name.rsplit("/", 1)
-            tasks.setdefault(task, {})[metric] = value
-        else:
-            overall[name] = value
-    columns = list(dict.fromkeys(metric for row in tasks.values() for metric in row))
-    table = Table(title=f"{record['label']}: test of {Path(record['checkpoint']).name}", title_justify="left")
-    shown = list(tasks.items())[:MOST_TASKS]
-    rows = {task: [number(row[column]) if column in row else "" for column in columns] for task, row in shown}
-    first = "task"
-    if len(columns) > max(MOST_COLUMNS, len(shown)):  # too many to stand side by side: a row for each metric
-        turned = {name: list(row) for name, *row in zip(columns, *rows.values(), strict=True)}
-        first, columns, rows = "metric", list(rows), turned
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *row)
-    console = Console()
-    console.print(table)
-    if len(tasks) > len(shown):
-        console.print(f"... and {len(tasks) - len(shown)} more tasks")
-    for name, value in overall.items():
-        console.print(f"test {name.replace('_', ' ')}: [bold]{number(value)}[/bold]")
-    for name, value in record.get("training", {}).items():
-        console.print(f"training {name.replace('_', ' ')}: {number(value)}")
-    timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.1f} s per epoch, "
+def print_results(record: Mapping[str, Any], folder: Path, verbose: bool = False) -> None:
+    """Print the record of one run: its test loss, the metrics of each task, and where the files are.
+
+    With ``verbose``, also all other values of the record, such as routing statistics and FLOPs.
+    """
+    console = Console(highlight=False)
+    test, checkpoint = record["test"], Path(record["checkpoint"]).name
+    console.print(f"\n[bold]{record['label']}: test loss {number(test['loss'])}[/bold] ({checkpoint})")
+    for name in AVERAGES:
+        if name in test:
+            console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")
+    console.print(_tasks(record))
+    if "task_groups" in record:
+        console.print(_sharing(record))
+    if verbose:
+        for part in ("test", "training"):
+            for name, value in record.get(part, {}).items():
+                console.print(f"{part} {name}: {number(value)}", soft_wrap=True)
+    experts = test.get("experts_per_sample")
+    used = "" if experts is None else f"{experts:.3g} experts per task and row, "
+    timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.2g} s each, "
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
-    console.print(f"{epochs}, {timing}{record['parameters']:,} parameters, seed {record['seed']}")
-    console.print(Text(str(run_dir / RESULTS), style="dim"), soft_wrap=True, highlight=False)
+    console.print(f"{epochs}, {timing}{used}{record['parameters']:,} parameters, seed {record['seed']}")
+    console.print(f"{folder}/", soft_wrap=True)
+    console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
+    if any(folder.glob("routing/*.png")):
+        console.print(f"  {'routing/':<12}  pictures of the experts that the tasks use", style="dim")
+
+
+def _tasks(record: Mapping[str, Any]) -> Table | str:
+    """Return a table of the metrics of each task; with many tasks, the mean, the best and the worst of each metric."""
+    test, mains = record["test"], record["main_metrics"]
+    values: dict[str, dict[str, float | None]] = {task: {} for task in mains}
+    for name, value in test.items():
+        task, _, metric = name.rpartition("/")
+        if task in mains and metric != "loss":
+            values[task][metric] = value
+    if len(values) > MOST_TASKS:
+        return "\n".join(_extremes(record, metric) for metric in dict.fromkeys(mains.values()))
+    metrics = list(dict.fromkeys([*mains.values(), *(metric for row in values.values() for metric in row)]))
+    table = Table(**LOOK)
+    table.add_column("task", overflow="fold")
+    for metric in metrics[:MOST_COLUMNS]:
+        table.add_column(metric, justify="right", overflow="fold")
+    for task, row in values.items():
+        table.add_row(Text(task), *[number(row[name]) if name in row else "" for name in metrics[:MOST_COLUMNS]])
+    return table
+
+
+def _extremes(record: Mapping[str, Any], metric: str) -> str:
+    """Return a line on a main metric: its mean over the tasks that have it, the best task and the worst."""
+    tasks = [task for task, main in record["main_metrics"].items() if main == metric]
+    known = {task: value for task in tasks if (value := record["test"].get(f"{task}/{metric}")) is not None}
+    if not known:
+        return f"{metric}: undefined for all tasks that have it"
+    ranked = sorted(known, key=known.__getitem__, reverse=bool(higher_is_better(metric)))
+    best, worst = (f"{number(known[task])} ({task})" for task in (ranked[0], ranked[-1]))
+    count = f"{len(known)}" if len(known) == len(tasks) else f"{len(known)} of {len(tasks)}"
+    return f"{metric}: mean {number(statistics.fmean(known.values()))} of {count} tasks; best {best}, worst {worst}"
+
+
+def _sharing(record: Mapping[str, Any]) -> Group:
+    """Return a table of the tasks that use each expert, beside the groups from which simulated data drew the tasks."""
+    groups: dict[str, int] = record["task_groups"]
+    used: dict[int, list[str]] = {}
+    for name, share in record["test"].items():
+        if name.startswith("expert_share/") and share >= USED:
+            _, task, expert = name.split("/")
+            used.setdefault(int(expert), []).append(task)
+    table = Table(title="\ntasks that use each expert", title_justify="left", **LOOK)
+    table.add_column("expert", justify="right")
+    for group in sorted(set(groups.values())):
+        table.add_column(f"true group {group}")
+    for expert in sorted(used):
+        names = [[task for task in used[expert] if groups[task] == group] for group in sorted(set(groups.values()))]
+        table.add_row(str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names))
+    pairs = list(itertools.combinations(groups, 2))
+    together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}
+    counted = []
+    for same, where in ((True, "of one group"), (False, "of different groups")):
+        kind = [pair for pair in pairs if (groups[pair[0]] == groups[pair[1]]) == same]
+        counted += [f"{len(together.intersection(kind))} of {len(kind)} pairs {where}"] if kind else []
+    return Group(table, f"share an expert: {', '.join(counted)}")

@@ -58,8 +58,18 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
         return ""
     queue.finish(trial.number, outcome)
     result = (outcome.error and f"failed: {outcome.error}") or ("pruned" if outcome.pruned else f"{outcome.value:.6g}")
-    say(f"{name}: {result} ({time.monotonic() - began:.0f} s)")
+    say(f"{name}: {result} ({time.monotonic() - began:.0f} s){_best(queue)}")
     return outcome.error
+
+
+def _best(queue: Queue) -> str:
+    """Return the best value so far and its trial as the end of a line; "" if no trial has completed."""
+    try:
+        best = queue.study.best_trial
+    except ValueError:
+        return ""
+    done = sum(trial.state.is_finished() for trial in queue.trials())
+    return f"; {done} of {queue.n_trials} done, best {best.value:.6g} (trial {best.number})"
 
 
 @contextmanager

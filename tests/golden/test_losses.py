@@ -22,6 +22,7 @@ from tests.tiny_data import write_tiny_data
 STEPS = 12
 FILE = Path(__file__).parent / "losses.json"
 MOVIELENS = "data=movielens recipe.embedding_dim=8 recipe.expert_units=[12,8] recipe.head_units=[8] data.batch_size=64"
+SYNTHETIC = "data=synthetic_moe data.num_groups=1 data.tasks_per_group=16 recipe.num_experts=4"
 GATES = ("softmax", "topk", "hash", "dselect_k", "comet", "softmax_selector", "gumbel_softmax", "task_top1", "fixed")
 CASES = [
     *(f"gate={gate} {MOVIELENS}" for gate in GATES),
@@ -33,8 +34,8 @@ CASES = [
     f"gate=comet permutation=sinkhorn permutation.per_task=true {MOVIELENS}",
     f"network=shared_bottom {MOVIELENS}",
     f"network=single_task {MOVIELENS}",
-    "gate=comet data=synthetic_moe data.tasks_per_group=16",
-    "gate=dselect_k data=synthetic_moe data.tasks_per_group=16 permutation=sinkhorn",
+    f"gate=comet gate.gamma=1 gate.entropy_weight=3 {SYNTHETIC}",
+    f"gate=dselect_k {SYNTHETIC} permutation=sinkhorn",
     "network=frozen_experts data=synthetic_recovery gate=dselect_k",
     "network=frozen_experts data=synthetic_recovery gate=comet permutation=sinkhorn",
     "network=routed_dense data=synthetic_pairs gate=gumbel_matrix",

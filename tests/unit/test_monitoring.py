@@ -17,7 +17,7 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.monitored import MonitorCheck
-from mtl.callbacks.reports import CompileReport
+from mtl.callbacks.reports import CompileReport, main_metric
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -283,3 +283,19 @@ def test_compilation_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     fit([0.1, 0.2], [CompileReport()], config={"compile": True}, enable_checkpointing=False)
     assert caplog.text.count("compiling the network on its first batch; this can take minutes") == 1
     assert caplog.text.count("s, compilation included") == 1
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "line"),
+    [
+        ("val/loss", {"val/a/mse": 2.0, "val/b/mse": 4.0, "val/c/auroc": 0.9}, "mse 3"),
+        ("val/loss", {"val/a/mse": math.nan, "val/b/mse": 4.0}, "mse 4"),
+        ("val/loss", {"val/c/auroc": 0.91234}, "auroc 0.9123"),  # the other tasks have no label
+        ("val/loss", {"val/average": 0.5, "val/a/mse": 2.0}, "average 0.5"),
+        ("val/c/auroc", {"val/a/mse": 2.0, "val/c/auroc": 0.9}, "c/auroc 0.9"),
+        ("val/loss", {}, ""),
+    ],
+)
+def test_metric_in_the_line_of_an_epoch(monitor: str, values: dict[str, float], line: str) -> None:
+    evaluation = SimpleNamespace(main_metrics=lambda: {"a": "mse", "b": "mse", "c": "auroc"})
+    assert main_metric(SimpleNamespace(config={"monitor": monitor}, evaluation=evaluation), values) == line

@@ -17,8 +17,15 @@ RECORD: dict[str, Any] = {
     "seed": 3,
     "parameters": 840574,
     "epochs": 1,
+    "main_metrics": {"click": "auroc"},
     "seconds_per_epoch": 1.26,
-    "test": {"loss": 0.5, "flops_selected": 958976.0, "click/auroc": None, "experts_per_sample/click": 2.0},
+    "test": {
+        "loss": 0.5,
+        "flops_selected": 958976.0,
+        "click/auroc": None,
+        "experts_per_sample/click": 2.0,
+        "experts_per_sample": 2.0,
+    },
     "training": {"flops_selected": 2876928.0},
 }
 
@@ -30,18 +37,43 @@ def test_number(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-def test_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_results(RECORD, tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "comet: test of best.ckpt"
-    assert lines[4] == "│ click │     - │  2.0000 │"
-    assert lines[-5:] == [
-        "test loss: 0.5000",
-        "test flops selected: 958,976",
-        "training flops selected: 2,876,928",
-        "1 epoch, 1.3 s per epoch, 840,574 parameters, seed 3",
-        f"{tmp_path}/results.json",
-    ]
+def printed(record: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str], verbose: bool = False) -> str:
+    print_results(record, folder, verbose)
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines() if str(folder) not in line) <= 80
+    return text
+
+
+def test_results_come_first_and_routing_statistics_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(RECORD, tmp_path, capsys).splitlines()
+    assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
+    assert [lines[2].split(), lines[4].split()] == [["task", "auroc"], ["click", "-"]]
+    assert "1 epoch, 1.3 s each, 2 experts per task and row, 840,574 parameters, seed 3" in lines
+    assert f"{tmp_path}/" in lines
+    assert not any("flops" in line for line in lines)
+    assert "training flops_selected: 2,876,928" in printed(RECORD, tmp_path, capsys, verbose=True)
+
+
+def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"t{index}" for index in range(12)]
+    test = {"loss": 1.0, **{f"{name}/mse": index / 10 for index, name in enumerate(names)}, "t3/mse": None}
+    text = printed(RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}, tmp_path, capsys)
+    assert "mse: mean 0.5727 of 11 of 12 tasks; best 0.0000 (t0), worst 1.1000 (t11)" in text
+
+
+def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = {"expert_share/task_0/0": 1.0, "expert_share/task_1/0": 0.4, "expert_share/task_1/1": 0.6}
+    shares |= {"expert_share/task_2/1": 0.995, "expert_share/task_2/0": 0.005}  # 0.5 % is not counted as used
+    record = RECORD | {"test": {"loss": 1.0, **shares}, "task_groups": {"task_0": 0, "task_1": 0, "task_2": 1}}
+    text = printed(record, tmp_path, capsys)
+    assert "share an expert: 1 of 1 pairs of one group, 1 of 2 pairs of different groups" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["0", "0", "1", "-"] in rows
+    assert ["1", "1", "2"] in rows
 
 
 def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
