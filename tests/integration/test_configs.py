@@ -290,7 +290,7 @@ def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> Non
     [
         (["gate=comet", "gate.gamma=0"], "gate.gamma=0"),
         (["gate=dselect_k", "gate.gamma=-1"], "gate.gamma=-1"),
-        (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 4 experts"),
+        (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 8 experts"),
         (["gate=comet", "gate.k=two"], "gate.k=two"),
         (["gate=softmax_selector", "gate.temperature=0"], "gate.temperature=0"),
         (["gate=topk", "gate.normalize=later"], "before, after"),

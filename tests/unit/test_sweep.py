@@ -43,7 +43,7 @@ def test_each_job_is_announced(
     caplog.set_level("INFO")
     config, table = multirun(tmp_path), SweepTable()
     table.on_multirun_start(config)
-    config.hydra |= {"job": {"num": 4}, "overrides": {"task": ["gate=b", "optimizer.lr=0.1", "seed=1"]}}
+    config.hydra.job, config.hydra.overrides = {"num": 4}, {"task": ["gate=b", "optimizer.lr=0.1", "seed=1"]}
     table.on_job_start(config)
     SweepTable().on_job_start(config)  # in another process, which does not know the sweep
     assert caplog.messages == ["job 5 of 6: gate=b seed=1", "job 5: gate=b optimizer.lr=0.1 seed=1"]
