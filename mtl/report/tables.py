@@ -72,7 +72,7 @@ def explanation(comparison: Comparison, best: str, detailed: bool = False) -> li
     if detailed and any(mean.count > 1 for mean in means):  # two values have an interval
         lines.append(
             f"In brackets: {LEVEL:.0%} percentile bootstrap interval of the mean, of {RESAMPLES} resamples of the "
-            f"{comparison.unit} (seed 0); it is too narrow for a few of them."
+            f"{comparison.unit} (seed 0). With fewer than about 10 {comparison.unit} it is too narrow."
         )
     if detailed and any(quantity.contest for quantity in comparison.quantities):
         lines.append(

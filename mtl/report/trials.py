@@ -76,9 +76,9 @@ def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **op
         return section
     names = _name(trials.validation), _name(trials.test)
     caption = (
-        "What a random search finds by its number of trials: the expected best validation value, and the test value of "
-        "that trial (COMET, appendix F; exact expectations over draws with replacement instead of resamples). Behind "
-        "each name: the finished trials that are drawn from."
+        f"For each number of trials: the {names[0]} to expect, and that trial's {names[1]} (COMET, appendix F; exact "
+        "expectations over draws with replacement instead of resamples). Behind each name: the finished trials that "
+        "are drawn from."
     )
     figure = picture(budget.draw(found, *names), caption)
     columns = zip(("validation", "test"), names, strict=True) if len(found) > 1 else ()

@@ -1,93 +1,52 @@
-"""The blocks of Python in README and docs, as a package outside the repository: they train, are permuted and pruned."""
+"""README's way from a CSV file to served predictions, and the commands of the pages on a run that is there."""
 
 from __future__ import annotations
 
 import json
-import re
-import runpy
 from pathlib import Path
 
+import polars as pl
 import pytest
-import torch
+from mtl.data_modules.tables.example import visits
 
-from mtl.cli import use
-from mtl.experts.dispatch import used_share
-from tests.conftest import ROOT
-from tests.programs import Forked, Outcome
-
-YAML = {
-    "experts/gated.yaml": "_target_: my_package.GatedLinear\n_partial_: true\nwidth: 8\n",
-    "network/two_mixtures.yaml": (
-        "_target_: my_package.TwoMixtures\n"
-        "num_experts: ${recipe.num_experts}\nstatic_gate: ${recipe.static_gate}\nexecution: auto\n"
-        "bottom: {_target_: mtl.networks.bottom.bottom_for, _partial_: true, embedding_dim: 4}\n"
-        "experts: ${experts}\ngate: ${gate}\npermutation: ${permutation}\n"
-        "heads: {_target_: mtl.networks.heads.Heads, _partial_: true}\n"
-    ),
-    "data/mine.yaml": (
-        "# @package _global_\ndata: {_target_: my_package.MyData, batch_size: 512, shuffle_seed: 0}\n"
-        "recipe: {num_experts: 4, max_epochs: 1}\n"
-    ),
-}
-MINE = ("data=mine", "gate=threshold", "experts=gated", "network=two_mixtures", "permutation=sinkhorn")
-QUICK = ("trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false")
+import mtl
+from mtl.cli import report, use
+from mtl.cli.run import run
+from mtl.use.serve import Predictor
+from tests.integration.helpers import compose_small
+from tests.pages import blocks, commands
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the pages' Python as the module ``my_package``, and YAML files that name its classes."""
-    folder = tmp_path_factory.mktemp("package")
-    pages = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/extend.md"))
-    (folder / "my_package.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", pages, flags=re.DOTALL)))
-    [gate] = re.findall(r"```yaml\n(.*?)```", pages, flags=re.DOTALL)
-    for name, text in {**YAML, "gate/threshold.yaml": gate}.items():
-        (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "conf" / name).write_text(text)
-    return folder
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of README's first run, on some rows of its example."""
+    folder = tmp_path_factory.mktemp("trained")
+    visits()[:400].write_csv(folder / "visits.csv")
+    words = [word for word in commands("mtl train")[0] if not word.startswith("hydra.")]
+    assert "data.path=visits.csv" in words
+    small = ("recipe.expert_units=[8]", "recipe.embedding_dim=4", "trainer.max_epochs=1", "~logger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(compose_small(folder / "run", *words, *small))
+    return folder / "run"
 
 
-def train(package: Path, folder: Path, *words: str) -> dict[str, float]:
-    words = (*MINE, "--config-dir", str(package / "conf"), *QUICK, f"hydra.run.dir={folder}", *words)  # in any order
-    done = Forked(words, folder.parent / "output", cwd=ROOT, env={"PYTHONPATH": str(package)}).wait()
-    assert done.status == 0, done.output
-    results: dict[str, float] = json.loads((folder / "results.json").read_text())["test"]
-    return results
+def test_requests_of_the_pages_are_answered(trained: Path) -> None:
+    requests = [json.loads(words[words.index("-d") + 1]) for words in blocks() if words[0] == "curl"]
+    with Predictor(mtl.load(trained, device="cpu")) as predictor:
+        answers = [predictor.submit(request["rows"]).result(20) for request in requests]
+    assert len(answers) > 1
+    for [row] in answers:
+        assert row.keys() > {"click_class", "minutes_prediction"}
 
 
-def prune(package: Path, folder: Path, *words: str) -> Outcome:
-    """Run ``mtl prune <words>``."""
-    return Forked(words, folder, cwd=ROOT, env={"PYTHONPATH": str(package)}, main=use.prune).wait()
-
-
-def test_own_classes_train_sparse_and_are_reported(package: Path, tmp_path: Path) -> None:
-    losses = [train(package, tmp_path / way, f"network.execution={way}") for way in ("dense", "sparse")]
-    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"], rel=1e-4)
-    assert losses[0]["experts_per_sample_layer_1"] < 4
-    written = {path.name for path in (tmp_path / "sparse" / "routing").iterdir()}
-    names = ("expert_share", "weights_over_training", "permutation")
-    assert written == {f"{name}_layer_{layer}.csv" for name in names for layer in (0, 1)}
-
-
-def test_layer_in_a_plain_model(package: Path) -> None:
-    mine = runpy.run_path(str(package / "my_package.py"))
-    (dense, loss), (sparse, other) = (mine["train_two_tasks"](execution) for execution in ("dense", "sparse"))
-    assert loss == pytest.approx(other, rel=1e-4)
-    _, routing = sparse.mixture(torch.randn(64, 20))
-    assert used_share(routing.weights) < 0.9  # there was something to leave out
-    for value, same in zip(dense.parameters(), sparse.parameters(), strict=True):
-        assert torch.allclose(value, same, atol=1e-3)
-
-
-def test_own_network_is_pruned(package: Path, tmp_path: Path) -> None:
-    train(package, tmp_path / "run", "recipe.static_gate=true")
-    checkpoint = str(tmp_path / "run" / "checkpoints" / "best.ckpt")
-    done = prune(package, tmp_path / "output", checkpoint)
-    assert done.status == 1
-    assert "add trust=[my_package]" in done.output
-    done = prune(package, tmp_path / "output", "--trust", "my_package", checkpoint)
-    assert done.status == 0, done.output
-    savings = json.loads((tmp_path / "run" / "pruned" / "savings.json").read_text())
-    assert savings.keys() == {"click", "seconds"}
-    for row in savings.values():
-        assert row["difference"] <= 1e-5
-        assert row["pruned_parameters"] < row["parameters"]
+def test_commands_on_a_run_work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that predict and report; what a page calls RUN or SWEEP is the run above."""
+    monkeypatch.chdir(tmp_path)
+    visits()[400:420].drop("clicked", "minutes").write_csv("new.csv")
+    for name, main in {"mtl predict": use.predict, "mtl report": report.main}.items():
+        for words in commands(name):
+            if words[0].startswith(("outputs/", "RUN")):
+                main([str(trained), *words[1:], *(["--force"] if name == "mtl predict" else [])])
+    assert len(pl.read_parquet("predictions.parquet")) == 20
+    assert (trained / "report.html").exists()
