@@ -20,10 +20,10 @@ from .files.several import files_of
 from .splits import SPLITS
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import as_text, cell, named, numbers
-from .tables.encoder import listing
+from .tables.encoder import check_columns, listing
 from .tables.example import NAME, TASKS, write_example
 from .tables.labels import HEAVIEST
-from .tables.reading import read_tables
+from .tables.reading import checked_rows, read_tables
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class TableDataModule(TableBase):
         """Write the example table if no file is given; raise InputError if a file is missing."""
         if self.example is not None:
             write_example(self.example)
-        for name, path in self._files().items():
-            files_of(path, f"data.{OPTION[name]}")
+        for option, path in self.source_files().items():
+            files_of(path, option)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         """Return the DataSpec and the wanted splits; only training rows, or a checkpoint's state, teach the encoder."""
@@ -71,20 +71,28 @@ class TableDataModule(TableBase):
         where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
         spec = self._learn(frames["train"], where["train"]) if self.row_encoder is None else self.spec
         assert self.row_encoder is not None
-        splits = {}
-        for name in self.wanted:
-            frame = frames[name]
-            inputs, targets = self.row_encoder.encode(frame, where[name]), self.targets(frame, spec.tasks, where[name])
-            weights = self._weights(frame, spec.tasks, targets, where[name])
-            splits[name] = Batch(inputs, targets, weights, self._groups(frame) if name != "train" else None)
+        splits = {name: self._batch(frames[name], spec.tasks, where[name], name != "train") for name in self.wanted}
         self.row_encoder.bad.report()
         for path in dict.fromkeys(where[name] for name in splits):
             counts = (f"{len(rows)} {name}" for name, rows in splits.items() if where[name] == path)
             logger.info("%s: %s", path, ", ".join(counts))
         return spec, splits
 
+    def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
+        """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
+        rows, columns = checked_rows(frame, Path(where)), [task.column for task in self.labels]
+        check_columns(named(rows), columns, where, "")
+        return self._batch(rows, self.spec.tasks, where, grouped=True)
+
+    def _batch(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str, grouped: bool) -> Batch:
+        """Return the rows of ``frame`` with their labels, weights and, if ``grouped``, groups. Raises InputError."""
+        assert self.row_encoder is not None
+        inputs, targets = self.row_encoder.encode(frame, where), self.targets(frame, tasks, where)
+        weights = self._weights(frame, tasks, targets, where)
+        return Batch(inputs, targets, weights, self._groups(frame) if grouped else None)
+
     def _learn(self, train: pl.DataFrame, where: str) -> DataSpec:
-        from_text = files_of(self.paths["train"])[0].suffix != ".parquet"
+        from_text = "train" not in self.frames and files_of(self.paths["train"])[0].suffix != ".parquet"
         spec = self.learn(lambda _: iter([(train, where)]), len(train), named(train), from_text)
         assert self.row_encoder is not None
         self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
@@ -93,7 +101,10 @@ class TableDataModule(TableBase):
     def _read(self, split: str) -> pl.DataFrame:
         """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
         path = self.paths[split]
-        frame = read_tables(path, self.separator, self.null_values, f"data.{OPTION[split]}")
+        if split in self.frames:
+            frame = checked_rows(self.frames[split], path)
+        else:
+            frame = read_tables(path, self.separator, self.null_values, f"data.{OPTION[split]}")
         self._check_named(named(frame), path)
         return frame
 

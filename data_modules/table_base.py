@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import polars as pl
@@ -57,6 +58,7 @@ class TableBase(TensorDataModule):
     """
 
     weight_column: str | None = None
+    frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
 
     @validated
     def __init__(
@@ -113,7 +115,7 @@ class TableBase(TensorDataModule):
 
     def source_files(self) -> dict[str, Path]:
         """Return the files that are read, by the options that name them."""
-        return {f"data.{OPTION[name]}": path for name, path in self._files().items()}
+        return {f"data.{OPTION[name]}": path for name, path in self._files().items() if name not in self.frames}
 
     def _files(self) -> dict[str, Path]:
         """Return the file of each wanted split that has its own file."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
         TopKGate,
     )
     from mtl.networks.mixture import MixtureOfExperts
+    from mtl.python.fit import fit
     from mtl.types import Routing
     from mtl.use.trained import TrainedModel, load
 
@@ -51,6 +52,7 @@ __all__ = [
     "TaskTop1Gate",
     "TopKGate",
     "TrainedModel",
+    "fit",
     "load",
 ]
 _MODULES = {  # the modules of names that are not in mtl.gates
@@ -61,6 +63,7 @@ _MODULES = {  # the modules of names that are not in mtl.gates
     "StackedDense": "mtl.experts.dense",
     "StackedFFN": "mtl.experts.ffn",
     "TrainedModel": "mtl.use.trained",
+    "fit": "mtl.python.fit",
     "load": "mtl.use.trained",
 }
 

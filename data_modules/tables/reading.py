@@ -45,15 +45,20 @@ def read_table(path: Path, separator: str, null_values: Sequence[str], option: s
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
         except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
             raise unreadable_parquet(path, error) from None
-        check_names(frame.columns, path)
-        require(len(frame) > 0, f"{path} has a header but no rows")
-        return as_read(frame).with_row_index(ROW, offset=1)
+        return checked_rows(frame, path)
     frames, size, memory = list[pl.DataFrame](), 0, machine_memory()
     for frame, _ in read_blocks(path, separator, null_values, option):
         frames.append(frame)
         size += frame.estimated_size()
         require(memory is None or size <= memory, f"the rows of {path} do not fit into memory: see data=table_stream")
     return pl.concat(frames, rechunk=True)
+
+
+def checked_rows(frame: pl.DataFrame, where: Path) -> pl.DataFrame:
+    """Return typed rows, numbered in ``ROW``, with NaN as empty cells. Raises InputError for wrong names or no rows."""
+    check_names(frame.columns, where)
+    require(len(frame) > 0, f"{where} has {'columns' if frame.width else 'no columns and'} but no rows")
+    return as_read(frame).with_row_index(ROW, offset=1)
 
 
 def read_tables(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:

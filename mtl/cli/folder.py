@@ -11,7 +11,7 @@ from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
 from mtl.runs.commands import command
 
 
-def claim(folder: Path, resumed: bool) -> FileLock:
+def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLock:
     """Acquire and return the lock of a run folder; the system releases it when the process ends or is killed.
 
     Raises InputError if another process holds the lock, or if the folder contains a run that this run does not resume.
@@ -23,7 +23,7 @@ def claim(folder: Path, resumed: bool) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
-            f"run folder {folder}: another process is using it; wait until it ends, or choose another hydra.run.dir"
+            f"run folder {folder}: another process is using it; wait until it ends, or choose another {option}"
         ) from None
     if resumed or not (folder / CONFIG).exists():
         return lock
@@ -32,7 +32,7 @@ def claim(folder: Path, resumed: bool) -> FileLock:
     if saved or (folder / RESULTS).exists():
         lock.release()
         resume = f"resume it with: {command('ckpt', saved[0])}; or " if saved else ""
-        raise InputError(f"run folder {folder} contains a run already; {resume}choose another hydra.run.dir")
+        raise InputError(f"run folder {folder} contains a run already; {resume}choose another {option}")
     return lock
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import warnings
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytorch_lightning as pl
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mtl import distributed, memory
@@ -28,6 +29,7 @@ from mtl.config.teacher import read_teacher
 from mtl.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.runs import results
 from mtl.runs.commands import command
+from mtl.runs.signals import Stopped
 from mtl.writing import write_json, write_text
 
 log = logging.getLogger("mtl")
@@ -44,10 +46,24 @@ HARMLESS_WARNINGS = (
 )
 
 
-def run(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> float | None:
+@dataclass(frozen=True)
+class Library:
+    """What is different in a run that Python code starts: nothing is printed, and Ctrl-C ends only the training.
+
+    ``frames``: the rows of splits that are in memory. ``callbacks``: further ones, such as a progress bar.
+    """
+
+    frames: Mapping[str, polars.DataFrame]
+    callbacks: Sequence[pl.Callback] = ()
+
+
+def run(
+    cfg: DictConfig, checkpoint: Checkpoint | None = None, alone: str = "", library: Library | None = None
+) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
 
-    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already.
+    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``alone``: why the run
+    must not have several processes, if so.
     """
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
@@ -55,12 +71,18 @@ def run(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> float | None:
         memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
-                return _run(cfg, checkpoint, ending)
+                return _run(cfg, checkpoint, alone, library, ending)
         finally:
             distributed.destroy_process_group()
 
 
-def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.ExitStack) -> float | None:
+def _run(
+    cfg: DictConfig,
+    checkpoint: Checkpoint | None,
+    alone: str,
+    library: Library | None,
+    ending: contextlib.ExitStack,
+) -> float | None:
     check(cfg)
     software = results.versions()  # at the start, since files may change during training
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -72,17 +94,19 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     )  # a resumed run has used it already
     build.check_options(cfg)
     teacher = read_teacher(cfg)
-    usual = usual_threads()
-    torch.set_num_threads(cfg.get("threads") or usual)
+    ending.callback(torch.set_num_threads, torch.get_num_threads())
+    if cfg.get("threads"):
+        torch.set_num_threads(cfg.threads)
     data: Any = build.build_data(cfg)
-    trainer = build.build_trainer(cfg, checkpoint)
+    if library is not None and library.frames:
+        data.frames = library.frames
+    trainer = build.build_trainer(cfg, checkpoint, library.callbacks if library else ())
     for logger in trainer.loggers:
         if hasattr(logger, "close"):  # the logger stays open between training and test
             ending.callback(logger.close)
     require(
-        trainer.world_size == 1 or HydraConfig.get().mode != RunMode.MULTIRUN,
-        f"-m with {trainer.world_size} processes: each would run the whole sweep again. Use one device per job "
-        "(trainer=default), or several devices without -m",
+        trainer.world_size == 1 or not alone,
+        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {alone}",
     )
     if checkpoint is not None:
         if cfg.ckpt:
@@ -115,7 +139,7 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
         tested, best, monitor = path, None, "val/loss"
     else:
         with restoring(checkpoint):
-            tested, best, monitor = _fit(cfg, trainer, module, data, path)
+            tested, best, monitor = _fit(cfg, trainer, module, data, path, library is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     with restoring(checkpoint if cfg.evaluate else None):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
@@ -130,20 +154,23 @@ def _run(cfg: DictConfig, checkpoint: Checkpoint | None, ending: contextlib.Exit
     )
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
-        results.print_results(record, folder, cfg.get("verbose", False))
+        if library is None:
+            results.print_results(record, folder, cfg.get("verbose", False))
     return best if best is not None else record["test"]["loss"]
 
 
-@cache
-def usual_threads() -> int:
-    """Return torch's number of threads at the first call, so that no run inherits the setting of an earlier run."""
-    return torch.get_num_threads()
-
-
 def _fit(
-    cfg: DictConfig, trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, ckpt: str | None
+    cfg: DictConfig,
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    ckpt: str | None,
+    goes_on: bool,
 ) -> tuple[str | None, float | None, str]:
-    """Train; return the checkpoint to test (None: the last weights), the best monitored value and its name."""
+    """Train; return the checkpoint to test (None: the last weights), the best monitored value and its name.
+
+    ``goes_on``: after Ctrl-C, go on as if the training had ended.
+    """
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
         trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
@@ -151,6 +178,10 @@ def _fit(
         if not errors.lost_peer(error):
             raise
         raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
+    except Stopped as stopped:
+        if not goes_on or stopped.number != signal.SIGINT or not trainer.global_step:
+            raise
+        log.warning("stopped by Ctrl-C after step %d; the best state so far is kept", trainer.global_step)
     saved = trainer.checkpoint_callback
     score = getattr(saved, "best_model_score", None)
     best = None if score is None else float(score)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch import nn
 
 from mtl.callbacks.standard import standard_callbacks
@@ -126,15 +126,15 @@ def _check_weighting(cfg: DictConfig) -> None:
     )
 
 
-def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None) -> Trainer:
-    """Return the Trainer with its callbacks and loggers; ``checkpoint``: the one that it will start from."""
+def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
+    """Return the Trainer with its callbacks, also the given ones, and loggers; ``checkpoint``: what it starts from."""
     chosen = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
     loggers = [_instantiate(node) for node in (cfg.get("logger") or {}).values() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     files = CheckpointIO(checkpoint)
     trainer: Trainer = _instantiate(
         cfg.trainer,
-        callbacks=[*standard_callbacks(), *chosen],
+        callbacks=[*standard_callbacks(), *chosen, *callbacks],
         logger=loggers or False,
         plugins=[files],
         enable_progress_bar=shown,

@@ -44,4 +44,9 @@ def quoted(path: str | Path) -> str:
     text = str(path)
     if re.fullmatch(r"[\w./-]+", text):
         return text
+    return in_quotes(text)
+
+
+def in_quotes(text: str) -> str:
+    """Return ``text`` in quotes, inside which Hydra reads every character as it is."""
     return "'" + re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + end[2].replace("'", "\\'"), text) + "'"

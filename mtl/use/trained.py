@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from mtl import predictions
 from mtl.annotations import listed
-from mtl.checkpoints.files import Checkpoint, read, restoring
+from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, first_line, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import real_tokens
-from mtl.types import ROW, DataSpec, NetworkOutput, RowEncoder, TaskSpec
+from mtl.records import RESULTS, read_json
+from mtl.training.evaluation import Evaluation
+from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 
 ROWS = "the table"  # name in messages for rows that do not come from a file
 
@@ -29,13 +31,19 @@ ROWS = "the table"  # name in messages for rows that do not come from a file
 class TrainedModel:
     """A trained network in evaluation mode, with its tasks and the encoder that turns rows into inputs.
 
-    ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors.
+    ``encoder`` is None if the data have no raw rows, as for images: ``predict`` then takes tensors. ``metrics`` has the
+    loss and the metrics of the tasks on the test rows of the training, such as ``metrics["click/auroc"]``; None is
+    undefined. ``stored``: the content of the checkpoint but for the weights of the network and the state of the
+    training. ``labelled`` reads rows with their labels; None if the data are no table.
     """
 
     network: nn.Module
     spec: DataSpec
     encoder: RowEncoder | None
     device: torch.device
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    labelled: Callable[[pl.DataFrame, str], Batch] | None = None
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
@@ -118,6 +126,27 @@ class TrainedModel:
                 parts.append(pl.DataFrame(columns, schema=EXPLANATION))
         return pl.concat(parts).sort("row", maintain_order=True)
 
+    def evaluate(self, rows: Any, batch_size: int = 4096, where: str = ROWS) -> dict[str, float]:
+        """Return loss and metrics of rows with labels, by the names of ``metrics``; NaN is undefined.
+
+        ``rows``: as in ``predict``, with a column for each task. Raises InputError.
+        """
+        if self.labelled is None:
+            raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
+        batch, evaluation = self.labelled(to_polars(rows), where), Evaluation(self.spec.tasks)
+        for start in range(0, len(batch), batch_size):
+            part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(self.device)
+            with torch.no_grad():
+                output = self.network(part.inputs, list(part.targets))
+            evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
+        return evaluation.compute()
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""
+        weights = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        content = {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": {**self.metrics}}
+        CheckpointIO().save_checkpoint(content, path)
+
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""
         known = [task.name for task in self.spec.tasks]
@@ -172,6 +201,8 @@ class TrainedModel:
                     yield (task, layer), weights[:, index if weights.shape[1] > 1 else 0]
 
 
+TRAINING = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")  # the state of a training
+OF_ALL = ("loss", "average", "small_average")  # metrics of all tasks together
 EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
 
 
@@ -191,7 +222,18 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
     data.load_state_dict(checkpoint.data())
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     network = _network(checkpoint, cfg, data.spec).to(place)
-    return TrainedModel(network, data.spec, getattr(data, "row_encoder", None), place)
+    stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
+    others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
+    encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
+    metrics = checkpoint.get("metrics") or _tested(checkpoint.path, data.spec.tasks)
+    return TrainedModel(network, data.spec, encoder, place, metrics, {**stored, "state_dict": others}, labelled)
+
+
+def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
+    """Return the metrics of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
+    record, names = read_json(path.parent.parent / RESULTS), [task.name for task in tasks]
+    test = record["test"].items() if Path(record.get("checkpoint", "")).name == path.name else ()
+    return {name: value for name, value in test if name in OF_ALL or name.rpartition("/")[0] in names}
 
 
 def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
@@ -233,19 +275,29 @@ def to_polars(rows: Any) -> pl.DataFrame:
     if isinstance(rows, pl.DataFrame):
         return rows
     if _is_pandas(rows):
-        rows = {
-            str(name): [None if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
-            for name, column in rows.items()
-        }
+        names = [str(name) for name in rows.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        require(not twice, f"several columns are called {', '.join(map(repr, twice))}: give each a name of its own")
+        rows = {str(name): _values(column) for name, column in rows.items()}
     require(
         isinstance(rows, Mapping),
         f"rows are a {type(rows).__name__}: give a DataFrame of polars or pandas, a dict of columns, or a dict of "
         "tensors",
     )
     try:
-        return pl.DataFrame(dict(rows))
+        try:
+            return pl.DataFrame(dict(rows))
+        except TypeError:  # a column with numbers and texts becomes one of texts
+            return pl.DataFrame(dict(rows), strict=False)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(f"the given columns are no table: {first_line(error)}") from None
+
+
+def _values(column: Any) -> Any:
+    """Return the values of a column of pandas for polars, with None for missing ones."""
+    if column.dtype.kind in "bif" and column.dtype == column.to_numpy().dtype:
+        return pl.Series(column.to_numpy(), nan_to_null=True)
+    return [None if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
 
 
 def like_pandas(table: pl.DataFrame, rows: Any) -> Any:

@@ -1,0 +1,37 @@
+"""One progress bar over the epochs, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # a notebook without ipywidgets gets the bar of the console
+    from tqdm.auto import tqdm
+
+
+class EpochBar(Callback):
+    """Show the number of epochs and the latest and best value of the monitored metric in one line."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
+        self._bar = tqdm(total=epochs, desc="training", unit="epoch")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        saved: Any = trainer.checkpoint_callback
+        values = {"now": trainer.callback_metrics.get(saved.monitor), "best": saved.best_model_score}
+        shown = [f"{name} {float(value):.4g}" for name, value in values.items() if value is not None]
+        self._bar.set_postfix_str(f"{saved.monitor} {', '.join(shown)}", refresh=False)
+        self._bar.update()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._bar.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._bar is not None:
+            self._bar.close()

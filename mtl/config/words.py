@@ -1,0 +1,83 @@
+"""Options given in Python, by name and value, as words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from mtl.annotations import suggestion
+from mtl.checks import InputError
+from mtl.runs.commands import in_quotes
+
+# Sections whose options have keywords of their own names: the first section that has an option of the name gets it
+SECTIONS = {"data": "table", "trainer": "default", "optimizer": "adam"}
+NOT_KEYWORDS = {"ckpt", "evaluate", "words", "choices", "path", "val_path", "test_path", "data_dir", "default_root_dir"}
+
+
+def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
+    """Return the values of ``keywords`` by the names of their options. Raises InputError for an unknown keyword.
+
+    A keyword is an option of ``train.yaml`` or a config group (``seed``, ``gate``), or else an option of the chosen
+    data, trainer or optimizer, or of ``recipe``: ``max_epochs`` is ``trainer.max_epochs``, ``k`` is ``recipe.k``.
+    """
+    top = OmegaConf.load(conf / "train.yaml")
+    known = {name: name for name in (*map(str, top), *groups(conf))}
+    for section, default in SECTIONS.items():
+        file = conf / section / f"{keywords.get(section, default)}.yaml"
+        options: Any = OmegaConf.load(file) if file.is_file() else {}
+        own = options.get(section, options)
+        known = {str(name): f"{section}.{name}" for name in own if not str(name).startswith("_")} | known
+    known = {str(name): f"recipe.{name}" for name in top.recipe} | known
+    known = {name: option for name, option in known.items() if name not in ("defaults", "hydra", *NOT_KEYWORDS)}
+    if unknown := [name for name in keywords if name not in known]:
+        raise InputError(
+            f"{unknown[0]}: no such keyword{suggestion(unknown[0], known)}; any option of the command line goes into "
+            "options, as in options={'optimizer.lr': 3e-4}"
+        )
+    return {known[name]: value for name, value in keywords.items()}
+
+
+def groups(conf: Path) -> list[str]:
+    """Return the names of the config groups of a run."""
+    return [str(name) for entry in OmegaConf.load(conf / "train.yaml").defaults if entry != "_self_" for name in entry]
+
+
+def word(option: str, value: Any, is_group: bool = False) -> str | None:
+    """Return ``option=value`` so that Hydra reads exactly this value; None if its grammar has no such word.
+
+    ``is_group``: the option is a config group, whose choices are names.
+    """
+    value = plain(value)
+    text = f"{option}={value if is_group and isinstance(value, str) else _text(value)}"
+    try:
+        read = OverridesParser.create().parse_override(text)
+        same = read.key_or_group == option.lstrip("+~") and (is_group or plain(read.value()) == value)
+    except (HydraException, ValueError):
+        return None
+    return text if same and (is_group or "${" not in text) else None
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as a configuration holds it: lists for tuples, text for paths, Python's numbers for numpy's."""
+    if isinstance(value, Mapping):
+        return {key: plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(child) for child in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_text(child)}' for key, child in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return in_quotes(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,5 @@
+"""The way in from Python: ``mtl.fit``."""
+
+from mtl import compat
+
+compat.prepare_imports()

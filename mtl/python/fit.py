@@ -1,0 +1,178 @@
+"""Train from Python: ``mtl.fit(frame, tasks={"clicked": "binary"})`` is ``mtl train data=table`` on a DataFrame."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from mtl.callbacks.epoch_bar import EpochBar
+from mtl.checkpoints.files import read
+from mtl.checkpoints.trust import classes_in
+from mtl.checks import InputError, first_line
+from mtl.cli import resolvers
+from mtl.cli.explain import CONF, explain
+from mtl.cli.folder import claim
+from mtl.cli.run import Library, run
+from mtl.cli.train import composed
+from mtl.config.check import check
+from mtl.config.resume import config_to_load
+from mtl.config.words import groups, options_of, plain, word
+from mtl.records import COMMAND
+from mtl.runs.signals import Stopped, stop_signals
+from mtl.use.trained import TrainedModel, model_of, to_polars
+from mtl.writing import write_json
+
+Gate = Literal[
+    "comet",
+    "dselect_k",
+    "fixed",
+    "gumbel_matrix",
+    "gumbel_softmax",
+    "hash",
+    "softmax",
+    "softmax_selector",
+    "task_top1",
+    "topk",
+]
+Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern
+# The option for the file of a split, and what messages call its rows if they are in memory
+PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
+SHARE = 0.1  # of the rows, for each of validation and test
+# What a run writes for people to look at, which nobody sees in a temporary folder
+UNSEEN = {"logger": "none", "callbacks.routing.pictures": False}
+VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # that Lightning sets
+LIGHTNING = ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero")  # loggers
+
+
+def fit(
+    frame: Rows,
+    tasks: Mapping[str, str | Mapping[str, Any]],
+    *,
+    gate: Gate | str = "comet",
+    max_epochs: int | None = None,
+    seed: int = 0,
+    valid: Rows | float | None = None,
+    test: Rows | float | None = None,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    config_dir: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> TrainedModel:
+    """Train a network on the rows of a table, test its best state, and return it.
+
+    ``frame``: a DataFrame of polars or pandas, a dict of columns, or the path of a CSV or Parquet file or of a folder
+    of such files. ``tasks``: the kind of each task, "binary", "multiclass" or "regression", or its options, as in
+    ``{"kind": "regression", "column": "minutes", "weight": 0.1, "metrics": ["mae"]}``; by default the column has the
+    name of the task. NaN, None and empty cells are missing labels and missing inputs. All other columns are inputs.
+    ``valid`` and ``test``: rows of their own, or shares of the rows of ``frame``, by default 0.1 each.
+
+    ``keywords`` are options of the command line by their last names, such as ``batch_size=256``, ``lr=3e-4``, ``k=4``,
+    ``network="shared_bottom"`` or ``ignore=["id"]``: see ``mtl.config.words.options_of``. ``options`` takes all options
+    by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
+
+    The run writes into ``folder``, which must be new; without one, no file is left. ``progress`` shows a bar. After
+    Ctrl-C, the best state so far is tested and returned. The result equals that of ``mtl train data=table`` with the
+    same options to the last bit. Raises InputError, a ValueError, for wrong input.
+    """
+    given = {"train": frame, "val": valid, "test": test}
+    shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
+    tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
+    values = {"data": "table", "gate": gate, "seed": seed, **options_of(keywords, CONF)}
+    values |= {} if max_epochs is None else {"trainer.max_epochs": max_epochs}
+    values |= {PLACES[split][0]: rows if _is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
+    if shares:
+        rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
+        values["data.split"] = [1 - sum(rest), *rest]
+    values["data.tasks"] = {name: {"kind": kind} if isinstance(kind, str) else kind for name, kind in tasks.items()}
+    values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
+    frames = {split: to_polars(rows) for split, rows in tables.items() if not _is_path(rows)}
+    library = Library(frames, [EpochBar()] if progress else [])
+    with ExitStack() as ending:
+        cfg = _composed(values, config_dir)
+        own = Path(folder or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
+        ending.callback(claim(own, False, "folder").release)
+        ending.enter_context(_undisturbed())
+        cfg.paths.run_dir = str(own)
+        check(cfg)
+        choices = OmegaConf.to_container(cfg.choices)
+        write_json(own / COMMAND, {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed})
+        run(cfg, alone="mtl.fit trains in one; use mtl train for more", library=library)
+        checkpoint = read(own)
+        trust = [*(cfg.trust or []), *classes_in([config_dir] if config_dir else [])]
+        return model_of(checkpoint, config_to_load(checkpoint, trust))
+
+
+def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictConfig:
+    """Return the configuration that the options ``values`` choose; raise InputError for an unknown one."""
+    chosen = {option: word(option, value, option in groups(CONF) or "/" in option) for option, value in values.items()}
+    words = [text for text in chosen.values() if text is not None]
+    searched = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
+    with _own_hydra():
+        try:
+            cfg = composed([*searched, *words])
+            for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
+                OmegaConf.update(cfg, option, plain(values[option]))
+        except Exception as error:
+            sentence = explain(error, words)
+            if sentence is None and not isinstance(error, OmegaConfBaseException):
+                raise
+            raise InputError(sentence or first_line(error)) from None
+    if OmegaConf.is_interpolation(cfg, "label"):
+        names = (cfg.choices[group] for group in ("network", "gate", "weighting"))
+        cfg.label = resolvers.run_label(*names, _root_=cfg)
+    return cfg
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Compose with a Hydra of our own, and leave that of the caller's program, if it has one, as it is."""
+    theirs, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = theirs
+        VersionBase.instance().version_base = version
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet."""
+    variables, levels = (
+        {name: os.environ.pop(name, None) for name in VARIABLES},
+        {name: logging.getLogger(name).level for name in LIGHTNING},
+    )
+    try:
+        for name in LIGHTNING:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        with isolate_rng(), stop_signals.listening():
+            yield
+    except Stopped as stopped:
+        if stopped.number != signal.SIGINT:
+            raise
+        raise KeyboardInterrupt(str(stopped)) from None
+    finally:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _is_path(rows: Rows) -> bool:
+    return isinstance(rows, str | Path)

@@ -1,0 +1,160 @@
+"""``mtl.fit`` trains what the command line trains, and leaves the caller's program as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
+
+import mtl
+from mtl.checks import InputError
+from mtl.cli.run import run
+from tests.integration.helpers import compose_small
+
+TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
+SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
+QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "options": SMALL}
+
+
+def visits(rows: int = 200, seed: int = 0) -> pl.DataFrame:
+    """Return rows with inputs of several types and labels of three kinds; 5 % of the cells and labels are missing."""
+    draw = np.random.default_rng(seed)
+    age, city = draw.normal(40, 12, rows), draw.choice(["Lyon", "Oslo", "Rome"], rows)
+    table = {
+        "age": age,
+        "city": city,
+        "visits": draw.integers(0, 400, rows),
+        "clicked": (age + draw.normal(0, 9, rows) > 40).astype(int),
+        "minutes": 0.3 * age + draw.normal(0, 1, rows),
+        "plan": np.where(city == "Oslo", "gold", np.where(age > 45, "silver", "none")),
+    }
+    frame = pl.DataFrame(table)
+    return frame.with_columns(
+        pl.when(pl.Series(draw.random(rows) < 0.95)).then(pl.col(name)).alias(name) for name in table
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two trained models have equal weights, to the last bit."""
+    a, b = one.network.state_dict(), other.network.state_dict()
+    return a.keys() == b.keys() and all(not torch.is_tensor(v) or torch.equal(v, b[name]) for name, v in a.items())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return mtl.fit(visits(), TASKS, **QUICK)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_fit_equals_the_command_line(model: Any, suffix: str, tmp_path: Path) -> None:
+    """The same rows in memory, in a file, and in the run of ``mtl train data=table`` give the same weights."""
+    path = tmp_path / f"rows.{suffix}"
+    getattr(visits(), f"write_{suffix}")(path)
+    words = [f"{name}={value}".replace(" ", "") for name, value in SMALL.items()]
+    tasks = [
+        "data.tasks.clicked={kind: binary}",
+        "data.tasks.minutes={kind: regression}",
+        "data.tasks.plan={kind: multiclass, metrics: [macro_f1]}",
+    ]
+    run(compose_small(tmp_path / "run", "data=table", f"data.path={path}", *words, *tasks, "~logger"))
+    trained = mtl.load(tmp_path / "run")
+    assert same(model, trained)
+    assert model.metrics == trained.metrics
+    assert {"loss", "clicked/auroc", "minutes/mse", "plan/macro_f1"} <= model.metrics.keys()
+    assert same(model, mtl.fit(path, TASKS, **QUICK))
+
+
+def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> None:
+    rows = visits(30, seed=1)
+    model.save(tmp_path / "model.ckpt")
+    again = mtl.load(tmp_path / "model.ckpt")
+    assert same(model, again)
+    assert again.metrics == model.metrics
+    assert again.predict(rows).equals(model.predict(rows))
+    assert set(model.explain(rows)["task"]) == set(TASKS)
+
+
+def test_evaluate_gives_the_metrics_of_the_test(tmp_path: Path) -> None:
+    """Those of the run are of the same rows."""
+    test = visits(50, seed=2)
+    found = mtl.fit(visits(), TASKS, test=test, **QUICK)
+    assert found.evaluate(test) == pytest.approx(dict(found.metrics))
+    assert found.evaluate(test.to_pandas()) == found.evaluate(test)
+
+
+def test_missing_cells_of_pandas_are_missing(model: Any) -> None:
+    assert same(model, mtl.fit(visits().to_pandas(), TASKS, **QUICK))
+
+
+@pytest.fixture
+def _own_hydra(tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "mine.yaml").write_text("answer: 42\n")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(tmp_path), version_base="1.2"):
+        yield
+
+
+@pytest.mark.usefixtures("_own_hydra")
+def test_program_of_the_caller_is_left_as_it_was(model: Any) -> None:
+    """Its Hydra, random numbers, variables and threads; and a second fit equals the first."""
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    variables, threads, version = dict(os.environ), torch.get_num_threads(), VersionBase.instance().getbase()
+    mtl.fit(visits(), {"clicked": "binary"}, gate="topk", seed=3, threads=1, **QUICK)
+    assert same(model, mtl.fit(visits(), TASKS, **QUICK))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert (dict(os.environ), torch.get_num_threads()) == (variables, threads)
+    assert VersionBase.instance().getbase() == version
+    assert compose("mine").answer == 42
+
+
+def with_cell(name: str, value: Any) -> Any:
+    """Return the rows as pandas has them, with one cell replaced."""
+    frame = visits().to_pandas()
+    frame[name] = frame[name].astype(object)
+    frame.loc[3, name] = value
+    return frame
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be one of .*; did you mean binary"),
+    "column": (
+        {"tasks": {"click": "binary"}},
+        "data.tasks.click: frame has no column 'click' \\(did you mean 'clicked'\\?\\)",
+    ),
+    "no tasks": ({"tasks": {}}, "data.tasks is empty: give at least one task"),
+    "no rows": ({"frame": visits().clear()}, "frame has columns but no rows"),
+    "no columns": ({"frame": pl.DataFrame()}, "frame has no columns"),
+    "no table": ({"frame": 3}, "rows are a int: give a DataFrame of polars or pandas"),
+    "text": ({"frame": with_cell("minutes", "ten")}, "frame, column 'minutes', row 4: 'ten' is not a number"),
+    "one class": (
+        {"frame": visits().with_columns(clicked=1)},
+        "frame, column 'clicked': all .* are '1'; .* two classes",
+    ),
+    "no file": ({"frame": "nowhere.csv"}, "nowhere.csv"),
+    "keyword": ({"max_epoch": 3}, "max_epoch: no such keyword; did you mean max_epochs"),
+    "option": ({"options": {"optimizer.lrr": 3}}, "optimizer.lrr=3: no such option; did you mean optimizer.lr"),
+    "choice": ({"gate": "comt"}, "gate=comt: there is no gate comt; did you mean gate=comet"),
+    "share": ({"valid": 1.5}, "data.split"),
+    "valid": ({"valid": visits().drop("city")}, "valid lacks columns of frame: .*city"),
+    "devices": ({"devices": 2}, "trainer.devices=2 makes 2 processes: mtl.fit trains in one"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_gives_one_sentence(name: str) -> None:
+    wrong, sentence = WRONG[name]
+    given = {"frame": visits(), "tasks": TASKS, **QUICK, **wrong}
+    with pytest.raises(InputError, match=sentence) as error:
+        mtl.fit(**given)
+    assert "\n" not in str(error.value)
