@@ -20,9 +20,11 @@ from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
+from .tables.formats import ACCEPTED, is_format
+from .tables.inferring import Blocks
 from .tables.kinds import Given, check_type
 from .tables.labels import Labels
-from .tables.learning import Blocks, learn
+from .tables.learning import learn
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 Separator = Annotated[
@@ -39,9 +41,10 @@ class TableBase(TensorDataModule):
     """Check the options that all tables of a user have; subclasses read the rows.
 
     ``tasks`` maps names to the options of ``Labels``, ``{column, kind, ...}``; kind: binary, multiclass or regression.
-    An empty cell is a missing label. All other columns are inputs, except those in ``ignore`` and free text. The kind
-    of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it. Categories become ids;
-    unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
+    An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
+    text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
+    says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
+    ids; unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
     standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour
     and age, see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do;
     ``lists`` maps columns to the separator of their elements, such as "|". Kinds, categories, means and classes come
@@ -52,9 +55,10 @@ class TableBase(TensorDataModule):
 
     Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
     train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
-    file. The metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such
-    as the rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is
-    also an input, unless ``ignore`` names it.
+    file. ``separator``: of CSV files; None: the one of comma, semicolon, tab and | that their first line has most. The
+    metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such as the
+    rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is also an
+    input, unless ``ignore`` names it.
     """
 
     weight_column: str | None = None
@@ -77,8 +81,9 @@ class TableBase(TensorDataModule):
         group_column: Name | None = None,
         val_path: FilePath | None = None,
         test_path: FilePath | None = None,
+        formats: Mapping[Name, str] | None = None,
         min_count: Long = 1,
-        separator: Separator = ",",
+        separator: Separator | None = None,
         null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null", "None"),
         **common: Any,
     ) -> None:
@@ -94,7 +99,9 @@ class TableBase(TensorDataModule):
         require(not both, "data.split_column with data.val_path or data.test_path: give one or the other")
         self.split_column, self.group_column = split_column, group_column
         separators = {name: text or "" for name, text in (lists or {}).items()}
-        self.given = Given(categorical, numeric, dates, separators, min_count, max_length, on_bad)
+        for column, form in (formats or {}).items():
+            require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
+        self.given = Given(categorical, numeric, dates, separators, min_count, max_length, on_bad, dict(formats or {}))
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self._check_listed()
 
@@ -149,7 +156,7 @@ class TableBase(TensorDataModule):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
         if self.row_encoder is None:  # a restored encoder knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
-            wanted["data.ignore"] = [*self.ignore]
+            wanted |= {"data.formats": [*self.given.formats], "data.ignore": [*self.ignore]}
         for option, names in wanted.items():
             check_columns(columns, names, f"{option}: {path}", "")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -55,7 +56,9 @@ def check_metrics(where: str, kind: TaskKind, names: Sequence[str]) -> None:
     """Raise InputError unless tasks of ``kind`` have all metrics ``names``; ``where`` begins the message."""
     unknown = [name for name in names if metric_family(name) not in METRICS[kind]]
     accepted = f"a {kind} task has {', '.join(METRICS[kind])}"
-    require(not unknown, f"{where}: metrics=[{', '.join(names)}]: {accepted}; not {', '.join(unknown)}")
+    near = [*get_close_matches(unknown[0], METRICS[kind], 1)] if unknown else []
+    hint = f"; did you mean {near[0]}?" if near else ""
+    require(not unknown, f"{where}: metrics=[{', '.join(names)}]: {accepted}; not {', '.join(unknown)}{hint}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import polars as pl
 import torch
@@ -14,6 +15,7 @@ from mtl.checks import InputError
 from mtl.types import ROW
 
 from ..files.reading import quote
+from .formats import read_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +54,21 @@ class BadCells:
         self.found.clear()
 
 
-def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
+def numbers(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:
     """Return a column as float64, NaN for empty cells.
 
     A cell that cannot be read as a number becomes NaN and is counted in ``bad``. Without ``bad`` it raises InputError;
     the message names the cell.
     """
-    parsed = parse(frame[name])
+    parsed = parse(frame[name], form)
     finite = parsed.set(parsed.is_infinite(), None)
-    BadCells.handle(bad, frame, name, where, finite, "a number")
+    BadCells.handle(bad, frame, name, where, finite, expected_number(form))
     return finite.fill_null(float("nan"))
+
+
+def expected_number(form: str) -> str:
+    """Describe the numbers of a format, for messages."""
+    return f"a number as in {form}" if form else "a number"
 
 
 def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
@@ -72,9 +79,11 @@ def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
     return f"{file}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
-def parse(column: pl.Series) -> pl.Series:
-    """Return ``column`` as float64, null for cells that are empty or not a number."""
+def parse(column: pl.Series, form: str = "") -> pl.Series:
+    """Return ``column`` as float64, null for cells that are empty or not a number; text is read as ``form``."""
     if column.dtype == pl.String:
+        if form:
+            return read_numbers(column, form)
         column = column.str.strip_chars()
     elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
@@ -123,17 +132,25 @@ class Vocabulary:
 class Scaling:
     """Scale a numeric column to mean 0 and standard deviation 1; empty cells become 0.
 
-    If training rows have empty cells, a second column marks the empty cells by 1.
+    If training rows have empty cells, a second column marks the empty cells by 1. If they have outliers, all numbers
+    are first moved into ``bounds``, so that a few large ones do not make all others nearly equal.
     """
 
     mean: float
     std: float
     gaps: bool  # whether the training rows have empty cells
+    bounds: tuple[float, float] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the scaling as plain data."""
+        bounds = {} if self.bounds is None else {"bounds": list(self.bounds)}
+        return {"mean": self.mean, "std": self.std, "gaps": self.gaps} | bounds
 
     def encode(self, values: pl.Series) -> list[Tensor]:
         """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""
         raw = torch.from_numpy(values.to_numpy(writable=True))
         empty = raw.isnan()
+        raw = raw if self.bounds is None else raw.clamp(*self.bounds)
         scaled = ((raw - self.mean) / self.std).masked_fill(empty, 0.0).float()
         return [scaled, empty.float()] if self.gaps else [scaled]
 

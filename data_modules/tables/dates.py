@@ -7,6 +7,7 @@ from datetime import datetime
 import polars as pl
 
 from .columns import BadCells
+from .formats import read_dates
 
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"
@@ -20,10 +21,15 @@ def is_date(column: pl.Series) -> bool:
     return column.dtype == pl.Date or isinstance(column.dtype, pl.Datetime)
 
 
-def parse_dates(column: pl.Series) -> pl.Series:
+def expected_date(form: str) -> str:
+    """Describe the dates of a format, for messages."""
+    return f"a date as in {form}" if form else ACCEPTED
+
+
+def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
     """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
 
-    Text is read as ISO 8601. Time zones are dropped, so that times are local.
+    Text is read as ``form``, by default ISO 8601. Time zones are dropped, so that times are local.
     """
     name, kind = column.name, column.dtype
     if isinstance(kind, pl.Datetime):
@@ -32,6 +38,8 @@ def parse_dates(column: pl.Series) -> pl.Series:
         return column.cast(pl.Datetime("us"))
     if kind != pl.String:
         return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
+    if form:
+        return read_dates(column, form)
     day, minutes, seconds = (pl.col(name).str.extract(ISO, group) for group in (1, 2, 3))
     clock = minutes.fill_null("00:00") + seconds.fill_null(":00")
     found = column.to_frame().select(
@@ -40,13 +48,13 @@ def parse_dates(column: pl.Series) -> pl.Series:
     return found.to_series()
 
 
-def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None) -> pl.Series:
+def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:
     """Return a column as datetimes, null for empty cells.
 
     A cell that is no date counts in ``bad`` and becomes null; without ``bad`` it raises InputError, which names it.
     """
-    parsed = parse_dates(frame[name])
-    BadCells.handle(bad, frame, name, where, parsed, ACCEPTED)
+    parsed = parse_dates(frame[name], form)
+    BadCells.handle(bad, frame, name, where, parsed, expected_date(form))
     return parsed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class TableEncoder:
     the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
     not becomes a missing value, which ``bad`` counts; with "error" it raises InputError.
 
+    ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
+
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
     file, so cells that equal one of ``null_values`` are empty in all rows.
     """
@@ -45,7 +47,8 @@ class TableEncoder:
     dates: MutableMapping[str, datetime] = field(default_factory=dict)
     elements: MutableMapping[str, Elements] = field(default_factory=dict)
     on_bad: OnBad = "error"
-    separator: str = ","
+    formats: MutableMapping[str, str] = field(default_factory=dict)
+    separator: str | None = None
     null_values: Sequence[str] = ()
     from_text: bool = True
     bad: BadCells = field(default_factory=BadCells, compare=False, repr=False)
@@ -53,7 +56,7 @@ class TableEncoder:
     def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with the parts of its dates as columns."""
         for name, newest in self.dates.items():
-            frame = frame.with_columns(parts_of(dates(frame, name, where, bad), newest))
+            frame = frame.with_columns(parts_of(dates(frame, name, where, bad, self.formats.get(name, "")), newest))
         return frame
 
     @property
@@ -112,7 +115,8 @@ class TableEncoder:
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
-            parts += scaled(frame, name, where, scaling, numbers(frame, name, where, bad))
+            values = numbers(frame, name, where, bad, self.formats.get(name, ""))
+            parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
@@ -126,13 +130,14 @@ class TableEncoder:
         """Return the encoder as plain data."""
         return {
             "categorical": {name: list(known.values) for name, known in self.categorical.items()},
-            "numeric": {name: asdict(scaling) for name, scaling in self.numeric.items()},
+            "numeric": {name: scaling.state() for name, scaling in self.numeric.items()},
             "dates": {name: newest.isoformat() for name, newest in self.dates.items()},
             "elements": {
                 name: {"values": list(known.vocabulary.values), "length": known.length, "separator": known.separator}
                 for name, known in self.elements.items()
             },
             "on_bad": self.on_bad,
+            "formats": dict(self.formats),
             "separator": self.separator,
             "null_values": list(self.null_values),
             "from_text": self.from_text,
@@ -144,8 +149,8 @@ class TableEncoder:
         return TableEncoder(
             {str(name): _vocabulary(values) for name, values in state["categorical"].items()},
             {
-                str(name): Scaling(float(scaling["mean"]), float(scaling["std"]), bool(scaling["gaps"]))
-                for name, scaling in state["numeric"].items()
+                str(name): Scaling(float(one["mean"]), float(one["std"]), bool(one["gaps"]), _bounds(one.get("bounds")))
+                for name, one in state["numeric"].items()
             },
             {str(name): datetime.fromisoformat(newest) for name, newest in state["dates"].items()},
             {
@@ -153,7 +158,8 @@ class TableEncoder:
                 for name, one in state["elements"].items()
             },
             "missing" if state["on_bad"] == "missing" else "error",
-            str(state["separator"]),
+            {str(name): str(form) for name, form in state.get("formats", {}).items()},  # not in older checkpoints
+            None if state["separator"] is None else str(state["separator"]),
             [str(value) for value in state["null_values"]],
             bool(state["from_text"]),
         )
@@ -161,6 +167,10 @@ class TableEncoder:
 
 def _vocabulary(values: Sequence[Any]) -> Vocabulary:
     return Vocabulary([str(value) for value in values])
+
+
+def _bounds(pair: Sequence[Any] | None) -> tuple[float, float] | None:
+    return None if pair is None else (float(pair[0]), float(pair[1]))
 
 
 def ignoring(column: str) -> str:

@@ -1,7 +1,8 @@
-"""Find what the columns of a table hold: categories, numbers, dates, lists or free text."""
+"""Find what the columns of a table hold: categories, numbers, dates, lists, identifiers or free text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -10,17 +11,25 @@ import polars as pl
 
 from mtl.checks import InputError, require
 
-from .columns import parse
-from .dates import ACCEPTED, is_date, parse_dates
+from .columns import expected_number, parse
+from .dates import expected_date, is_date, parse_dates
+from .formats import DATES, Fit, best, number_formats, several
 from .lists import is_list
 
-Kind = Literal["categorical", "numeric", "date", "list", "free text"]
+Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free text"]
 OnBad = Literal["error", "missing"]
 
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
-ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average are taken for categories
+ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
+FEW = 32  # and have no more values than this, are taken for categories
+UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
 WORDS = 3.0  # free text has more words than this in a cell, on average,
 DISTINCT = 0.5  # and more than this share of its cells are distinct
+IDS = "id|ids|uid|uuid|guid|key|code|hash|zip|zipcode|postcode|sku|isbn|ean|asin"
+THINGS = "user|customer|client|member|patient|account|item|product|article|movie|book|store|shop|seller|merchant"
+NAMED = re.compile(
+    rf"(id|uuid|guid|isbn|zip)( .*)?|(.* )?({IDS}|({THINGS})id)|{THINGS}|index|row|row number|unnamed \d+"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,8 @@ class Given:
     ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``min_count``: the
     number of training rows that a category needs for its own id. ``max_length``: the number of elements that are read
     from a list; None: the length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be
-    read as a number or date is an error or a missing value.
+    read as a number or date is an error or a missing value. ``formats``: how the dates or numbers of a column are
+    written, see ``formats.py``.
     """
 
     categorical: Collection[str] = ()
@@ -40,6 +50,7 @@ class Given:
     min_count: int = 1
     max_length: int | None = None
     on_bad: OnBad = "error"
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     NAMING: ClassVar[Sequence[str]] = ("categorical", "numeric", "dates", "lists")  # fields that name columns
 
@@ -59,7 +70,7 @@ class Given:
         for kind, names in kinds.items():
             if column.name in names:
                 return kind
-        if is_date(column):
+        if is_date(column) or self.formats.get(column.name) in DATES:
             return "date"
         if is_list(column):
             return "list"
@@ -80,39 +91,115 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
     require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
 
 
-def kind_of(name: str, table: pl.DataFrame, on_bad: OnBad, first: Callable[[Parse], str]) -> Kind:
-    """Return the kind of a column of texts or numbers from its distinct values, in the columns value and count.
+@dataclass(frozen=True)
+class Inferred:
+    """What a column holds, why, and the format of its dates or numbers."""
 
-    Categories are text, or whole numbers that repeat: at least ``ROWS_PER_VALUE`` rows per value on average. A text
-    column holds dates if all its cells are dates, and free text if cells are long and nearly all distinct. For text
-    that is mostly numbers or dates, InputError is raised, unless ``on_bad`` makes the other cells missing values, or
-    the numbers are categories. ``first`` describes the first cell that cannot be parsed, for the message.
+    kind: Kind
+    why: str
+    form: str = ""
+
+
+def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse], str]) -> Inferred:
+    """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
+
+    Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
+    Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
+    Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
+
+    Raises InputError if several formats fit, or if a column is mostly numbers or dates (unless ``given.on_bad`` makes
+    the other cells missing values, or the numbers are categories). ``first`` describes the first cell that cannot be
+    parsed, for the message.
     """
     table = table.drop_nulls("value")
-    values, filled = table["value"], int(table["count"].sum())
+    values, filled, distinct = table["value"], int(table["count"].sum()), len(table)
+    text, forms = values.dtype == pl.String, [given.formats[name]] if name in given.formats else None
 
-    def holds(parse_cells: Parse, accepted: str) -> pl.DataFrame | None:
-        """Return the values that are ``accepted``, parsed, if nearly all cells are."""
-        parsed = table.with_columns(parsed=parse_cells(values)).drop_nulls("parsed")
-        share = int(parsed["count"].sum()) / max(1, filled)
-        if share < NEARLY:
+    def read(parse_cells: Reader, forms: Sequence[str], expected: Callable[[str], str]) -> tuple[str, pl.Series] | None:
+        """Return the format that reads nearly all cells, and what it reads; None if there is none."""
+        found = best(table, forms, parse_cells)
+        if found.share < NEARLY:
             return None
-        if share < 1.0 and on_bad == "error":
+        form = only(found, name, parse_cells, first)
+        if found.share < 1.0 and given.on_bad == "error":
             raise InputError(
-                f"{first(parse_cells)} is not {accepted}, but most of the column is. Correct it, or set "
-                f"data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
+                f"{first(lambda cells: parse_cells(cells, form))} is not {expected(form)}, but most of the column is. "
+                f"Correct it, or set data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
             )
-        return parsed
+        return form, found.parsed
 
-    if values.dtype == pl.String and holds(parse_dates, ACCEPTED) is not None:
-        return "date"
-    numbers = holds(parse, "a number")
+    if text and forms is None:
+        dates = read(parse_dates, ["", *DATES], expected_date)
+        if dates is not None:
+            return Inferred("date", f"as in {dates[0]}" if dates[0] else "", dates[0])
+        mixed = several(values, parse_dates, ["", *DATES])
+        if mixed:
+            raise InputError(
+                f"{first(lambda cells: cells.set(cells == mixed[1], None))} is a date in another format than "
+                f"{mixed[0]!r}: write all dates of the column in one format, or set data.categorical=[{name}] or "
+                f"data.ignore=[{name}]"
+            )
+    numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
-        found = numbers["parsed"]
-        repeats = bool((found == found.round()).all()) and found.n_unique() * ROWS_PER_VALUE <= numbers["count"].sum()
-        return "categorical" if repeats else "numeric"
-    long = values.dtype == pl.String and words(table) > WORDS and len(table) > DISTINCT * filled
-    return "free text" if long else "categorical"
+        form, parsed = numbers
+        return of_numbers(name, table, parsed, form)
+    if text and words(table) > WORDS and distinct > DISTINCT * filled:
+        return Inferred("free text", f"{words(table):.1f} words on average")
+    if distinct > UNIQUE * filled:
+        return Inferred("identifier", "like an identifier")
+    return Inferred("categorical", "")
+
+
+def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
+    """Return the only format that fits; raise InputError, with a cell that ``first`` describes, if there are two."""
+    form, *others = found.forms
+    if others:
+        differ = first(lambda cells: same(parse_cells(cells, form), parse_cells(cells, others[0])))
+        raise InputError(
+            f"{differ} may be written as {form} or {others[0]}, and no other cell tells: give "
+            f"'data.formats={{{name}: {quoted(form)}}}' or {quoted(others[0])}"
+        )
+    return form
+
+
+def format_of(column: pl.Series, given: Given, kind: Kind | None, describe: Callable[[int], str]) -> str:
+    """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
+
+    ``describe`` describes a cell by its number, for the message of the InputError if two formats fit.
+    """
+    if column.name in given.formats:
+        return given.formats[column.name]
+    if column.dtype != pl.String or kind not in ("numeric", "date"):
+        return ""
+    table = column.rename("value").drop_nulls().value_counts(sort=True)
+    parse_cells, others = (parse_dates, [*DATES]) if kind == "date" else (parse, number_formats(table["value"]))
+    found = best(table, ["", *others], parse_cells)
+
+    def first(parse_some: Parse) -> str:
+        return describe(int((column.is_not_null() & parse_some(column).is_null()).arg_true()[0]))
+
+    return only(found, column.name, parse_cells, first) if found.share >= NEARLY else ""
+
+
+def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
+    """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
+    found, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
+    distinct, why = found.n_unique(), f"as in {form}" if form else ""
+    if bool((found == found.round()).all()):
+        if is_named(name):
+            if distinct > UNIQUE * count:
+                return Inferred("identifier", "like an identifier")
+            return Inferred("categorical", "named like an identifier", form)
+        if distinct <= FEW and distinct * ROWS_PER_VALUE <= count:
+            return Inferred("categorical", "few whole numbers", form)
+        why = why or ("whole numbers" if distinct * ROWS_PER_VALUE <= count else "")
+    return Inferred("numeric", why, form)
+
+
+def is_named(name: str) -> bool:
+    """Return whether a column is named like an identifier: customer_id, OrderID, zip code, user."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", " ", name)
+    return NAMED.fullmatch(words.strip().lower()) is not None
 
 
 def words(table: pl.DataFrame) -> float:
@@ -120,4 +207,15 @@ def words(table: pl.DataFrame) -> float:
     return float((table["value"].str.count_matches(r"\S+") * table["count"]).sum() / max(1, table["count"].sum()))
 
 
+def same(one: pl.Series, other: pl.Series) -> pl.Series:
+    """Return ``one``, null where ``other`` differs."""
+    return pl.select(pl.when(one == other).then(one)).to_series()
+
+
+def quoted(form: str) -> str:
+    """Return a format as a value of the command line."""
+    return form if form in DATES and "," not in form else f'"{form}"'
+
+
 Parse = Callable[[pl.Series], pl.Series]
+Reader = Callable[[pl.Series, str], pl.Series]  # with the format of the cells

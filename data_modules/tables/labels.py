@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
 LIGHTEST = 1e-9  # the smallest weight of positive rows
 LARGEST = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
+LISTED = 10  # classes in a message
+RARE = 0.05  # the share of a class that is rare,
+OF_RARE = ("auroc", "auprc", "accuracy")  # and the default metrics of a binary task that has one
 Cell = str | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
@@ -118,15 +121,26 @@ class Labels(LabelOptions):
         numbers = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
         self._require_labels(len(numbers), where)
         classes = self._classes(numbers, here)
-        listed = ", ".join(f"{index}={shown(value)}" for index, value in enumerate(classes[:10]))
-        logger.info("task %s (%s): %s%s", self.name, self.kind, listed, ", ..." if len(classes) > 10 else "")
         each = [numbers[name] for name in classes]
+        metrics = tuple(self.metrics)
+        if self.kind == "binary" and not metrics and min(each) < RARE * sum(each):
+            metrics = OF_RARE
+        self._log_classes(classes, each, metrics)
         if self.kind == "multiclass":
             weights = {"class_weights": self._weights_of(classes, each, here)}
         else:
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1
-        return TaskSpec(self.name, self.kind, many, self.weight, tuple(self.metrics), classes=tuple(classes), **weights)
+        return TaskSpec(self.name, self.kind, many, self.weight, metrics, classes=tuple(classes), **weights)
+
+    def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:
+        """Log the share of each class of the training rows, and which class is predicted."""
+        shares = [f"{shown(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)]
+        more = ", ..." if len(classes) > LISTED else ""
+        positive = f"; positive: {shown(classes[1])}" if self.kind == "binary" else ""
+        rare = f"; metrics of a rare class: {', '.join(metrics)}" if metrics == OF_RARE != tuple(self.metrics) else ""
+        shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
+        logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
 
     def _require_labels(self, count: int, where: str) -> None:
         here = f"{where}, column {self.column!r}"

@@ -27,10 +27,13 @@ from .columns import FILE
 LISTED = 10  # differences, and columns of each difference, in a message
 BYTES = 1 << 23  # bytes of a text file in a block
 ROWS = 1 << 16  # rows of a Parquet file in a block
+SEPARATORS = (",", ";", "\t", "|")  # that are recognised
 QUOTE, LINE_FEED, BOM = ord('"'), ord("\n"), codecs.BOM_UTF8
 
 
-def read_table(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
+def read_table(
+    path: Path, separator: str | None, null_values: Sequence[str], option: str = "data.path"
+) -> pl.DataFrame:
     """Return the rows of a CSV file (every cell is text or null) or of a Parquet file (typed), numbered in ``ROW``.
 
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
@@ -61,7 +64,9 @@ def checked_rows(frame: pl.DataFrame, where: Path) -> pl.DataFrame:
     return as_read(frame).with_row_index(ROW, offset=1)
 
 
-def read_tables(path: Path, separator: str, null_values: Sequence[str], option: str = "data.path") -> pl.DataFrame:
+def read_tables(
+    path: Path, separator: str | None, null_values: Sequence[str], option: str = "data.path"
+) -> pl.DataFrame:
     """Return the rows of a file, or of all files of a folder or a pattern, one after the other; see ``files_of``.
 
     If there are several files, the column ``FILE`` names the file of each row, and ``ROW`` numbers the rows of each
@@ -100,7 +105,7 @@ def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.Da
 
 
 def read_blocks(
-    path: Path, separator: str, null_values: Sequence[str], option: str = ""
+    path: Path, separator: str | None, null_values: Sequence[str], option: str = ""
 ) -> Iterator[tuple[pl.DataFrame, float]]:
     """Yield the rows of a file in blocks like the result of ``read_table``, with the share of the file read so far.
 
@@ -147,8 +152,8 @@ def as_read(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
-def _text(path: Path, separator: str, null_values: Sequence[str]) -> Iterator[tuple[pl.DataFrame, float]]:
-    separator = "\t" if path.suffix == ".tsv" else separator
+def _text(path: Path, given: str | None, null_values: Sequence[str]) -> Iterator[tuple[pl.DataFrame, float]]:
+    separator = "\t" if path.suffix == ".tsv" else given or ","
     header, lines = b"", 0  # the first line, and the number of lines behind it that are read
     for raw, share in _rows(path):
         if not header:
@@ -156,12 +161,20 @@ def _text(path: Path, separator: str, null_values: Sequence[str]) -> Iterator[tu
             if b"\r" in header.rstrip(b"\r") and not raw:
                 _decoded(header, path)
                 raise InputError(f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
+            if given is None and path.suffix != ".tsv":
+                separator = _recognised(header)
         if raw:
             yield _parsed(header + b"\n" + raw, path, separator, null_values, lines), share
             lines += raw.count(b"\n") + 1
     require(bool(header.strip()), f"{path} is empty")
     if not lines:
         _check_cells(header, path, separator, 0)
+
+
+def _recognised(header: bytes) -> str:
+    """Return the separator that occurs most often in the first line of a file, outside quotes."""
+    bare = b"".join(header.split(b'"')[::2])
+    return max(SEPARATORS, key=lambda separator: bare.count(separator.encode()))
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, float]]:

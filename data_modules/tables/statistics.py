@@ -1,4 +1,4 @@
-"""Counts of values and moments of numbers, accumulated over blocks of rows."""
+"""Counts of values, moments of numbers and a sample of rows, accumulated over blocks of rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import polars as pl
 
 FEW = 1 << 16  # up to this many pending values are not worth merging
+SAMPLE = 5_000  # rows, at least if there are as many
+OUTER = 0.01  # the share of numbers at each end that may be outliers
 
 
 class Counts:
@@ -48,13 +50,16 @@ class Moments:
     least: float = math.inf
     largest: float = -math.inf
     gaps: bool = False
+    bounds: tuple[float, float] | None = None  # that numbers were moved into
 
-    def add(self, column: pl.Series) -> None:
-        """Add the numbers of a column (float64, NaN for empty cells)."""
+    def add(self, column: pl.Series, low: float = -math.inf, high: float = math.inf) -> None:
+        """Add the numbers of a column (float64, NaN for empty cells), after those beyond a bound are moved to it."""
         values = column.drop_nans()
         self.gaps |= len(values) < len(column)
         if not len(values):
             return
+        if float(values.min()) < low or float(values.max()) > high:
+            self.bounds, values = (low, high), values.clip(low, high)
         mean, variance, count = float(values.mean()), float(values.var(ddof=0)), len(values)
         if self.count:
             # The moments of two parts from those of each (Chan, Golub and LeVeque, 1979)
@@ -72,3 +77,31 @@ class Moments:
     def std(self) -> float:
         """The standard deviation, without Bessel's correction; exactly 0 for a constant."""
         return math.sqrt(self.variance) if self.least < self.largest else 0.0
+
+
+class Sample:
+    """Every n-th row of a table of ``rows``."""
+
+    def __init__(self, rows: int) -> None:
+        self.step, self.seen = max(1, rows // SAMPLE), 0
+        self.parts: list[pl.DataFrame] = []
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add the rows that follow those added before."""
+        self.parts.append(frame[-self.seen % self.step :].gather_every(self.step))
+        self.seen += len(frame)
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        return pl.concat(self.parts, how="vertical_relaxed")
+
+
+def bounds_of(values: pl.Series) -> tuple[float, float]:
+    """Return the bounds beyond which numbers are outliers: three times as far apart as the middle 98 % of them.
+
+    A column whose middle 98 % are equal has none.
+    """
+    found = values.drop_nulls()
+    low, high = (found.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
+    width = 0.0 if low is None or high is None else high - low
+    return (low - width, high + width) if width > 0 else (-math.inf, math.inf)

@@ -76,7 +76,7 @@ def test_summary_of_a_model_is_short(trained: Path) -> None:
     assert re.fullmatch(r"TrainedModel: MMoE with [\d,]+ parameters on cpu", lines[0])
     assert lines[1:] == [
         "tasks: click (binary), minutes (regression), genre (multiclass)",
-        "inputs: city, hour, device, user, age",
+        "inputs: user, city, hour, device, age",
     ]
 
 
@@ -149,7 +149,7 @@ def test_rows_become_the_inputs_of_the_training(trained: Path, tmp_path: Path) -
         (table().with_columns(age=pl.lit("old")), r"^the table, column 'age', row 1: 'old' is not a number"),
         (table().with_columns(age=pl.lit([1])), r"column 'age': its type List\(Int\d+\) is neither text nor number"),
         ({"age": [1, 2], "city": ["a"]}, r"^the given columns are no table"),
-        ({"city": torch.zeros(1)}, r"^the inputs lack .*; this network reads city \(Categorical\)"),
+        ({"city": torch.zeros(1)}, r"^the inputs lack .*; this network reads user \(Categorical\)"),
         ([1, 2], r"^rows are a list: give a DataFrame of polars or pandas"),
     ],
 )

@@ -54,7 +54,7 @@ def model(trained: Path) -> TrainedModel:
 def test_inputs(model: TrainedModel) -> None:
     kinds = {name: type(spec).__name__ for name, spec in model.spec.inputs.items()}
     assert kinds == dict.fromkeys(
-        ("city", "hour", "device", "signup month", "signup day", "signup weekday", "signup hour"), "Categorical"
+        ("user", "city", "hour", "device", "signup month", "signup day", "signup weekday", "signup hour"), "Categorical"
     ) | {"tags": "Bag", "numeric columns": "Numeric"}
     assert model.spec.inputs["tags"] == Bag(6, 4)
     assert set(model.columns) == {"user", "city", "age", "hour", "device", "signup", "tags"}

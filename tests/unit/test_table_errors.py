@@ -119,7 +119,7 @@ TEXTS = {  # content of t.csv: the message
     "three labels": ("a,y\n" + "1,a\n1,b\n1,c\n" * 20, "3 different labels, a, b, c; use kind=multiclass"),
     "constant input": (
         "a,y\n" + "1,0\n1,1\n" * 20,
-        "every input column is constant in the training rows, or free text",
+        "every input column is constant in the training rows, an identifier, or free text",
     ),
     "no input": ("y\n" + "0\n1\n" * 20, "no column is left as input"),
     "no column": ("rate,z\n1,0\n2,1\n" * 9, "data.tasks.y: {0}/t.csv has no column 'y'; it has rate, z"),
@@ -263,7 +263,7 @@ def test_unsuitable_tasks_are_refused(tasks: Any, tmp_path: Path) -> None:
     assert re.match("data.tasks[^:]*", refusal(save(tmp_path / "t.csv", GOOD), tasks))
 
 
-@pytest.mark.parametrize("separator", ["", "ab", 5, None, True, "\n", '"', "\xe9", "\0", [","], ";", "a", "\t", "."])
+@pytest.mark.parametrize("separator", ["", "ab", 5, True, "\n", '"', "\xe9", "\0", [","], ";", "a", "\t", "."])
 def test_unsuitable_separators_are_refused(separator: Any, tmp_path: Path) -> None:
     message = refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
     assert "separator=" in message or separator in (";", "a", "\t", ".")  # which are not those of the file

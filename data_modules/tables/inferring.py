@@ -1,0 +1,179 @@
+"""What is learnt about one input column from blocks of training rows: its kind, then its categories or its scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import polars as pl
+
+from mtl.checks import InputError, require
+
+from .columns import MISSING, BadCells, Scaling, Vocabulary, advice, as_text, cell, numbers, parse
+from .dates import AGE, dates, parse_dates, parts_of
+from .encoder import NUMERIC, TableEncoder, ignoring
+from .kinds import FEW, Given, Kind, Parse, check_type, format_of, is_named, kind_of
+from .lists import Elements, listed
+from .statistics import Counts, Moments, bounds_of
+
+# Named columns of the training rows in blocks, none of them empty, each with the name of its file
+Blocks = Callable[[Sequence[str]], Iterator[tuple[pl.DataFrame, str]]]
+MANY = 10_000  # distinct numbers or dates that are counted
+
+
+@dataclass
+class Column:
+    """The current knowledge about an input column; ``kind`` is None until it can be inferred from the cells.
+
+    ``empty``: texts that do not count as elements of a list. ``counts``: how often each value occurs; None if the
+    column has too many values that are no categories. ``problem``: why its kind cannot be inferred.
+    """
+
+    name: str
+    given: Given
+    empty: Sequence[str]
+    bad: BadCells | None
+    kind: Kind | None = None
+    why: str = ""
+    form: str = ""
+    problem: str = ""
+    first: pl.Series | None = None  # the first cell
+    varies: bool = False
+    missing: int = 0
+    counts: Counts | None = field(default_factory=Counts)
+    elements: Counts = field(default_factory=Counts)  # list
+    longest: int = 1  # list
+    newest: datetime | None = None
+    parts: dict[str, Counts] = field(default_factory=dict)  # of dates
+    moments: Moments = field(default_factory=Moments)
+    range: tuple[float, float] = (-math.inf, math.inf)  # numbers beyond are outliers
+
+    def count(self, frame: pl.DataFrame, where: str) -> None:
+        """Count the values of a block of training rows."""
+        column = frame[self.name]
+        if self.first is None:
+            check_type(column, where, ignoring(self.name), None)
+            self.first, self.kind = column[:1], self.given.kind(column)
+            check_type(column, where, ignoring(self.name), self.kind)
+            self.form = format_of(column, self.given, self.kind, lambda row: cell(frame, self.name, row, where))
+        self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
+        self.missing += column.null_count()
+        if self.kind == "list":
+            lists = listed(column, self.given.lists.get(self.name, ""), self.empty)
+            self.longest = max(self.longest, int(lists.list.len().max() or 0))
+            self.elements.add(lists.list.unique().explode().drop_nulls())
+            self.counts = None
+        elif self.kind == "date":
+            self._note(dates(frame, self.name, where, self.bad and BadCells(), self.form))
+        if self.counts is not None:
+            self.counts.add(column)
+            if self.kind is None and column.dtype.is_numeric() and not self._may_be_categories(column):
+                self.kind = "numeric"
+            if self.kind in ("numeric", "date") and self.counts.fewest > MANY:
+                self.counts = None
+
+    def _may_be_categories(self, numbers: pl.Series) -> bool:
+        values = parse(numbers)
+        assert self.counts is not None
+        return bool((values == values.round()).all()) and (self.counts.fewest <= FEW or is_named(self.name))
+
+    def _note(self, parsed: pl.Series) -> None:
+        newest = parsed.max()
+        if isinstance(newest, datetime):
+            self.newest = max(newest, self.newest or newest)
+
+    def settle(self, blocks: Blocks, sample: pl.Series) -> None:
+        """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
+        if self.kind is None and self.varies and self.counts is not None:
+            table = self.counts.table()
+            try:
+                found = kind_of(self.name, table, self.given, lambda parse_cells: self._bad(blocks, parse_cells))
+            except InputError as error:
+                self.problem = str(error)
+                return
+            self.kind, self.why, self.form = found.kind, found.why, found.form
+            if self.kind == "date":
+                self._note(parse_dates(table["value"], self.form))
+        if self.kind == "numeric":
+            self.range = bounds_of(parse(sample, self.form))
+
+    def _bad(self, blocks: Blocks, parse_cells: Parse) -> str:
+        """Describe the first cell that ``parse_cells`` cannot read."""
+        return self._find(blocks, lambda column: column.is_not_null() & parse_cells(column).is_null())
+
+    def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
+        """Describe the first cell that is ``wanted``."""
+        for frame, where in blocks([self.name]):
+            found = wanted(frame[self.name]).arg_true()
+            if len(found):
+                return cell(frame, self.name, found[0], where)
+        return f"column {self.name!r}"
+
+    @property
+    def used(self) -> bool:
+        """Whether the column becomes an input."""
+        return self.varies and self.kind not in ("identifier", "free text")
+
+    @property
+    def measured(self) -> bool:
+        """Whether the second pass needs the column."""
+        return self.varies and self.kind in ("numeric", "date")
+
+    def measure(self, frame: pl.DataFrame, where: str) -> None:
+        """Measure the numbers or the dates of a block. Raises InputError, which names the first bad cell."""
+        if self.kind == "numeric":
+            self.moments.add(numbers(frame, self.name, where, self.bad, self.form), *self.range)
+            return
+        found = dates(frame, self.name, where, self.bad, self.form)
+        require(self.newest is not None, f"{where}, column {self.name!r}: no cell of the training rows is a date")
+        assert self.newest is not None
+        *parts, age = parts_of(found, self.newest)
+        for part in parts:
+            self.parts.setdefault(part.name, Counts()).add(part)
+        self.moments.add(age.fill_null(float("nan")))
+
+    def teach(self, encoder: TableEncoder, blocks: Blocks, where: str) -> None:
+        """Add the learnt encoding to ``encoder``."""
+        name = self.name
+        if not self.used:
+            return
+        if self.form:
+            encoder.formats[name] = self.form
+        if self.kind == "numeric":
+            encoder.numeric[name] = self._scaling(blocks)
+            return
+        require(name != NUMERIC, f"{where}: rename the column {NUMERIC!r}, a name that is in use")
+        if self.kind == "list":
+            length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
+            separator = self.given.lists.get(name, "")
+            encoder.elements[name] = Elements(self._vocabulary(self.elements), length, separator)
+        elif self.kind == "date":
+            assert self.newest is not None
+            encoder.dates[name] = self.newest
+            varying = {part: found for part, found in self.parts.items() if len(found.table().drop_nulls("value")) > 1}
+            encoder.categorical.update({part: self._vocabulary(found) for part, found in varying.items()})
+            encoder.numeric[f"{name} {AGE}"] = self._scaling(blocks)
+        else:
+            assert self.counts is not None
+            encoder.categorical[name] = self._vocabulary(self.counts)
+
+    def _vocabulary(self, counts: Counts) -> Vocabulary:
+        """Return the categories with enough training rows, in sorted order."""
+        table = counts.table()
+        text = table.select(value=as_text(table["value"]).fill_null(MISSING), count="count")
+        sums = text.group_by("value").agg(pl.col("count").sum())
+        return Vocabulary(sorted(sums.filter(pl.col("count") >= self.given.min_count)["value"].to_list()))
+
+    def _scaling(self, blocks: Blocks) -> Scaling:
+        """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""
+        found = self.moments
+        if not (math.isfinite(found.mean) and math.isfinite(found.std)):
+            largest = max(abs(found.least), abs(found.largest))
+            large = self._find(blocks, lambda column: parse(column, self.form).abs() == largest)
+            raise InputError(
+                f"{large} is so large that the mean or the standard deviation of the column overflows; "
+                f"{advice(self.name)}"
+            )
+        return Scaling(found.mean, found.std if found.std > 0 else 1.0, found.gaps, found.bounds)

@@ -1,0 +1,124 @@
+"""Show what each column of a table is taken for, and warn of columns that may be something else."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mtl.annotations import shown
+
+from .columns import as_text, parse
+from .dates import parse_dates
+from .encoder import listing
+from .inferring import MANY, Column
+from .labels import Labels
+from .leaks import Ordered, classes_of
+
+logger = logging.getLogger(__name__)
+
+WIDTH = 80
+LISTED = 40  # columns in the table, besides those with a warning
+EXAMPLES, LENGTH = 3, 20  # values of a column, and their length in all
+TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number", None: "?"}
+CONSTANT = "constant"
+
+
+def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, where: str, rows: int) -> None:
+    """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
+    perfect = leaks(columns, labels, sample)
+    logger.info("%s, %s training rows\n%s", where, f"{rows:,}", text_of(table_of(columns, perfect, sample, rows)))
+    for kind, reason in (
+        ("identifier", "an identifier: nearly all cells are distinct"),
+        ("free text", "free text"),
+    ):
+        names = [column.name for column in columns if column.varies and column.kind == kind]
+        if names:
+            verb, pronoun = ("looks", "is") if len(names) == 1 else ("look", "are")
+            logger.warning(
+                "%s %s like %s, and %s left out; data.categorical=[%s] uses it as categories",
+                listing(names), verb, reason, pronoun, names[0],
+            )  # fmt: skip
+    for name, tasks in perfect.items():
+        logger.warning(
+            "%s predicts %s perfectly: if its cells are known only after the label, leave it out with data.ignore=[%s]",
+            name, listing(tasks), name,
+        )  # fmt: skip
+
+
+def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int) -> Table:
+    """Return the table of the columns; of very many, the first ones and those with a warning."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("column", max_width=20, overflow="fold")
+    table.add_column("taken for")
+    table.add_column("distinct", justify="right")
+    table.add_column("missing", justify="right")
+    table.add_column("examples", no_wrap=True, max_width=LENGTH)
+    table.add_column("why", min_width=14)
+    hidden = 0
+    for number, column in enumerate(columns):
+        why = [
+            column.why or ("" if column.varies else CONSTANT),
+            *(f"predicts {task}" for task in perfect.get(column.name, ())),
+        ]
+        if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
+            hidden += 1
+            continue
+        distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
+        table.add_row(
+            column.name,
+            TAKEN.get(column.kind, column.kind) if column.used else "left out",
+            "" if column.kind == "list" else distinct,
+            f"{column.missing / rows:.1%}" if column.missing else "",
+            examples(sample[column.name]),
+            "; ".join(filter(None, why)),
+        )
+    if hidden:
+        table.add_row(f"... {hidden:,} more")
+    return table
+
+
+def examples(cells: pl.Series) -> str:
+    """Return some values of a column, as many as there is room for."""
+    values = cells.drop_nulls().head(100).unique(maintain_order=True).head(EXAMPLES).to_list()
+    texts = [text if (text := str(value)).isprintable() else shown(value) for value in values]
+    while len(texts) > 1 and len(", ".join(texts)) > LENGTH:
+        texts.pop()
+    return escape(", ".join(texts))
+
+
+def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame) -> dict[str, list[str]]:
+    """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
+    targets = {
+        task.name: parse(sample[task.column]).fill_null(float("nan")).to_numpy()
+        if task.kind == "regression"
+        else classes_of(sample[task.column])
+        for task in labels
+    }
+    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"numeric": parse, "date": parse_dates}
+    found: dict[str, list[str]] = {}
+    for column in columns if labels else ():
+        if not column.used or column.kind in ("list", None):
+            continue
+        cells = read.get(column.kind, lambda cells, _: as_text(cells))(sample[column.name], column.form)
+        ordered = Ordered(cells, column.kind in read)
+        tasks = [
+            task.name
+            for task in labels
+            if (ordered.predicts_number if task.kind == "regression" else ordered.predicts_class)(targets[task.name])
+        ]
+        found |= {column.name: tasks} if tasks else {}
+    return found
+
+
+def text_of(table: Table) -> str:
+    """Return a table as text without colours, ``WIDTH`` wide."""
+    target = io.StringIO()
+    Console(file=target, width=WIDTH).print(table)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())

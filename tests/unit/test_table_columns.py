@@ -1,0 +1,220 @@
+"""What the columns of a user's table are taken for, and what the user is told about them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables.encoder import TableEncoder
+from mtl.data_modules.tables.kinds import is_named
+from mtl.data_modules.tables.statistics import bounds_of
+
+from mtl.checks import InputError
+from tests.messy import TASKS, messy
+
+ROWS = 200
+LABEL = pl.Series("y", [0, 1, 1, 0, 1] * (ROWS // 5))
+DAYS = [datetime(2024 + i % 2, 1 + i % 12, 1 + i % 28) for i in range(ROWS)]
+
+
+def learnt(columns: Any, folder: Path, suffix: str = "csv", label: pl.Series = LABEL, **options: Any) -> Any:
+    """Return the data module of a table; all its rows are training rows."""
+    frame = pl.DataFrame(columns).with_columns(label)
+    path = folder / f"t.{suffix}"
+    frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
+    kind = TableDataModule if suffix == "csv" else TableStreamDataModule
+    same = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path)}
+    tasks = options.pop("tasks", {"y": {"kind": "regression" if label.dtype.is_float() else "binary"}})
+    data = kind(str(path), tasks, batch_size=32, **same, **options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+KINDS: dict[str, tuple[list[Any], str]] = {  # of a column with this name: its cells, and what it is taken for
+    "Age": ([18 + i % 60 for i in range(ROWS)], "number"),
+    "stars": ([1 + i % 5 for i in range(ROWS)], "category"),
+    "user_id": ([1000 + i % 60 for i in range(ROWS)], "category"),
+    "CustomerID": (list(range(ROWS)), "identifier"),
+    "Order ID": ([f"ORD-{i}" for i in range(ROWS)], "identifier"),
+    "income": (list(range(ROWS)), "number"),  # whole numbers alone do not make an identifier
+    "weight": ([f"{i}.5 kg" for i in range(ROWS)], "1,234.5 kg"),
+    "rate": ([f"{i}%" for i in range(ROWS)], "1,234.5%"),
+    "cost": ([f"€ {i},5" for i in range(ROWS)], "€ 1.234,5"),
+    "price": ([f"{i},234,567.8" for i in range(1, 1 + ROWS)], "1,234.5"),
+    "mixed units": ([f"{i} {'kg' if i % 2 else 'g'}" for i in range(ROWS // 2)] * 2, "category"),
+    "signup": ([day.strftime("%d/%m/%Y") for day in DAYS], "dd/mm/yyyy"),
+    "american": ([day.strftime("%m/%d/%Y %I:%M %p") for day in DAYS], "mm/dd/yyyy"),
+    "german": ([day.strftime("%d.%m.%y") for day in DAYS], "dd.mm.yy"),
+    "long": ([day.strftime("%B %d, %Y") for day in DAYS], "mmm dd, yyyy"),
+    "short": ([day.strftime("%d %b %Y") for day in DAYS], "dd mmm yyyy"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_kinds_and_formats(suffix: str, tmp_path: Path) -> None:
+    columns = {name: cells for name, (cells, _) in KINDS.items()}
+    encoder = learnt(columns, tmp_path, suffix).row_encoder
+    for name, (_, expected) in KINDS.items():
+        kind = {**dict.fromkeys(encoder.numeric, "number"), **dict.fromkeys(encoder.categorical, "category")}
+        assert encoder.formats.get(name, kind.get(name, "identifier")) == expected
+    again = TableEncoder.from_state(encoder.state())
+    assert again.state() == encoder.state()
+    formatted = {name: columns[name][:3] for name in encoder.columns}
+    plain = formatted | {
+        "weight": [0.5, 1.5, 2.5],
+        "cost": [0.5, 1.5, 2.5],
+        "rate": [0, 1, 2],
+        "price": [1234567.8, 2234567.8, 3234567.8],
+        **dict.fromkeys(("signup", "american", "german", "long", "short"), DAYS[:3]),
+    }
+    one, other = (again.encode(pl.DataFrame(rows), "rows") for rows in (formatted, plain))
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+QUESTIONS: dict[str, tuple[list[str], str]] = {
+    "may be day or month": (
+        ["03/03/2024", "03/04/2024", "05/06/2024", "11/12/2024"] * 50,
+        r"row 2: '03/04/2024' may be written as dd/mm/yyyy or mm/dd/yyyy, and no other cell tells: give "
+        r"'data.formats=\{c: dd/mm/yyyy\}' or mm/dd/yyyy",
+    ),
+    "may be thousands": (
+        ["12", "1,234", "25,500", "7"] * 50,
+        r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* 'data.formats=\{c: \"1,234.5\"\}' or \"1.234,5\"",
+    ),
+    "of two formats": (
+        [DAYS[i].strftime("%d/%m/%Y" if i % 2 else "%Y-%m-%d") for i in range(ROWS)],
+        r"column 'c', row \d+: '.*' is a date in another format than '.*': write all dates of the column in one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_path: Path, caplog: Any) -> None:
+    cells, message = QUESTIONS[name]
+    caplog.set_level(logging.INFO)
+    with pytest.raises(InputError, match=message):
+        learnt({"c": cells, "x": range(ROWS)}, tmp_path)
+    assert re.search(r"^c +\? ", caplog.text, re.MULTILINE)  # the table of columns is shown
+    options = {"categorical": ["c"]} if name == "of two formats" else {"formats": {"c": "mm/dd/yyyy"}}
+    if name == "may be thousands":
+        options = {"formats": {"c": "1.234,5"}}
+    encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, **options).row_encoder
+    assert "c" in encoder.columns
+    assert encoder.formats == options.get("formats", {})
+
+
+def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
+    columns = {name: KINDS[name][0] for name in ("weight", "signup", "income")}
+    encoder = learnt(columns, tmp_path, numeric=["weight"], dates=["signup"]).row_encoder
+    assert encoder.formats == {"weight": "1,234.5 kg", "signup": "dd/mm/yyyy"}
+    with pytest.raises(InputError, match=r"data.formats.signup=d/m/y: give a date such as dd/mm/yyyy, "):
+        learnt(columns, tmp_path, formats={"signup": "d/m/y"})
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "userId", "movieid", "zip code", "Order Key", "user", "Unnamed: 0"])
+def test_names_of_identifiers(name: str) -> None:
+    assert is_named(name)
+    assert not any(map(is_named, ("paid", "user age", "key size", "grid", "price", "idle time", "customers")))
+
+
+LEAKS: dict[str, Any] = {
+    "copy": LABEL.replace_strict({0: "no", 1: "yes"}),
+    "number": LABEL * 100.0 + pl.Series(range(ROWS)) / ROWS,
+    "refunded on": [str(DAYS[i].date()) if LABEL[i] else None for i in range(ROWS)],
+    "noise": [(7 * i) % 11 + 0.5 for i in range(ROWS)],
+    "group": [f"g{i // 2}" for i in range(ROWS)],
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_that_predict_a_label_perfectly(suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    learnt(LEAKS, tmp_path, suffix)
+    leaking = [text.split(" predicts y perfectly")[0] for text in caplog.messages if "predicts y perfectly" in text]
+    assert leaking == ["copy", "number", "refunded on"]
+    caplog.clear()
+    price = pl.Series("y", [(13 * i) % 101 + 0.25 for i in range(ROWS)])
+    learnt({"in cents": (price * 100).round(), "noise": LEAKS["noise"]}, tmp_path, suffix, label=price)
+    assert [text.split(" ", 3)[:3] for text in caplog.messages] == [["in", "cents", "predicts"]]
+
+
+def test_outliers_do_not_squeeze_the_other_numbers(tmp_path: Path) -> None:
+    plain = [float(i % 97) for i in range(10_000)]
+    assert bounds_of(pl.Series(plain)) == pytest.approx((-94, 190), abs=3)
+    label = pl.Series("y", [0, 1] * 5_000)
+    cells = {"x": [1e9 if i == 77 else value + 0.5 for i, value in enumerate(plain)], "same": plain}
+    data = learnt(cells, tmp_path, label=label, numeric=["same"])
+    x, same = (data.row_encoder.numeric[name] for name in ("x", "same"))
+    assert same.bounds is None
+    assert x.std == pytest.approx(same.std, rel=0.01)
+    inputs = data.splits["train"].inputs["numeric columns"]
+    assert inputs[:, 0].max() == inputs[77, 0] < 10
+    rows = TableEncoder.from_state(data.row_encoder.state()).encode(pl.DataFrame({"x": [1e300], "same": [1]}), "rows")
+    assert rows["numeric columns"][0, 0] == inputs[77, 0]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_separators_are_recognised(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    pl.DataFrame({"a, b": ["1,5", "2,25"] * 20, "c": range(40), "y": [0, 1] * 20}).write_csv(path, separator=separator)
+    data = TableDataModule(str(path), {"y": {"kind": "binary"}}, batch_size=8)
+    data.setup()
+    assert data.row_encoder.formats == {"a, b": "1.234,5"}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
+    """Return the data module of the messy table, and the lines that it logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())  # type: ignore[method-assign]
+    logger = logging.getLogger("mtl")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    folder = tmp_path_factory.mktemp("messy")
+    messy(4_000).write_csv(folder / "messy.csv")
+    data = TableDataModule(str(folder / "messy.csv"), TASKS, batch_size=32)
+    data.setup()
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+    return data, lines
+
+
+def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
+    data, lines = table
+    encoder = data.row_encoder
+    assert [*encoder.formats.values()] == ["dd/mm/yyyy", "mmm dd, yyyy", "1,234.5 kg", "1,234.5"]
+    assert [name for name in encoder.numeric if "age" not in name] == ["Age", "income", "weight", "price"]
+    assert [name for name in encoder.categorical if " " not in name] == ["customer_id", "Country"]
+    assert not {"Order ID", "currency"} & set(encoder.columns)
+    rows = {line.split("  ")[0]: line for line in lines if "  " in line}
+    assert "left out" in rows["Order ID"]
+    assert "3,200" in rows["Order ID"]
+    assert "constant" in rows["currency"]
+    assert max(map(len, rows.values())) <= 80
+    assert sum("Order ID looks like an identifier" in line for line in lines) == 1
+
+
+def test_metrics_of_a_rare_class(table: tuple[Any, list[str]]) -> None:
+    data, lines = table
+    assert [task.metrics for task in data.spec.tasks] == [(), ("auroc", "auprc", "accuracy"), (), ()]
+    assert any(line.startswith("task fraud (binary): '0' 98.") for line in lines)
+
+
+def test_very_wide_tables_show_some_columns_and_every_warning(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    columns = {f"c{number}": [(number + 1) * i % 101 + 0.5 for i in range(ROWS)] for number in range(100)}
+    learnt(columns | {"key": range(ROWS)}, tmp_path)
+    [shown] = [text for text in caplog.messages if "taken for" in text]
+    assert "c39 " in shown
+    assert "c40 " not in shown
+    assert "... 60 more" in shown
+    assert "key " in shown
