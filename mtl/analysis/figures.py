@@ -22,7 +22,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     """Draw ``share [T, E]``, the mean weight of each expert for each task."""
     values = share.double().cpu().numpy()
     num_tasks, num_experts = values.shape
-    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.3 * num_tasks)))
+    figure, [[axes]] = _panels(1, 1, (max(2.6, 0.4 * num_experts), max(1.2, 0.4 * num_tasks)))
     image = _matrix(axes, values, max(values.max(), 1e-9))
     axes.set(title="Which experts each task uses", xlabel="expert")
     axes.set_yticks(range(num_tasks), list(tasks))
@@ -72,8 +72,8 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
 def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
     """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
-    Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, the
-    others are grey. The figure is like figures C.3 to C.5 of DSelect-k's supplement.
+    Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, all
+    others (such as those that no task uses in the end) are grey. See figures C.3 to C.5 of DSelect-k's supplement.
     """
     shown = min(shares.shape[1], _MOST_TASKS)
     columns = min(shown, 4)
@@ -83,7 +83,7 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     values = shares[:, :shown].double().numpy()
     known = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(shown)]  # the batches that have the task
     final = np.sum([values[index[-1], task] for task, index in enumerate(known) if len(index)], 0)
-    heaviest = np.argsort(-final, kind="stable")[: len(COLOURS)].tolist()
+    heaviest = [expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] > 0]
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
     looks = [(COLOURS[rank], LINES[rank % len(LINES)]) for rank in range(len(heaviest))]
     for task, axes in enumerate(grid.flat[:shown]):

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compare_given(given: Sequence[str], **options: Any) -> None:
     """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
+    from mtl.report.heading import heading
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import section_of
     from mtl.report.summary import CSV, MARKDOWN, PAGE, show, write_report
@@ -59,7 +60,8 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     target = folders[0] if len(folders) == 1 else Path()
     count = f"{sum(len(each.table) for each in runs)} {'trials' if studies else 'runs'}"
     title = f"{folders[0].resolve().name}: {count}" if len(folders) == 1 else count
-    write_report(title, "", sections, runs, target)
+    intro = heading([Path(run) for each in runs for run in each.table["run"]])
+    write_report(title, intro, sections, runs, target)
     for section in sections:
         if section.comparison:
             show(section.comparison, section.notes, f"{target / PAGE} (with pictures), {MARKDOWN}, {CSV}")

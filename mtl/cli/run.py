@@ -152,6 +152,8 @@ def _run(
     record = results.collect(
         cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main, groups
     )
+    files = [each["name"] for each in (data.file_digests or {}).values()]
+    record["data"] = {"rows": data.row_counts(), "files": files}
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         if library is None:

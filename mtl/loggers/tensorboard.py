@@ -19,14 +19,14 @@ LOSSES = ("mse", "logloss")  # metrics that are a task's loss under another name
 
 
 class TensorBoardLog(TensorBoardLogger):
-    """Write curves, pictures and a row of options to ``<save_dir>/<name>/``.
+    """Write curves, pictures and a row of options to ``save_dir``, by whose name TensorBoard calls the run.
 
     TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
     all values, the test results, and a task's ``mse`` or ``logloss`` where it equals the task's loss.
     """
 
-    def __init__(self, save_dir: str, name: str = "tensorboard") -> None:
-        super().__init__(save_dir, name, version="", default_hp_metric=False)
+    def __init__(self, save_dir: str) -> None:
+        super().__init__(save_dir, name="", version="", default_hp_metric=False)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -11,7 +11,7 @@ import polars as pl
 
 from mtl.checks import InputError
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise, welch
+from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise
 
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean and the extremes
 EXTREMES = 3  # tasks at each end
@@ -58,20 +58,6 @@ class Quantity:
         best = (max if self.higher else min)(known.values())
         found = {name for name, mean in known.items() if mean == best}
         return found if len(found) < len(self.values) else set()
-
-    @cached_property
-    def contest(self) -> tuple[str, str, float] | None:
-        """The best setting, the next best one, and the p-value of their difference: Welch's t test, one-sided.
-
-        None if there is no single best setting, or if the test is undefined, as it is for a single run.
-        """
-        known = {name: mean for name, mean in self._known().items() if name not in self.best}
-        if len(self.best) != 1 or not known:
-            return None
-        [winner], other = self.best, (max if self.higher else min)(known, key=lambda name: known[name])
-        own, others = (list(self.values[name].values()) for name in (winner, other))
-        p = welch(own, others, "greater" if self.higher else "less")
-        return None if p is None else (winner, other, p)
 
     def _known(self) -> dict[str, float]:
         """Return the means of the settings whose runs all have a value."""

@@ -39,8 +39,8 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
         curve = _known(folder, metric, [name for name in table.columns if "/" in name])
         course = table.select("step", pl.col(curve).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
     else:
-        events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-        curve = _known(folder, metric, events.Reload().Tags()["scalars"] if Path(events.path).is_dir() else [])
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        curve = _known(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
         points = [(event.step, event.value) for event in events.Scalars(curve)]
         course = pl.DataFrame(points, {"step": pl.Int64, "value": pl.Float64}, orient="row")
     return course.unique("step", keep="last").sort("step")

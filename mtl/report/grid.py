@@ -28,7 +28,6 @@ class Entry(NamedTuple):
     value: str
     below: tuple[str, ...] = ()
     best: bool = False
-    significant: bool = False
     published: bool = False
 
 
@@ -73,7 +72,7 @@ class Grid:
 def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Grid:
     """Return the comparison with a row for each setting, followed by a row of its ``published`` values, if any.
 
-    ``detailed``: with the errors of differences, bootstrap intervals, and a last row of the tests of the best settings.
+    ``detailed``: with the errors of differences, and bootstrap intervals.
     ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
     """
     published, quantities, rows = published or {}, comparison.quantities, {}
@@ -88,8 +87,6 @@ def grid(comparison: Comparison, detailed: bool = False, published: Published | 
             values = [published[setting].get(quantity.column) for quantity in quantities]
             texts = ["", *("-" if value is None else rounded(*value) for value in values)]
             rows[f"{setting}, published"] = [Entry(text, published=True) for text in texts]
-    if detailed and any(quantity.contest for quantity in quantities):
-        rows["best against the next"] = [Entry(""), *map(_contest, quantities)]
     return Grid(comparison.heading, columns, rows)
 
 
@@ -100,21 +97,12 @@ def written_grid(comparison: Comparison, published: Published | None = None) -> 
 
 
 def _entry(quantity: Quantity, setting: str, places: int, detailed: bool) -> Entry:
-    apart, contest, below = quantity.differences.get(setting), quantity.contest, []
+    apart, below = quantity.differences.get(setting), []
     if apart:
         below.append(difference_text(apart, places, detailed))
     if detailed and (ends := quantity.intervals[setting]):
         below.append(f"[{ends[0]:,.{places}f}, {ends[1]:,.{places}f}]")
-    significant = contest is not None and contest[0] == setting and contest[2] < SIGNIFICANCE
-    value = value_text(quantity.means[setting], places)
-    return Entry(value, tuple(below), setting in quantity.best, significant)
-
-
-def _contest(quantity: Quantity) -> Entry:
-    if quantity.contest is None:
-        return Entry("-")
-    best, other, p = quantity.contest
-    return Entry(p_text(p), (f"{best} against {other}",))
+    return Entry(value_text(quantity.means[setting], places), tuple(below), setting in quantity.best)
 
 
 def decimals(quantity: Quantity) -> int:
@@ -137,9 +125,13 @@ def value_text(value: Summary, places: int) -> str:
 
 
 def difference_text(found: Difference, places: int, detailed: bool) -> str:
-    """Return a difference to the first setting with its p-value; ``detailed``: with its standard error."""
+    """Return a difference to the first setting with its p-value, and an asterisk if it is significant.
+
+    ``detailed``: with its standard error.
+    """
     error = f" ± {found.error:,.{places}f}" if detailed and found.error is not None else ""
-    return f"{found.mean:+,.{places}f}{error}{'' if found.p is None else f' {p_text(found.p)}'}"
+    star = "*" if found.p is not None and found.p < SIGNIFICANCE else ""
+    return f"{found.mean:+,.{places}f}{error}{'' if found.p is None else f' {p_text(found.p)}{star}'}"
 
 
 def number_text(value: float, digits: int) -> str:

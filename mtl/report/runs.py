@@ -27,6 +27,13 @@ _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<mess
 _TAIL = 8192  # bytes at the end of a log that are searched for the last message
 
 
+class Data(BaseModel):
+    """The entry ``data`` of results.json: rows by split (and task, where each task has its own), names of files."""
+
+    rows: dict[str, int | dict[str, int]] = {}
+    files: list[str] = []
+
+
 class Results(BaseModel, extra="allow"):
     """The entries of results.json that a report reads; the other entries are ``best_METRIC``."""
 
@@ -39,6 +46,10 @@ class Results(BaseModel, extra="allow"):
     parameters: float | None = None
     epochs: float | None = None
     seconds_per_epoch: float | None = None
+    data: Data = Data()
+    versions: dict[str, str | None] = {}
+    finished: str = ""
+    command: str = ""
 
 
 class Command(BaseModel):

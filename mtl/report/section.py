@@ -1,4 +1,4 @@
-"""Make a section of a page from runs: comparison, costs, losses and experts' weights over training."""
+"""Make a section of a page from runs: comparison, costs, curves and experts' weights over training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtl.report.compare import compare
 from mtl.report.curves import curves_of, draw
 from mtl.report.grid import Published, rounded
 from mtl.report.page import Listing, Picture, Section, picture, picture_of
-from mtl.report.runs import FINISHED, Runs
+from mtl.report.runs import FINISHED, Runs, config
 from mtl.report.statistics import summarise
 from mtl.report.tables import missing
 
@@ -98,11 +98,15 @@ def _cost(values: Sequence[float | None]) -> str:
 
 
 def _curves(runs: Runs) -> list[Picture]:
-    """Return the picture of the validation loss over training, if any run has logged it."""
-    curves, _ = curves_of(runs.table.select("run", "setting").rows(), CURVE)
-    if curves.is_empty():
-        return []
-    return [picture(draw(curves, runs.heading, CURVE), f"{CURVE} over training, at the steps that all runs have")]
+    """Return pictures over training of the validation loss and of the metrics that the runs monitored, if logged."""
+    pairs = runs.table.select("run", "setting").rows()
+    monitored = [str(config(Path(run)).get("monitor", CURVE)) for run, _ in pairs]
+    drawn = {metric: curves_of(pairs, metric)[0] for metric in dict.fromkeys([*monitored, CURVE])}
+    return [
+        picture(draw(curves, runs.heading, metric), f"{metric} over training, at the steps that all runs have")
+        for metric, curves in drawn.items()
+        if not curves.is_empty()
+    ]
 
 
 def _weights(runs: Runs) -> list[Picture]:

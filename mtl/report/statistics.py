@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap, ttest_ind_from_stats
+from scipy.stats import bootstrap, ttest_1samp, ttest_ind_from_stats
 
 Value = float | None
 Interval = tuple[float, float] | None
 LEVEL = 0.95  # of bootstrap intervals
 RESAMPLES = 2000
-SIGNIFICANCE = 0.05  # below which a p-value gets an asterisk
+SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Difference:
     """How much larger the values of one setting are than those of another.
 
     ``pairs``: the number of pairs of runs with the same seed that the difference is a mean of; 0 if it is the
-    difference of the two means. ``p``: the p-value of Welch's t test; None if undefined.
+    difference of the two means. ``p``: the two-sided p-value of Student's t test of the pairs, or of Welch's t test
+    without pairs; None if undefined.
     """
 
     mean: float
@@ -76,25 +77,25 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Diff
 
     If runs share seeds, the difference and its standard error are computed from pairs of equal seed, since both runs
     of a pair start from the same state and see rows in the same order. Otherwise it is the difference of the two means.
-    The p-value is from Welch's test of all values, which is common in publications and needs no pairs.
     """
     mine, theirs = summarise(list(values.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None:
         return None
-    p = welch(list(values.values()), list(others.values()))
     pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
-    paired = summarise([a - b for a, b in pairs if a is not None and b is not None])
+    apart = defined(a - b for a, b in pairs if a is not None and b is not None)
+    paired = summarise(apart)
     if paired.mean is not None:
+        p = float(ttest_1samp(apart, 0).pvalue) if paired.error else None  # else one pair, or differences all equal
         return Difference(paired.mean, paired.error, paired.count, p)
     errors = mine.error, theirs.error
     error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
-    return Difference(mine.mean - theirs.mean, error, 0, p)
+    return Difference(mine.mean - theirs.mean, error, 0, welch(list(values.values()), list(others.values())))
 
 
 def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Return the percentile bootstrap interval of the mean of the defined values; None with fewer than two of them.
 
-    The interval never leaves the range of the values, so it is too narrow for few values.
+    The interval never leaves the range of the values, so with fewer than about 10 values it is too narrow.
     """
     numbers = defined(values)
     if len(numbers) < 2:

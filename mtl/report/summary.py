@@ -44,7 +44,7 @@ def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
     ``files``: the files with all results, for the last line.
     """
     console = Console(highlight=False)
-    mark, best = ("", "in bold") if console.is_terminal else ("*", "with *")
+    mark, best = ("", "in bold") if console.is_terminal else ("<", "with <")
     console.print()
     for table in console_tables(comparison, console.width, mark):
         console.print(table)

@@ -43,7 +43,7 @@ def markdown(comparison: Comparison, published: Published | None = None) -> str:
 
     def text(entry: Entry) -> str:
         value = f"**{entry.value}**" if entry.best else entry.value
-        return "<br>".join([value + ("\\*" if entry.significant else ""), *entry.below])
+        return "<br>".join([value, *(line.replace("*", "\\*") for line in entry.below)])
 
     rows = [[name, *map(text, row)] for name, row in shown.rows.items()]
     table = markdown_table([shown.corner, *shown.columns], rows)
@@ -67,17 +67,17 @@ def explanation(comparison: Comparison, best: str, detailed: bool = False) -> li
         paired = {bool(each.pairs) for each in apart}
         how = "over runs of the same seed" if any(paired) else "of the means"
         how += " where there are any" if len(paired) > 1 else ""
-        test = "; p: Welch's t test, two-sided" if any(each.p is not None for each in apart) else ""
-        lines.append(f"Second line: difference to {first}, {how}{test}.")
+        names = {True: "Student's paired t test", False: "Welch's t test"}
+        tests = {names[bool(each.pairs)] for each in apart if each.p is not None}
+        line = f"Second line: difference to {first}, {how}"
+        if tests:
+            line += f"; p: {' or '.join(sorted(tests))}, two-sided; *: p < {SIGNIFICANCE:g}, not corrected for the "
+            line += "number of settings and columns"
+        lines.append(f"{line}.")
     if detailed and any(mean.count > 1 for mean in means):  # two values have an interval
         lines.append(
             f"In brackets: {LEVEL:.0%} percentile bootstrap interval of the mean, of {RESAMPLES} resamples of the "
             f"{comparison.unit} (seed 0). With fewer than about 10 {comparison.unit} it is too narrow."
-        )
-    if detailed and any(quantity.contest for quantity in comparison.quantities):
-        lines.append(
-            f"Last line: p-value of the best mean being better than the next best, by Welch's t test, one-sided and "
-            f"unpaired; an asterisk marks p < {SIGNIFICANCE:g}, not corrected for the number of settings and columns."
         )
     if any(mean.undefined for mean in means):
         lines.append(

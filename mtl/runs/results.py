@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def collect(
         "checkpoint": checkpoint,
         "command": " ".join(sys.argv),
         "versions": dict(software),
+        "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
         **({"task_groups": dict(task_groups)} if task_groups else {}),
     }
 

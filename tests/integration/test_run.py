@@ -50,7 +50,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert record["versions"].keys() >= {"mtl", "commit", "python"}
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert saved == ["best.ckpt", "last.ckpt", "last.previous.ckpt"]
-    assert list((tmp_path / "tensorboard").glob("events*"))
+    assert list(tmp_path.glob("events*"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
     assert record["test"]["flops_selected"] <= record["test"]["flops_dense"]
     routing = {path.name for path in (tmp_path / "routing").iterdir()}
@@ -82,7 +82,7 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
 def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=2"]
     run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("train/step_loss")] == [2, 5, 8, 11]
     course = events.Scalars("while_training/schedule/gate.temperature")
     config = compose_small(tmp_path, *words).callbacks.temperature_schedule
@@ -96,7 +96,7 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
 def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: Path) -> None:
     words = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "trainer.max_epochs=2"]
     run(compose_small(tmp_path, *words, *DRAWN))
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     tags = events.Tags()
     names = ("expert_share", "permutation", "selectors_over_training", "weights_over_training")
     assert {name: len(events.Images(name)) for name in tags["images"]} == {f"visual/{name}": 2 for name in names}
@@ -128,7 +128,7 @@ def test_a_run_with_two_loggers_resumes_with_both(tmp_path: Path) -> None:
     run(cfg)
     with (tmp_path / "csv" / "metrics.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file) if row["val/loss"]] == ["0", "1"]
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(tmp_path)).Reload()
     assert len(events.Scalars("val/loss")) == 2
 
 

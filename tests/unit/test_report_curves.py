@@ -19,7 +19,7 @@ def write_curve(folder: Path, rho: float, seed: int, values: dict[int, float], m
     """Write a run that was trained further: only its configuration says what it is."""
     config = {"data": {"rho": rho, "shuffle_seed": seed}, "setting": {"relatedness": rho}}  # two names for one choice
     write_run(folder, None, None, seed=seed, config=config | {"label": folder.name, "at": str(folder / "checkpoints")})
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = SummaryWriter(str(folder))
     for step, value in values.items():
         writer.add_scalar(metric, value, step)
     writer.close()

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
+from mtl.report.heading import heading
 from mtl.report.page import Listing, Section, picture, render, render_markdown
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
@@ -82,7 +83,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert len(reader.addresses) == 1
     assert base64.b64decode(reader.addresses[0].removeprefix("data:image/png;base64,")) == drawn.png
     table = {row[0]: row[1:] for row in reader.rows[:6]}
-    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.032[0.6000, 0.6100]", "0.7000 (1/2)-0.0100"]
+    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.033*[0.6000, 0.6100]", "0.7000 (1/2)-0.0100"]
     assert table["COMET"][1] == "0.5100 ± 0.0100[0.5000, 0.5200]"
     assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
     assert table["alone"] == ["1", "0.5500+0.0500", "0.5000-0.2100"]
@@ -92,16 +93,39 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert "Published, but no run has it: test other." in page
 
 
-def test_the_best_is_bold_and_its_asterisk_is_explained(tmp_path: Path) -> None:
+def test_the_best_is_bold_and_the_asterisk_of_a_difference_is_explained(tmp_path: Path) -> None:
     named: Named = {
-        write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + 0.01 * seed}, {}, seed): (setting, seed)
-        for setting, loss in (("a", 1.0), ("b", 0.5))
+        write_run(tmp_path / f"{setting}{seed}", [], {"loss": loss + slope * seed}, {}, seed): (setting, seed)
+        for setting, loss, slope in (("a", 1.0, 0.01), ("b", 0.5, 0.02))
         for seed in range(3)
     }
     page = render("t", "", [section_of(read_named_runs(named), "t")])
-    assert "<b>0.5100 ± 0.0058*</b>" in page
-    assert "p&lt;0.001" in page
-    assert "one-sided and unpaired; an asterisk marks p &lt; 0.05" in page
+    assert "<b>0.5200 ± 0.0115</b>" in page
+    assert "-0.4900 ± 0.0058 p&lt;0.001*" in page
+    assert "p: Student&#39;s paired t test, two-sided; *: p &lt; 0.05" in page
+
+
+def test_heading_says_where_the_numbers_come_from(tmp_path: Path) -> None:
+    assert heading([tmp_path]) == ""
+    folders = [write_run(tmp_path / str(n), [], {"loss": 1.0}, {}, n) for n in range(3)]
+    for number, folder in enumerate(folders[:2]):
+        record = json.loads((folder / "results.json").read_text())
+        record |= {
+            "epochs": 10 * (number + 1),
+            "seconds_per_epoch": 60.0,
+            "finished": f"2026-01-0{number + 1}T10:20:30",
+        }
+        record |= {"data": {"rows": {"train": 1000, "val": {"a": 20, "b": 30}}, "files": ["visits.csv"]}}
+        record |= {"versions": {"mtl": "0.1", "commit": "0123456789abcdef-dirty"}, "command": "mtl train"}
+        (folder / "results.json").write_text(json.dumps(record))
+    (folders[2] / "results.json").unlink()
+    assert heading(folders).split("\n\n") == [
+        "Runs: 2 of 3 finished, 2026-01-01 10:20 to 2026-01-02 10:20.",
+        "Budget: 10 to 20 epochs a run, 30.0 minutes of training in all.",
+        "Data: unnamed (visits.csv), rows: 1,000 train, 50 val",
+        "Code: mtl 0.1, commit 0123456789ab with local changes",
+        "Command: mtl train",
+    ]
 
 
 def test_costs_are_means_of_what_runs_say(named: Named) -> None:

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.stats import sem, t, ttest_ind
+from scipy.stats import sem, t, ttest_ind, ttest_rel
 
 from mtl.report.statistics import Difference, Summary, difference, interval, summarise, welch
 
@@ -58,8 +58,10 @@ def test_no_test_without_spread(others: list[float | None]) -> None:
 
 def test_differences_are_between_runs_of_one_seed() -> None:
     mine, theirs = {1: 3.0, 2: 5.0, 3: None, 4: 9.0}, {1: 1.0, 2: 4.0, 3: 7.0, 5: 0.0}
-    p = ttest_ind([3.0, 5.0, 9.0], [1.0, 4.0, 7.0, 0.0], equal_var=False).pvalue
+    p = ttest_rel([3.0, 5.0], [1.0, 4.0]).pvalue
     assert difference(mine, theirs) == Difference(1.5, 0.5, 2, pytest.approx(p))  # of 2 and 1
+    assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 2: 4.0}) == Difference(1.0, 0.0, 2, None)  # equal differences
+    assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 3: 4.0}) == Difference(1.0, None, 1, None)  # one pair
 
 
 def test_difference_without_common_seeds_is_that_of_the_means() -> None:
@@ -67,6 +69,7 @@ def test_difference_without_common_seeds_is_that_of_the_means() -> None:
     assert found is not None
     assert (found.mean, found.pairs) == (1.5, 0)
     assert found.error == pytest.approx(math.sqrt(1.0 + 2.25))
+    assert found.p == pytest.approx(ttest_ind([3.0, 5.0], [1.0, 4.0], equal_var=False).pvalue)
     assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 0, None)
     assert difference({1: None}, {1: 1.0}) is None
     assert difference({1: 1.0}, {}) is None

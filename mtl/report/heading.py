@@ -1,0 +1,60 @@
+"""Say at the head of a page where its numbers come from: dates, commands, code, data, and the budget really spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtl.report.runs import Results, command, read_results
+
+MOST = 3  # different commands, versions or data that are listed
+
+
+def heading(runs: Sequence[Path]) -> str:
+    """Return paragraphs on the finished ones of these run folders; "" without any."""
+    found = [(path, results) for path in runs if (results := read_results(path)[0])]
+    if not found:
+        return ""
+    days = sorted(each.finished[:16].replace("T", " ") for _, each in found if each.finished)
+    when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
+    lines = {
+        "Runs": f"{len(found)} of {len(runs)} finished{when}.",
+        "Budget": _budget([each for _, each in found]),
+        "Data": _several([_data(each, str(command(path).choices.get("data", "unnamed"))) for path, each in found]),
+        "Code": _several([_code(each) for _, each in found]),
+        "Command": _several([each.command for _, each in found]),
+    }
+    return "\n\n".join(f"{name}: {text}" for name, text in lines.items() if text)
+
+
+def _several(texts: Sequence[str]) -> str:
+    """Join the different texts, at most ``MOST`` of them."""
+    different = [text for text in dict.fromkeys(texts) if text]
+    more = f"; and {len(different) - MOST} more" if len(different) > MOST else ""
+    return "; ".join(different[:MOST]) + more
+
+
+def _budget(results: Sequence[Results]) -> str:
+    """Return the epochs that the runs trained and the time they took; validation counts, reading data does not."""
+    epochs = [int(each.epochs) for each in results if each.epochs]
+    if not epochs:
+        return ""
+    minutes = sum((each.epochs or 0) * (each.seconds_per_epoch or 0) for each in results) / 60
+    span = f"{min(epochs)}" if min(epochs) == max(epochs) else f"{min(epochs)} to {max(epochs)}"
+    spent = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{minutes:.1f} minutes"
+    return f"{span} epochs a run, {spent} of training in all."
+
+
+def _data(results: Results, name: str) -> str:
+    rows = {split: sum(n.values()) if isinstance(n, dict) else n for split, n in results.data.rows.items()}
+    counts = ", ".join(f"{count:,} {split}" for split, count in rows.items())
+    files = ", ".join(results.data.files)
+    return f"{name}{f' ({files})' if files else ''}{f', rows: {counts}' if counts else ''}"
+
+
+def _code(results: Results) -> str:
+    commit, _, dirty = (results.versions.get("commit") or "").partition("-")
+    names = {"mtl": "mtl", "python": "Python", "torch": "torch", "pytorch_lightning": "Lightning"}
+    shown = [f"{name} {results.versions[key]}" for key, name in names.items() if results.versions.get(key)]
+    changed = " with local changes" if dirty else ""
+    return ", ".join([*shown[:1], *([f"commit {commit[:12]}{changed}"] if commit else []), *shown[1:]])
