@@ -91,7 +91,8 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
     figure = Figure(figsize=_SIZE, layout="tight")
     panels = figure.subplots(1, 2)
     most = max(each.whole for each in budgets)
-    for axes, title, attribute in zip(panels, (validation, test), ("validation", "test"), strict=True):
+    titles = (f"{validation} to expect", f"{test} of that trial")
+    for axes, title, attribute in zip(panels, titles, ("validation", "test"), strict=True):
         every = [value for each in budgets for value in getattr(each, attribute)]
         for index, each in enumerate(budgets):
             sizes = [size for size in SIZES if size <= each.whole]
@@ -102,7 +103,7 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(xlabel="trials of the search", title=title)
+        axes.set(xlabel="number of trials of the search", title=title)
         if min(every) > 0 and max(every) > _WIDE * min(every):  # runs that diverged would flatten all else
             axes.set_yscale("log")
         axes.grid(alpha=0.25)

@@ -18,8 +18,8 @@ from mtl.report.statistics import summarise
 from mtl.report.tables import missing
 
 CURVE = "val/loss"
-MOST_PICTURES = 24  # pictures of weights over training; a limit keeps the page small
-_WEIGHTS = "weights_over_training*.png"
+MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
+_PICTURES = ("expert_share*.png", "weights_over_training*.png")
 _SMALL = 0.001  # a relative standard error of a cost below this is not shown
 FLOPS, TRAINING = "test flops_selected", "training flops_selected"
 _COSTS = {  # columns of the table of runs
@@ -110,10 +110,11 @@ def _curves(runs: Runs) -> list[Picture]:
 
 
 def _weights(runs: Runs) -> list[Picture]:
-    """Return pictures of the experts' weights over training, from the first run of each setting that has one."""
+    """Return pictures of the experts that tasks use, from the first run of each setting that has any."""
     found: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():
-        paths = sorted((Path(run) / "routing").glob(_WEIGHTS)) if not found.get(setting) else []
-        name = f"{setting} ({Path(run).name})"
-        found.setdefault(setting, []).extend(picture_of(p, f"{name}: {p.stem.replace('_', ' ')}") for p in paths)
+        if not found.get(setting):
+            paths = [path for pattern in _PICTURES for path in sorted((Path(run) / "routing").glob(pattern))]
+            name = f"{setting} ({Path(run).name})"
+            found[setting] = [picture_of(path, f"{name}: {path.stem.replace('_', ' ')}") for path in paths]
     return [each for pictures in found.values() for each in pictures][:MOST_PICTURES]

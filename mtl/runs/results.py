@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from torch import nn
 
 from mtl import __version__
 from mtl.records import RESULTS
+from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 
 MOST_TASKS = 8  # up to this many tasks, each has a row
@@ -96,7 +98,7 @@ def collect(
         "seconds_per_epoch": None if seconds is None else float(seconds),
         "parameters": count_parameters(network),
         "checkpoint": checkpoint,
-        "command": " ".join(sys.argv),
+        "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
         "versions": dict(software),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
         **({"task_groups": dict(task_groups)} if task_groups else {}),
@@ -126,17 +128,17 @@ def print_results(record: Mapping[str, Any], folder: Path, verbose: bool = False
         if name in test:
             console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")
     console.print(_tasks(record))
-    if "task_groups" in record:
+    if len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
     if verbose:
         for part in ("test", "training"):
             for name, value in record.get(part, {}).items():
                 console.print(f"{part} {name}: {number(value)}", soft_wrap=True)
     experts = test.get("experts_per_sample")
-    used = "" if experts is None else f"{experts:.3g} experts per task and row, "
-    timing = "" if record["seconds_per_epoch"] is None else f"{record['seconds_per_epoch']:.2g} s each, "
+    used = "" if experts is None else f"{experts:.3g} experts per sample, "
+    timing = "" if record["seconds_per_epoch"] is None else f" of {record['seconds_per_epoch']:.2g} s"
     epochs = "1 epoch" if record["epochs"] == 1 else f"{record['epochs']} epochs"
-    console.print(f"{epochs}, {timing}{used}{record['parameters']:,} parameters, seed {record['seed']}")
+    console.print(f"{epochs}{timing}, {used}{record['parameters']:,} parameters, seed {record['seed']}")
     console.print(f"{folder}/", soft_wrap=True)
     console.print(f"  {RESULTS:<12}  all numbers of the test", style="dim")
     if any(folder.glob("routing/*.png")):

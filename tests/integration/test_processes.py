@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, Any]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Over 39 steps of float64 and across the hardening of a permutation; evaluation of 1001 rows exactly."""
     words = [*BASE, "data.rows=[1664,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
-    words += ["data.tasks_per_group=3"]
+    words += ["data.num_groups=1", "data.tasks_per_group=3"]
     words += ["permutation=sinkhorn", "recipe.permutation.epochs=1.3", "gate=topk", "gate.noisy=false"]
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
     words += ["lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"]
@@ -157,13 +157,26 @@ def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
 
 
 RESUMED = [*BASE[1:], "data.rows=[960,200,200]", "data.batch_size=32", "permutation=sinkhorn", "recipe.dropout=0.3"]
-RESUMED += ["data.tasks_per_group=3", "recipe.head_units=[8]", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
+RESUMED += [
+    "data.num_groups=1",
+    "data.tasks_per_group=3",
+    "recipe.head_units=[8]",
+    "trainer.max_epochs=3",
+    "callbacks.last.every_steps=5",
+]
 RESUMED += ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
 
 
 def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: Path) -> None:
     """Stopped within the second epoch by two processes, and finished by one with twice the rows: the same run."""
-    words = [*BASE, "data.rows=[330,100,100]", "recipe.dropout=0", "trainer.max_epochs=3", "data.tasks_per_group=3"]
+    words = [
+        *BASE,
+        "data.rows=[330,100,100]",
+        "recipe.dropout=0",
+        "trainer.max_epochs=3",
+        "data.num_groups=1",
+        "data.tasks_per_group=3",
+    ]
     one, two = tmp_path / "one", tmp_path / "two"
     last = two / "checkpoints" / "last.ckpt"
     runs = (

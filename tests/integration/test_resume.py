@@ -157,7 +157,7 @@ def test_killed_before_the_first_checkpoint_and_started_again(moments: tuple[str
     run(compose_small(tmp_path / "whole", *words))
     words = [word for word in SMALL if not word.startswith("trainer.")] + ["trainer.accelerator=cpu", *words]
     words = list({word.partition("=")[0]: word for word in words}.values())
-    words += ["data.rows=[600,200,200]", "data.tasks_per_group=3", f"hydra.run.dir={folder}"]
+    words += ["data.rows=[600,200,200]", "data.num_groups=1", "data.tasks_per_group=3", f"hydra.run.dir={folder}"]
     for number, name in enumerate(moments):
         running = Forked([*words, "logger.csv.flush_logs_every_n_steps=1"], tmp_path / f"output_{number}", cwd=ROOT)
         running.wait_for(folder / name, after=time.time_ns() if number else 0)
@@ -212,7 +212,7 @@ def test_sigterm_from_outside(tmp_path: Path) -> None:
     """The command that a user types; other tests save its imports."""
     command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "recipe.patience=500"]
     command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false"]
-    command += ["data.rows=[300,100,100]", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
+    command += ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + LIMIT
     while not (tmp_path / "checkpoints" / "last.ckpt").exists():

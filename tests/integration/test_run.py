@@ -26,7 +26,7 @@ from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome
 
 DRAWN = ["callbacks.routing.pictures=true", "callbacks.routing.pictures_every=2"]
-FEW = ["data.rows=[300,100,100]", "data.tasks_per_group=3", "callbacks.routing.pictures=false"]
+FEW = ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", "callbacks.routing.pictures=false"]
 
 
 def program(folder: Path, *words: str) -> Outcome:

@@ -32,7 +32,13 @@ from tests.integration.helpers import compose_small
 from tests.programs import free_port
 
 STUDIES = sorted((ROOT / "conf" / "study").glob("*.yaml"))
-SMALL = ["data.rows=[400,80,80]", "data.tasks_per_group=3", "data.batch_size=20", "trainer.accelerator=cpu"]
+SMALL = [
+    "data.rows=[400,80,80]",
+    "data.num_groups=1",
+    "data.tasks_per_group=3",
+    "data.batch_size=20",
+    "trainer.accelerator=cpu",
+]
 SMALL += ["callbacks.routing.pictures_every=null", "trainer.max_epochs=5", "heartbeat=1"]
 
 

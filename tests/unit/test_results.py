@@ -50,7 +50,7 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     lines = printed(RECORD, tmp_path, capsys).splitlines()
     assert lines[1] == "comet: test loss 0.5000 (best.ckpt)"
     assert [lines[2].split(), lines[4].split()] == [["task", "auroc"], ["click", "-"]]
-    assert "1 epoch, 1.3 s each, 2 experts per task and row, 840,574 parameters, seed 3" in lines
+    assert "1 epoch of 1.3 s, 2 experts per sample, 840,574 parameters, seed 3" in lines
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
     assert "training flops_selected: 2,876,928" in printed(RECORD, tmp_path, capsys, verbose=True)
