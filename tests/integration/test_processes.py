@@ -125,7 +125,7 @@ def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: P
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"), [("seed=2", "seed is 2, not 1"), ("gate.gamma=0.5", "gate.gamma is 0.5, not 1.0")]
+    ("word", "reason"), [("seed=2", "seed is 2, not 1"), ("gate.gamma=0.5", "gate.gamma is 0.5, not 5.0")]
 )
 def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
     port, runs = free_port(), []
@@ -153,7 +153,7 @@ def test_a_wait_for_other_processes_is_announced(
 def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
     outcome = Forked(["-m", "seed=1,2", *TWO, f"paths.output_dir={tmp_path}"], tmp_path / "output", cwd=ROOT).wait()
     assert outcome.status == 1
-    assert "-m with 2 processes" in outcome.output
+    assert "trainer.devices=2 makes 2 processes: -m would run" in outcome.output
 
 
 RESUMED = [*BASE[1:], "data.rows=[960,200,200]", "data.batch_size=32", "permutation=sinkhorn", "recipe.dropout=0.3"]
