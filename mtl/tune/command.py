@@ -12,6 +12,7 @@ from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection, create_study
 from optuna.trial import FrozenTrial, TrialState
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +23,7 @@ from mtl.runs.results import number
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of
-from mtl.tune.space import distributions, words
+from mtl.tune.space import distributions, short, words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.work import stoppable, work
 
@@ -110,12 +111,12 @@ def show_best(study: Study) -> None:
     console, trials, best = Console(), study.get_trials(deepcopy=False), best_trials(study)
     counts = {text: sum(trial.state == state for trial in trials) for state, text in STATES.items()}
     counted = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
-    table = Table(title=f"{study.study_name}: {counted}", title_justify="left")
+    table = Table(title=f"{study.study_name}: {counted}", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("trial", justify="right")
     table.add_column(monitor_of(study), justify="right")
     table.add_column("parameters")
     for trial in best[:MOST]:
-        table.add_row(str(trial.number), number(trial.value), " ".join(words(trial.params)))
+        table.add_row(str(trial.number), number(trial.value), short(trial.params))
     console.print(table)
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     for trial in failed[:MOST]:

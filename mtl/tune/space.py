@@ -56,6 +56,11 @@ def words(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_text(value)}" for key, value in values.items()]
 
 
+def short(values: Mapping[str, Any]) -> str:
+    """Return ``values`` as words for reading, with three digits of each number."""
+    return " ".join(words({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()}))
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"

@@ -14,7 +14,7 @@ from mtl.checks import InputError
 from mtl.runs.signals import Stopped
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Queue
-from mtl.tune.space import words
+from mtl.tune.space import short
 
 
 def work(queues: Sequence[Queue], launch: Launch, max_failures: int | None, say: Callable[[str], None]) -> None:
@@ -46,7 +46,7 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
     """Run one trial and, if it ended, store its outcome; return its error, "" if there is none."""
     began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
     again = " again" if trial.user_attrs["starts"] > 1 else ""
-    say(f"{name}{again}: {' '.join(words(trial.params))}")
+    say(f"{name}{again}: {short(trial.params)}")
     try:
         outcome = launch(queue, trial)
     except BaseException:
