@@ -1,7 +1,9 @@
-"""The site also has pages that stand outside of docs/: README is its first page. Links between files keep working."""
+"""What the site has beside docs/*.md: README as its first page, other pages of the repository, and the notebooks."""
 
 from __future__ import annotations
 
+import base64
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -11,11 +13,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("*.md", "LICENSE", "benchmarks/*.md", "benchmarks/accuracy/*")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")  # and other styles of a console
 
 
 def page_of(path: str) -> str:
     """Return where the site has a file of the repository."""
-    return "index.md" if path == "README.md" else path.removeprefix("docs/")
+    return "index.md" if path == "README.md" else path.removeprefix("docs/").replace(".ipynb", ".md")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -23,7 +26,36 @@ def on_files(files: Files, config: Any) -> Files:
         for path in sorted(ROOT.glob(pattern)):
             uri = page_of(str(path.relative_to(ROOT)))
             files.append(File.generated(config, uri, abs_src_path=str(path)))
+    for path in sorted(ROOT.glob("docs/gallery/*.ipynb")):
+        text, pictures = notebook_page(path)
+        files.append(File.generated(config, f"gallery/{path.stem}.md", content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"gallery/{name}", content=content))
     return files
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as Markdown, and its pictures by their names."""
+    parts, pictures = list[str](), dict[str, bytes]()
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+            if "image/png" in data:
+                name = f"{path.stem}_{len(pictures)}.png"
+                pictures[name] = base64.b64decode(data["image/png"])
+                parts.append(f"![Output]({name})")
+            elif "text/markdown" in data:
+                parts.append(data["text/markdown"])
+            elif "text/html" in data:  # a DataFrame; the site has a style for tables
+                table = re.search(r"<table.*</table>", data["text/html"], flags=re.DOTALL)
+                parts.append(re.sub(r"\n\s*", "\n", re.sub(r"<table[^>]*>", "<table>", table[0])))
+            else:
+                text = COLOURS.sub("", "".join(output.get("text", data.get("text/plain", ""))))
+                parts.append(f"```text\n{text.strip()}\n```")
+    parts.append(f"The notebook: [{path.name}](FILE/{path.name})")
+    return "---\nhide: [toc]\n---\n" + "\n\n".join(parts), pictures  # the width is for code and tables
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -35,4 +67,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
         return match[1] + posixpath.relpath(page_of(path), posixpath.dirname(uri) or ".")
 
-    return re.sub(r"""(\]\(|src=")(?!https?:|#)([^)#"]+)""", link, markdown)
+    return re.sub(r"""(\]\(|src=")(?!https?:|#|FILE)([^)#"]+)""", link, markdown).replace("FILE/", "")
