@@ -25,6 +25,7 @@ from .tables.inferring import Blocks
 from .tables.kinds import Given, check_type
 from .tables.labels import Labels
 from .tables.learning import learn
+from .tables.reading import NULL_VALUES
 
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 Separator = Annotated[
@@ -84,7 +85,7 @@ class TableBase(TensorDataModule):
         formats: Mapping[Name, str] | None = None,
         min_count: Long = 1,
         separator: Separator | None = None,
-        null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null", "None"),
+        null_values: Sequence[str] = NULL_VALUES,
         **common: Any,
     ) -> None:
         super().__init__(**common)

@@ -57,6 +57,7 @@ class Column:
             check_type(column, where, ignoring(self.name), None)
             self.first, self.kind = column[:1], self.given.kind(column)
             check_type(column, where, ignoring(self.name), self.kind)
+            self.why = "given" if self.name in self.given.columns else ""
             self.form = format_of(column, self.given, self.kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
@@ -67,12 +68,12 @@ class Column:
             self.counts = None
         elif self.kind == "date":
             self._note(dates(frame, self.name, where, self.bad and BadCells(), self.form))
+        if self.kind in ("numeric", "date") and self.counts is not None and self.counts.fewest > MANY:
+            self.counts = None
         if self.counts is not None:
             self.counts.add(column)
             if self.kind is None and column.dtype.is_numeric() and not self._may_be_categories(column):
                 self.kind = "numeric"
-            if self.kind in ("numeric", "date") and self.counts.fewest > MANY:
-                self.counts = None
 
     def _may_be_categories(self, numbers: pl.Series) -> bool:
         values = parse(numbers)

@@ -138,7 +138,7 @@ class Labels(LabelOptions):
         shares = [f"{shown(name)} {count / sum(counts):.1%}" for name, count in zip(classes, counts, strict=True)]
         more = ", ..." if len(classes) > LISTED else ""
         positive = f"; positive: {shown(classes[1])}" if self.kind == "binary" else ""
-        rare = f"; metrics of a rare class: {', '.join(metrics)}" if metrics == OF_RARE != tuple(self.metrics) else ""
+        rare = "; rare, so also auprc" if metrics != tuple(self.metrics) else ""
         shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
         logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
 

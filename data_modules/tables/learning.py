@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
+
 from mtl.checks import require
 from mtl.types import TaskSpec
 
+from .columns import BadCells
 from .dates import part_names
 from .encoder import TableEncoder, listing
 from .inferring import Blocks, Column
@@ -21,6 +24,33 @@ from .kinds import Given
 from .labels import Labels
 from .overview import overview
 from .statistics import Sample
+
+
+def infer(
+    blocks: Blocks,
+    rows: int,
+    columns: Sequence[str],
+    labels: Sequence[Labels],
+    where: str,
+    given: Given,
+    empty: Sequence[str] = (),
+    bad: BadCells | None = None,
+) -> tuple[list[Column], list[TaskSpec], pl.DataFrame]:
+    """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
+    found = [Column(name, given, empty, bad) for name in columns]
+    targets = [task.collector() for task in labels]
+    sample = Sample(rows)
+    for frame, file in blocks([*columns, *(task.column for task in labels)]):
+        for task, target in zip(labels, targets, strict=True):
+            task.collect(target, frame, file)
+        for column in found:
+            column.count(frame, file)
+        sample.add(frame)
+    specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
+    some = sample.rows
+    for column in found:
+        column.settle(blocks, some[column.name])
+    return found, specs, some
 
 
 def learn(
@@ -39,33 +69,21 @@ def learn(
     """
     encoder = TableEncoder({}, {}, {}, {}, given.on_bad, **reading)
     bad = encoder.bad if given.on_bad == "missing" else None
-    found = [Column(name, given, encoder.empty, bad) for name in columns]
-    targets = [task.collector() for task in labels]
-    sample = Sample(rows)
-    for frame, file in blocks([*columns, *(task.column for task in labels)]):
-        for task, target in zip(labels, targets, strict=True):
-            task.collect(target, frame, file)
-        for column in found:
-            column.count(frame, file)
-        sample.add(frame)
-    specs = [task.conclude(target, where) for task, target in zip(labels, targets, strict=True)]
-    sampled = sample.rows
+    require(bool(columns), f"{where}: no column is left as input")
+    found, specs, sample = infer(blocks, rows, columns, labels, where, given, encoder.empty, bad)
+    overview(found, labels, sample, f"{where}: training", rows)
     for column in found:
-        column.settle(blocks, sampled[column.name])
+        require(not column.problem, column.problem)
         if column.measured and column.kind == "date":
             taken = [part for part in part_names(column.name) if part in columns]
             named = f"the date {column.name!r} becomes parts of this name"
             require(not taken, f"{where}: rename the column {listing(taken)}: {named}")
-    measured = [] if any(column.problem for column in found) else [column for column in found if column.measured]
+    none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
+    require(any(column.used for column in found), none)
+    measured = [column for column in found if column.measured]
     for frame, file in blocks([column.name for column in measured]) if measured else ():
         for column in measured:
             column.measure(frame, file)
-    require(bool(found), f"{where}: no column is left as input")
-    overview(found, labels, sampled, where, rows)
-    for column in found:
-        require(not column.problem, column.problem)
-    none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
-    require(any(column.used for column in found), none)
     for column in found:
         column.teach(encoder, blocks, where)
     return encoder, specs

@@ -33,7 +33,7 @@ CONSTANT = "constant"
 def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, where: str, rows: int) -> None:
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
-    logger.info("%s, %s training rows\n%s", where, f"{rows:,}", text_of(table_of(columns, perfect, sample, rows)))
+    logger.info("%s, %s rows\n%s", where, f"{rows:,}", text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason in (
         ("identifier", "an identifier: nearly all cells are distinct"),
         ("free text", "free text"),

@@ -27,6 +27,7 @@ from .columns import FILE
 LISTED = 10  # differences, and columns of each difference, in a message
 BYTES = 1 << 23  # bytes of a text file in a block
 ROWS = 1 << 16  # rows of a Parquet file in a block
+NULL_VALUES = ("", "NA", "NaN", "nan", "null", "None")  # texts that count as empty cells, by default
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
 QUOTE, LINE_FEED, BOM = ord('"'), ord("\n"), codecs.BOM_UTF8
 

@@ -31,7 +31,7 @@ class Counts:
     @property
     def fewest(self) -> int:
         """A lower bound of the number of distinct values."""
-        return max(self.merged, len(self.parts[-1]))
+        return max(self.merged, len(self.parts[-1]) if self.parts else 0)
 
     def table(self) -> pl.DataFrame:
         """Return the distinct values, sorted, in the columns value and count."""

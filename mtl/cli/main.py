@@ -13,6 +13,7 @@ from mtl import __version__
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
     "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
+    "columns": ("mtl.cli.columns", "show what the columns of a table are taken for: mtl columns FILE"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
     "reproduce": ("mtl.cli.reproduce", "run a table or figure of a paper again"),
     "report": ("mtl.cli.report", "compare runs and studies in a page"),

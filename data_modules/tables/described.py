@@ -1,0 +1,100 @@
+"""Write what the columns of a table are taken for as options of a run, for the user to edit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+
+from mtl.checks import require
+
+from ..files.several import files_of
+from .columns import named
+from .encoder import check_columns, listing
+from .inferring import Blocks, Column
+from .kinds import Given
+from .labels import Labels
+from .learning import infer
+from .overview import overview
+from .parquet import SUFFIX, ParquetRows
+from .reading import NULL_VALUES, ROWS, read_tables
+
+HEAD = """# @package _global_
+# The columns of {path}, to be edited. Example: mtl train --config-dir {folder} data={name}
+defaults: [table]
+data:
+  path: {path}
+"""
+
+
+def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str:
+    """Log what each column of a table is taken for, and return ``data/NAME.yaml`` in ``folder`` with these options.
+
+    ``labels``: the columns to predict; by default the last one that may be a label. Raises InputError.
+    """
+    blocks, rows, columns = rows_of(path)
+    check_columns(columns, labels, str(path), "")
+    where, given = str(path), Given()
+    candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
+    kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
+    unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
+    require(not unfit, f"{where}: {listing(unfit)}: constants, dates, lists, identifiers and free text are no labels")
+    tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
+    options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
+    targets = Labels.each(options)
+    inputs = [column for column in columns if column not in tasks]
+    require(bool(inputs), f"{where}: no column is left as input")
+    found, _, sample = infer(blocks, rows, inputs, targets, where, given)
+    overview(found, targets, sample, where, rows)
+    return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
+
+
+def rows_of(path: Path) -> tuple[Blocks, int, list[str]]:
+    """Return the rows of a table in blocks, their number, and the columns. Raises InputError."""
+    if files_of(path)[0].suffix == SUFFIX:
+        found = ParquetRows.of(path, "FILE")
+
+        def blocks(columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
+            for block in found.blocks(ROWS):
+                yield found.read(block, list(dict.fromkeys(columns))), str(block.path)
+
+        return blocks, sum(found.counts), list(found.schema)
+    frame = read_tables(path, None, NULL_VALUES, "FILE")
+    return lambda _: iter([(frame, str(path))]), len(frame), named(frame)
+
+
+def task_kind(column: Column) -> str | None:
+    """Return the kind of task that predicts a column, None if it cannot be predicted."""
+    if not column.varies or column.kind not in ("categorical", "numeric"):
+        return None
+    values = 0 if column.counts is None else len(column.counts.table().drop_nulls("value"))
+    return "binary" if values == 2 else "multiclass" if column.kind == "categorical" else "regression"
+
+
+def task_name(column: str) -> str:
+    """Return a name of a task that is accepted everywhere."""
+    return re.sub(r"[^\w -]+", "_", column).strip() or "task"
+
+
+def lines_of(columns: Sequence[Column], tasks: dict[str, Any]) -> list[str]:
+    """Return the options as lines of YAML."""
+    by_kind = {
+        "categorical": [one.name for one in columns if one.used and one.kind == "categorical"],
+        "numeric": [one.name for one in columns if one.used and one.kind == "numeric"],
+        "dates": [one.name for one in columns if one.used and one.kind == "date"],
+        "formats": {one.name: one.form for one in columns if one.used and one.form and one.kind != "categorical"},
+        "ignore": [one.name for one in columns if not one.used],
+    }
+    lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]
+    lines += [f"  {option}: {flow(value)}\n" for option, value in by_kind.items() if value]
+    return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
+
+
+def flow(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()

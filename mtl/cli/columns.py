@@ -1,0 +1,63 @@
+"""Show what the columns of a table are taken for: ``mtl columns FILE``. Slow imports are inside functions."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mtl.cli.errors import as_one_message
+from mtl.cli.explain import CONF
+from mtl.runs.commands import program
+from mtl.runs.console import ConsoleHandler
+
+EXISTS = "{}: this file exists; add --force to replace it, or give another folder with -o"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of columns, and write the options of a run on it."""
+    text = "Show what the columns of a table are taken for, and write them as options to edit"
+    parser = ArgumentParser(prog=" ".join(program("columns")), description=text)
+    parser.add_argument("file", metavar="FILE", type=Path, help="a CSV or Parquet file, or a folder or pattern of them")
+    parser.add_argument("labels", metavar="LABEL", nargs="*", help="the columns to predict; default: the last one")
+    folder = "where to write data/NAME.yaml; default my_conf"
+    parser.add_argument("-o", "--out", metavar="FOLDER", type=Path, default=Path("my_conf"), help=folder)
+    parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")
+    with as_one_message():
+        given = parser.parse_args(arguments)
+        from mtl.checks import require
+        from mtl.data_modules.tables.described import described
+        from mtl.writing import write_text
+
+        name = data_name(given.file)
+        out = given.out / "data" / f"{name}.yaml"
+        require(given.force or not out.exists(), EXISTS.format(out))
+        with shown():
+            content = described(given.file, given.labels, name, given.out)
+        write_text(out, content)
+        print(f"\n{out}: these options, to edit. Train with them:")
+        print(shlex.join([*program(), "--config-dir", str(given.out), f"data={name}"]))
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Print what is logged inside this context, without time and level."""
+    logger, handler = logging.getLogger("mtl"), ConsoleHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def data_name(path: Path) -> str:
+    """Return the name of a data set that is not one of ours."""
+    name = re.sub(r"\W+", "_", path.name.split(".")[0]).strip("_") or "my_table"
+    return f"my_{name}" if (CONF / "data" / f"{name}.yaml").exists() else name

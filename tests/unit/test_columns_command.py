@@ -1,0 +1,73 @@
+"""``mtl columns``: what it shows and writes is what a run with its options does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+from mtl.data_modules.table import TableDataModule
+
+from mtl.cli.main import main
+from tests.messy import TASKS, messy
+
+
+def columns(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    main(["columns", *words])
+    return capsys.readouterr().out
+
+
+def written(file: str) -> dict[str, Any]:
+    text = Path(file).read_text()
+    assert text.startswith("# @package _global_\n")
+    content = yaml.safe_load(text)
+    assert content["defaults"] == ["table"]
+    options: dict[str, Any] = content["data"]
+    return options
+
+
+def test_options_teach_what_is_inferred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    messy(2_000).write_csv("my orders.csv")
+    out = columns(capsys, "my orders.csv", *TASKS)
+    assert "Order ID     left out      2,000" in out
+    assert max(map(len, out.split("Order ID looks")[0].splitlines())) <= 80
+    assert out.splitlines()[-1].endswith("--config-dir my_conf data=my_orders")
+    options = written("my_conf/data/my_orders.yaml")
+    assert options["tasks"] == {name: {"column": name, **task} for name, task in TASKS.items()}
+    assert options["ignore"] == ["Order ID", "currency"]
+    plain = {"path": options["path"], "tasks": TASKS}
+    one, other = (TableDataModule(**given, batch_size=32) for given in (options, plain))
+    for data in (one, other):
+        data.setup()
+    assert one.row_encoder is not None
+    assert other.row_encoder is not None
+    assert one.row_encoder.state() == other.row_encoder.state()
+    with pytest.raises(SystemExit, match=r"my_orders.yaml: this file exists; add --force"):
+        columns(capsys, "my orders.csv")
+    columns(capsys, "my orders.csv", "--force")
+    assert list(written("my_conf/data/my_orders.yaml")["tasks"]) == ["spend"]  # the last one
+
+
+def test_questions_and_parquet_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pl.DataFrame(
+        {"day": ["03/04/2024", "05/06/2024"] * 20, "a.b": [0, 1, 1, 0] * 10, "x": [i + 0.5 for i in range(40)]}
+    )
+    frame.write_parquet(tmp_path / "movielens.parquet")
+    out = columns(capsys, str(tmp_path / "movielens.parquet"), "a.b", "-o", str(tmp_path))
+    assert "day" in out
+    assert out.splitlines()[-1].endswith("data=my_movielens")  # movielens is one of ours
+    text = (tmp_path / "data" / "my_movielens.yaml").read_text()
+    assert "a_b: {column: a.b, kind: binary}" in text
+    assert "# " in text.splitlines()[-1]
+    assert "may be written as dd/mm/yyyy or mm/dd/yyyy" in text.splitlines()[-1]
+    for words, message in (
+        (["day"], "day: constants, dates, lists, identifiers and free text are no labels"),
+        (["y"], "has no column 'y'; it has day, a.b, x"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            columns(capsys, str(tmp_path / "movielens.parquet"), *words, "-o", str(tmp_path / "other"))
