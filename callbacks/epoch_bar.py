@@ -17,6 +17,7 @@ class EpochBar(Callback):
 
     def __init__(self) -> None:
         self._bar: Any = None
+        self._values: list[float] = []  # of the monitored metric
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
@@ -24,9 +25,10 @@ class EpochBar(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         saved: Any = trainer.checkpoint_callback
-        values = {"now": trainer.callback_metrics.get(saved.monitor), "best": saved.best_model_score}
-        shown = [f"{name} {float(value):.4g}" for name, value in values.items() if value is not None]
-        self._bar.set_postfix_str(f"{saved.monitor} {', '.join(shown)}", refresh=False)
+        if saved.monitor in trainer.callback_metrics:
+            self._values.append(float(trainer.callback_metrics[saved.monitor]))
+            best = max(self._values) if saved.mode == "max" else min(self._values)
+            self._bar.set_postfix_str(f"{saved.monitor} {self._values[-1]:.4g}, best {best:.4g}", refresh=False)
         self._bar.update()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

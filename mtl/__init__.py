@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
         TopKGate,
     )
     from mtl.networks.mixture import MixtureOfExperts
+    from mtl.python.estimator import MultiTaskModel
     from mtl.python.fit import fit
     from mtl.types import Routing
     from mtl.use.trained import TrainedModel, load
@@ -42,6 +43,7 @@ __all__ = [
     "GumbelSoftmaxGate",
     "HashGate",
     "MixtureOfExperts",
+    "MultiTaskModel",
     "Permutation",
     "Routing",
     "SoftmaxGate",
@@ -58,6 +60,7 @@ __all__ = [
 _MODULES = {  # the modules of names that are not in mtl.gates
     "Experts": "mtl.experts.base",
     "MixtureOfExperts": "mtl.networks.mixture",
+    "MultiTaskModel": "mtl.python.estimator",
     "Routing": "mtl.types",
     "StackedConv": "mtl.experts.conv",
     "StackedDense": "mtl.experts.dense",

@@ -127,15 +127,17 @@ def file_of(path: str | Path, name: str = "best") -> Path:
     return next((file for file in found if file.is_file()), path)
 
 
-def read(path: str | Path, name: str = "best") -> Checkpoint:
+def read(path: str | Path, name: str = "best", sealed: bool = True) -> Checkpoint:
     """Return the checkpoint that ``file_of`` finds; ``Checkpoint.config`` checks its configuration.
 
+    ``sealed=False``: it need not have the checksum that ``CheckpointIO`` appends, as if another Trainer wrote it.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = file_of(path, name)
     require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
-        _check_seal(path)
+        if sealed:
+            _check_seal(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise

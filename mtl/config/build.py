@@ -52,12 +52,8 @@ def check_options(cfg: DictConfig) -> None:
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
     name = cfg.gate.get("input_name") or "id"
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
-    try:
-        with torch.device("meta"), _plain_errors("gate"):
-            _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
-    except InputError as error:  # the gate names its options alone
-        option = str(error).partition("=")[0]
-        raise InputError(f"gate.{error}" if option in cfg.gate else str(error)) from None
+    with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
+        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
@@ -69,7 +65,8 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
         make = _instantiate(cfg.network, _partial_=True)
         options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
-        network: nn.Module = make(spec=spec, **options)
+        with _section("network", cfg.network):
+            network: nn.Module = make(spec=spec, **options)
     if hasattr(network, "encoder_config"):
         cfg.network.config = network.encoder_config
     if cfg.get("compile"):
@@ -151,6 +148,16 @@ def build_part(section: str, node: Mapping[str, Any]) -> Any:
 def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
     with _plain_errors(config_path(node)):
         return hydra.utils.instantiate(node, _convert_="all", **kwargs)
+
+
+@contextmanager
+def _section(name: str, node: Mapping[str, Any]) -> Iterator[None]:
+    """Write ``gate.k`` in the message of an InputError that begins with ``k``: a class names its options alone."""
+    try:
+        yield
+    except InputError as error:
+        option = re.split("[=:]", str(error), maxsplit=1)[0]
+        raise InputError(f"{name}.{error}" if option in node else str(error)) from None
 
 
 @contextmanager

@@ -29,6 +29,13 @@ class Experts(nn.Module, ABC):
         super().__init__()
         self.num_experts, self.output_dim, self.dropout = num_experts, output_dim, dropout
 
+    def extra_repr(self) -> str:
+        """Return the sizes of the experts, as ``print(experts)`` shows them."""
+        dropout = f", dropout={self.dropout}" if self.dropout else ""
+        return (
+            f"experts={self.num_experts}, inputs={getattr(self, 'input_dim', None)}, outputs={self.output_dim}{dropout}"
+        )
+
     @abstractmethod
     def outputs(self, x: Tensor, subset: Sequence[int] | None = None, masks: Masks | None = None) -> Tensor:
         """Map ``x [B, ...]`` to the outputs ``[B, E, ...]`` of all experts, or of those in ``subset``, in that order.

@@ -34,6 +34,11 @@ class StackedLinear(nn.Module):
             return affine(x if x.dim() == 2 else x[:, 0], weight, bias)
         return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
+    def extra_repr(self) -> str:
+        """Return the sizes of the maps, as ``print`` shows them."""
+        count, outputs, inputs = self.weight.shape
+        return f"maps={count}, inputs={inputs}, outputs={outputs}"
+
     def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the experts in ``subset`` (None: all)."""
         if subset is None:

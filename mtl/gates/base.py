@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.distributed import batch_mean
 from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.linear import affine
@@ -49,12 +50,14 @@ class Gate(KeepsDigits):
     def forward(
         self, x: Tensor | None, inputs: Mapping[str, Tensor] | None = None, tasks: Sequence[int] | None = None
     ) -> Routing:
-        """Route a batch.
+        """Route a batch. Raises InputError for an ``x`` of another shape.
 
         ``x``: ``[B, D]`` (None for a static gate); ``inputs``: the raw inputs of the batch; ``tasks``: indices of
         the wanted tasks (default all). Returns weights ``[B, len(tasks), E]``, without ``B`` from a static gate.
         The arithmetic is in float32 at least, whatever the trainer's precision.
         """
+        if x is not None and self.input_dim is not None and x.shape[1:] != (self.input_dim,):
+            raise InputError(f"x {list(x.shape)}: {self} takes x [B, {self.input_dim}]")
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
             tasks = None  # all tasks, in order: no copy of their parameters is needed
@@ -74,6 +77,13 @@ class Gate(KeepsDigits):
             selectors = selectors.expand(*selectors.shape[:-3], count, *selectors.shape[-2:])
         return replace(routing, weights=weights, selectors=selectors)
 
+    def extra_repr(self) -> str:
+        """Return the sizes and the options of the class, as ``print(gate)`` shows them."""
+        sizes = {"tasks": self.num_tasks, "experts": self.num_experts}
+        own = {name: vars(self)[name] for name in inspect.signature(type(self)).parameters if name in vars(self)}
+        own = {name: value for name, value in own.items() if name not in ("num_tasks", "num_experts", "input_dim")}
+        return ", ".join(f"{name}={value!r}" for name, value in {**sizes, **own}.items())
+
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
@@ -89,7 +99,7 @@ class Gate(KeepsDigits):
         if weight is None:
             return bias
         if x is None:
-            raise ValueError("a per-example gate needs an input x [B, D]; a gate built with input_dim=None is static")
+            raise InputError("x is None: a per-example gate needs x [B, D]; one built with input_dim=None is static")
         weight = at_least_float32(weight)
         return affine(x, weight if tasks is None else weight[tasks], bias)
 

@@ -63,7 +63,7 @@ class FixedGate(Gate):
         valid = bool((table >= 0).all()) and torch.allclose(
             table.sum(-1), torch.ones(self.num_gates, dtype=table.dtype)
         )
-        require(valid, "gate.weights: every row must be >= 0 and sum to 1")
+        require(valid, "weights: every row must be >= 0 and sum to 1")
 
     def _pattern(self, pattern: str, k: int, seed: int) -> Tensor:
         table = torch.zeros(self.num_gates, self.num_experts)

@@ -60,7 +60,7 @@ class TopKGate(Gate):
             f"load_weight={load_weight}: the load loss needs noise; set noisy=true, or load_weight=0",
         )
         if k == 1 and normalize == "after" and num_experts > 1:
-            log.warning("top-k with k=1 and normalize=after gives the gate no gradient; gate.normalize=before does")
+            log.warning("top-k with k=1 and normalize=after gives the gate no gradient; normalize=before does")
         self.k, self.noisy, self.normalize = k, noisy, normalize
         self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)

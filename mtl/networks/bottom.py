@@ -40,6 +40,10 @@ class ImageBottom(nn.Module):
         self.register_buffer("unit", torch.ones(()), persistent=False)  # carries the network's precision
         self.output_dim = (spec.channels, spec.height, spec.width)
 
+    def extra_repr(self) -> str:
+        """Return name and shape of the image, as ``print`` shows them."""
+        return f"input={self.name!r}, outputs={self.output_dim}"
+
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B, C, H, W]``, uint8 or values in [0, 1], to floats of the same shape."""
         image = inputs[self.name]
@@ -80,6 +84,10 @@ class TabularBottom(nn.Module):
                     f"input {name!r} is {type(spec).__name__}: this network takes Categorical, Bag and Numeric inputs"
                 )
                 require(False, message + texts)
+
+    def extra_repr(self) -> str:
+        """Return the number of inputs of each kind and the width of the result, as ``print`` shows them."""
+        return f"embedded={len(self.categorical)}, numeric={len(self.numeric)}, outputs={self.output_dim}"
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]``, ``[B, length]`` or ``[B, width]`` to ``[B, D]``."""

@@ -58,6 +58,10 @@ class Heads(nn.Module):
             predictions |= zip(names, outputs.unbind(1), strict=True)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
+    def extra_repr(self) -> str:
+        """Return the outputs of each task and the number of inputs, as ``print`` shows them."""
+        return f"{{{', '.join(f'{task.name}: {task.num_classes}' for task in self.tasks)}}}, inputs={self.input_dim}"
+
     def task_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are of single tasks: all."""
         return list(self.parameters())
@@ -113,7 +117,7 @@ class SumHeads(nn.Module):
     def __init__(self, tasks: Sequence[TaskSpec], input_dim: Count) -> None:
         super().__init__()
         many = [f"{task.name} ({task.kind})" for task in tasks if task.kind not in ("binary", "regression")]
-        require(not many, f"network.heads: SumHeads gives one number a task, too little for {', '.join(many)}")
+        require(not many, f"heads: SumHeads gives one number a task, too little for {', '.join(many)}")
         self.tasks, self.input_dim = list(tasks), input_dim
 
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:

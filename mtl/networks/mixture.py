@@ -70,11 +70,17 @@ class MixtureOfExperts(nn.Module):
     ) -> tuple[Tensor, Routing]:
         """Map ``x [B, D]``, or images ``[B, C, H, W]``, to the mixtures ``[B, T, H]`` and their routing.
 
+        Raises InputError for an ``x`` of another shape.
+
         ``inputs``: the raw inputs, for gates that read one; ``tasks``: indices of the wanted tasks (default all).
         ``groups [B]``: the group of each sample, from 0; the gate then routes each group, by the mean of its samples,
         and all samples of a group use the same experts. The routing has weights ``[groups, T, E]``. ``num_groups``: by
         default the largest group plus 1; to find it, the program waits for the device.
         """
+        shape = [self.input_dim] if isinstance(self.input_dim, int) else list(self.input_dim)
+        if list(x.shape[1:]) != shape:
+            flat = "; flatten tokens with x.flatten(0, 1)" if x.dim() == 3 and len(shape) == 1 else ""
+            raise InputError(f"x {list(x.shape)}: this layer takes x {_of_batch(shape)}{flat}")
         seen = (x if self.trunk is None else self.trunk(x)).flatten(1)
         if groups is None:
             routing: Routing = self.gate(seen, inputs, tasks)
@@ -84,6 +90,10 @@ class MixtureOfExperts(nn.Module):
         routing = self.gate(group_means(seen, groups, count), None, tasks)
         per_sample = routing if routing.weights.dim() == 2 else replace(routing, weights=routing.weights[groups])
         return self.dispatch(self.experts, x, per_sample), routing
+
+    def extra_repr(self) -> str:
+        """Return the sizes of the layer, as ``print(layer)`` shows them."""
+        return f"tasks={self.gate.num_tasks}, experts={self.experts.num_experts}, inputs={self.input_dim}"
 
     def only(self, task: int) -> MixtureOfExperts:
         """Return the part that one task uses; its gate must be static. A gate of one task serves all tasks."""
@@ -114,6 +124,10 @@ class MixtureOfExperts(nn.Module):
         used = (weights != 0).any(0).nonzero().flatten().tolist() or [0]  # without connections: an expert of weight 0
         gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
         return MixtureOfExperts(self.input_dim, len(weights), len(used), gate, experts, execution="dense")
+
+
+def _of_batch(shape: Sequence[int]) -> str:
+    return f"[B, {', '.join(map(str, shape))}]"
 
 
 def _listed(sizes: Mapping[str, Any]) -> str:

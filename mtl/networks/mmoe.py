@@ -44,7 +44,7 @@ class MMoE(nn.Module):
     ) -> None:
         super().__init__()
         fits = not (static_gate and gate_trunk)
-        require(fits, "network.static_gate=true: a static gate has no input, so remove gate_trunk")
+        require(fits, "static_gate=true: a static gate has no input, so remove gate_trunk")
         self.tasks = list(spec.tasks)
         self.bottom = bottom(inputs=spec.inputs)
         shape: Any = self.bottom.output_dim  # D, or (C, H, W)

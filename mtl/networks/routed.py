@@ -195,7 +195,7 @@ class RoutedNetwork(nn.Module):
             shape = built.output_dim
         self.dropout = nn.Dropout(dropout)
         width = shape if isinstance(shape, int) else math.prod(shape)
-        require(heads is not None or width == 1, f"network.heads=null: the last layer gives {width} numbers, not one")
+        require(heads is not None or width == 1, f"heads=null: the last layer gives {width} numbers, not one")
         self.heads = heads and heads(tasks=self.tasks, input_dim=width)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:

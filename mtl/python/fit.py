@@ -32,7 +32,8 @@ from mtl.config.resume import config_to_load
 from mtl.config.words import groups, options_of, plain, word
 from mtl.records import COMMAND
 from mtl.runs.signals import Stopped, stop_signals
-from mtl.use.trained import TrainedModel, model_of, to_polars
+from mtl.use.frames import to_polars
+from mtl.use.trained import TrainedModel, model_of
 from mtl.writing import write_json
 
 Gate = Literal[

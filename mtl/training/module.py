@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from mtl.annotations import listed
@@ -248,8 +249,12 @@ class MultiTaskModule(LightningModule):
         self.undefined = undefined | dict.fromkeys(absent, "a label")
         if not self.trainer.sanity_checking:
             self._warn(stage, undefined.keys() | (absent & {self.config.get("monitor")}), results)
-        log_values(self.trainer, {f"{stage}/{name}": value for name, value in results.items()})
-        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=False)
+        values = {f"{stage}/{name}": value for name, value in results.items()}
+        returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
+        log_values(self.trainer, values, loggers=() if returned else self.trainer.loggers)
+        if returned:  # Trainer.validate and Trainer.test return what Lightning logs
+            self.log_dict({name: value for name, value in values.items() if name != f"{stage}/loss"})
+        self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=None if returned else False)
 
     def _warn(self, stage: str, undefined: Set[str], results: Mapping[str, float]) -> None:
         """Name once each value of ``stage`` that is ``undefined``, and the tasks without labels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,12 +23,17 @@ def curve_name(name: str) -> str:
 
 
 def log_values(
-    trainer: Any, values: Mapping[str, Any], curve: Callable[[str], str] = curve_name, step: int | None = None
+    trainer: Any,
+    values: Mapping[str, Any],
+    curve: Callable[[str], str] = curve_name,
+    step: int | None = None,
+    loggers: Iterable[Any] | None = None,
 ) -> None:
     """Put ``values`` into ``trainer.callback_metrics``, where monitors read them, and log them in one row.
 
     ``curve`` maps the name of a value to the name of its curve. All processes must have the same values. ``step``: by
-    default the latest training step, or the number of steps before a test. Lightning's ``log_dict`` would do the same
+    default the latest training step, or the number of steps before a test. ``loggers``: by default the trainer's.
+    Lightning's ``log_dict`` would do the same
     with objects for each name, which take about 1 ms per name and epoch.
     """
     if not values:
@@ -40,6 +45,6 @@ def log_values(
     if step is None:
         step = trainer.global_step if trainer.testing else max(0, trainer.global_step - 1)
     row = {curve(name): number.item() for name, number in numbers.items()}
-    for logger in trainer.loggers:
+    for logger in trainer.loggers if loggers is None else loggers:
         logger.log_metrics({**row, "epoch": trainer.current_epoch}, step)
         logger.save()

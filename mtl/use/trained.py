@@ -16,13 +16,14 @@ from mtl import predictions
 from mtl.annotations import listed
 from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
-from mtl.checks import InputError, first_line, require
+from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import real_tokens
 from mtl.records import RESULTS, read_json
-from mtl.training.evaluation import Evaluation
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
+from mtl.use.frames import is_pandas, like_pandas, to_polars
+from mtl.use.labelled import evaluated, importance
 
 ROWS = "the table"  # name in messages for rows that do not come from a file
 
@@ -104,7 +105,7 @@ class TrainedModel:
             names = [name for name in used if name[0] == task.name]
             table |= {_experts_column(*name, len(names)): pl.concat(used[name]) for name in names}
         found = pl.DataFrame(table)
-        return found if isinstance(given, dict) or not _is_pandas(rows) else like_pandas(found, rows)
+        return found if isinstance(given, dict) or not is_pandas(rows) else like_pandas(found, rows)
 
     def explain(
         self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS
@@ -133,13 +134,18 @@ class TrainedModel:
         """
         if self.labelled is None:
             raise InputError("the data of this network are no table: test it with mtl evaluate RUN")
-        batch, evaluation = self.labelled(to_polars(rows), where), Evaluation(self.spec.tasks)
-        for start in range(0, len(batch), batch_size):
-            part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(self.device)
-            with torch.no_grad():
-                output = self.network(part.inputs, list(part.targets))
-            evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
-        return evaluation.compute()
+        return evaluated(self, self.labelled(to_polars(rows), where), batch_size)
+
+    def importance(self, rows: Any, repeats: int = 5, seed: int = 0, where: str = ROWS) -> pl.DataFrame:
+        """Return how much worse each task's main metric becomes if the cells of a column are shuffled among the rows.
+
+        The columns are task, column, metric, importance (the mean over ``repeats`` shuffles of the loss in metric; at
+        most about 0 for a column that the network does not need) and std. ``rows``: as in ``evaluate``. An importance
+        that is undefined is NaN.
+        """
+        if self.labelled is None:
+            raise InputError("the data of this network are no table, so it has no columns to shuffle")
+        return importance(self, self.labelled, to_polars(rows), repeats, seed, where)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""
@@ -206,22 +212,41 @@ OF_ALL = ("loss", "average", "small_average")  # metrics of all tasks together
 EXPLANATION = {"row": pl.Int64, "layer": pl.String, "task": pl.String, "expert": pl.Int64, "weight": pl.Float32}
 
 
-def load(path: str | Path, trust: Sequence[str] = (), device: str | torch.device | None = None) -> TrainedModel:
+def load(
+    path: str | Path,
+    trust: Sequence[str] = (),
+    device: str | torch.device | None = None,
+    network: nn.Module | None = None,
+    data: Any = None,
+) -> TrainedModel:
     """Return the trained model of a run, given its folder or one of its checkpoints. No file of the data is needed.
 
     ``trust``: packages of your own whose classes the checkpoint may name. ``device``: where the network computes, by
     default a GPU if there is one. Raises InputError if the checkpoint is damaged or names classes that are not trusted.
+
+    A checkpoint that a Trainer of your own wrote does not say how to build its network: give ``network``, which gets
+    the weights, and ``data``, a data module of the same class and options; it is not set up.
     """
-    checkpoint = read(path)
-    return model_of(checkpoint, config_to_load(checkpoint, trust), device)
+    if network is None and data is None:
+        checkpoint = read(path)
+        return model_of(checkpoint, config_to_load(checkpoint, trust), device)
+    require(network is not None and data is not None, "give network and data together, or neither")
+    assert network is not None
+    return _model(read(path, sealed=False), network, data, device)
 
 
 def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None) -> TrainedModel:
     """Return the trained model of ``checkpoint``, whose configuration is ``cfg``; see ``load``."""
     data: Any = build.build_data(cfg)
     data.load_state_dict(checkpoint.data())
+    return _model(checkpoint, build.build_network(cfg, data.spec, fresh=False), data, device)
+
+
+def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
+    """Return the trained model with the weights of ``checkpoint`` in ``network``."""
+    data.load_state_dict(checkpoint.data())
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = _network(checkpoint, cfg, data.spec).to(place)
+    network = _with_weights(network, checkpoint).to(place)
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
@@ -256,7 +281,11 @@ def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
 
 
 def _network(checkpoint: Checkpoint, cfg: DictConfig, spec: DataSpec) -> nn.Module:
-    network = build.build_network(cfg, spec, fresh=False)
+    return _with_weights(build.build_network(cfg, spec, fresh=False), checkpoint)
+
+
+def _with_weights(network: nn.Module, checkpoint: Checkpoint) -> nn.Module:
+    """Load the weights of ``checkpoint`` into ``network``, and put it into evaluation mode."""
     with restoring(checkpoint):
         network.load_state_dict(checkpoint.weights())
     return network.eval()
@@ -270,48 +299,8 @@ def experts_used(weights: Tensor) -> pl.Series:
     return pl.Series(lines, dtype=pl.String)
 
 
-def to_polars(rows: Any) -> pl.DataFrame:
-    """Return ``rows``, a DataFrame of polars or pandas or a dict of columns, in polars. Raises InputError."""
-    if isinstance(rows, pl.DataFrame):
-        return rows
-    if _is_pandas(rows):
-        names = [str(name) for name in rows.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        require(not twice, f"several columns are called {', '.join(map(repr, twice))}: give each a name of its own")
-        rows = {str(name): _values(column) for name, column in rows.items()}
-    require(
-        isinstance(rows, Mapping),
-        f"rows are a {type(rows).__name__}: give a DataFrame of polars or pandas, a dict of columns, or a dict of "
-        "tensors",
-    )
-    try:
-        try:
-            return pl.DataFrame(dict(rows))
-        except TypeError:  # a column with numbers and texts becomes one of texts
-            return pl.DataFrame(dict(rows), strict=False)
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"the given columns are no table: {first_line(error)}") from None
-
-
-def _values(column: Any) -> Any:
-    """Return the values of a column of pandas for polars, with None for missing ones."""
-    if column.dtype.kind in "bif" and column.dtype == column.to_numpy().dtype:
-        return pl.Series(column.to_numpy(), nan_to_null=True)
-    return [None if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
-
-
-def like_pandas(table: pl.DataFrame, rows: Any) -> Any:
-    """Return ``table`` as a DataFrame of the same class and index as ``rows``."""
-    return type(rows)(table.to_dict(as_series=False), index=rows.index)
-
-
 def _is_tensors(rows: Any) -> bool:
     return isinstance(rows, Mapping) and bool(rows) and all(isinstance(value, Tensor) for value in rows.values())
-
-
-def _is_pandas(rows: Any) -> bool:
-    """Return whether ``rows`` is a DataFrame of pandas, which need not be installed."""
-    return type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "iloc") and hasattr(rows, "items")
 
 
 def _experts_column(task: str, layer: str, layers: int) -> str:

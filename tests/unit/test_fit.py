@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
+from mtl.callbacks.epoch_bar import EpochBar
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 
 import mtl
 from mtl.checks import InputError
@@ -42,6 +47,10 @@ def visits(rows: int = 200, seed: int = 0) -> pl.DataFrame:
     return frame.with_columns(
         pl.when(pl.Series(draw.random(rows) < 0.95)).then(pl.col(name)).alias(name) for name in table
     )
+
+
+def as_pandas(frame: pl.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame(frame.to_dict(as_series=False))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -84,16 +93,74 @@ def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> Non
     assert set(model.explain(rows)["task"]) == set(TASKS)
 
 
+def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
+    """Shuffled ages harm the regression more than other columns do; nothing but its own column is shuffled."""
+    found = model.importance(visits(300, seed=1), repeats=3)
+    minutes = found.filter(task="minutes")
+    assert (len(found), minutes["column"][0], minutes["metric"][0]) == (9, "age", "mse")
+    assert minutes["importance"][0] > 3 * minutes["std"][0] > 0
+    assert found.equals(model.importance(visits(300, seed=1), repeats=3))
+
+
+def test_estimator_is_cloned_searched_and_scored() -> None:
+    rows = as_pandas(visits())
+    inputs, labels = rows[["age", "city"]], rows[["clicked", "minutes"]]
+    tasks = {"clicked": "binary", "minutes": {"kind": "regression", "metrics": ["mae"]}}
+    estimator = clone(mtl.MultiTaskModel(tasks, **QUICK))
+    search = GridSearchCV(estimator, {"gate": ["topk", "softmax"]}, cv=2, error_score="raise").fit(inputs, labels)
+    best = search.best_estimator_
+    found = best.model_.evaluate(rows)
+    assert best.score(inputs, labels) == pytest.approx((found["clicked/auroc"] - found["minutes/mae"]) / 2)
+    predicted = best.predict(inputs.iloc[5:9])
+    assert list(predicted) == ["clicked", "minutes"]
+    assert list(predicted.index) == [5, 6, 7, 8]
+    with pytest.raises(InputError, match="X and Y both have 'clicked'"):
+        estimator.fit(rows, labels)
+
+
 def test_evaluate_gives_the_metrics_of_the_test(tmp_path: Path) -> None:
     """Those of the run are of the same rows."""
     test = visits(50, seed=2)
     found = mtl.fit(visits(), TASKS, test=test, **QUICK)
     assert found.evaluate(test) == pytest.approx(dict(found.metrics))
-    assert found.evaluate(test.to_pandas()) == found.evaluate(test)
+    assert found.evaluate(as_pandas(test)) == found.evaluate(test)
 
 
 def test_missing_cells_of_pandas_are_missing(model: Any) -> None:
-    assert same(model, mtl.fit(visits().to_pandas(), TASKS, **QUICK))
+    assert same(model, mtl.fit(as_pandas(visits()), TASKS, **QUICK))
+
+
+def test_interrupt_keeps_the_best_state(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C after two of 50 epochs gives the model of two epochs, tested."""
+    shown = EpochBar.on_train_epoch_end
+
+    def interrupted(bar: EpochBar, trainer: Any, module: Any) -> None:
+        shown(bar, trainer, module)
+        if trainer.current_epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(EpochBar, "on_train_epoch_end", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    stopped = mtl.fit(visits(), TASKS, **QUICK | {"max_epochs": 50, "progress": True})
+    assert same(model, stopped)
+    assert stopped.metrics == model.metrics
+    assert "stopped by Ctrl-C after step 2; the best state so far is kept" in caplog.text
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_names_and_values_that_hydra_cannot_read(tmp_path: Path) -> None:
+    """Columns may have any names; the run in ``folder`` is one like others, and no run replaces it."""
+    names = {"clicked": "Umsatz > 0 (€)", "city": "it's: a, b"}
+    rows = visits().rename(names)
+    tasks = {names["clicked"]: {"kind": "binary", "positive": 0}}
+    ignored: dict[str, Any] = {"ignore": ["minutes", "plan", "it's: a, b"], "folder": tmp_path / "run"}
+    model = mtl.fit(rows, tasks, **QUICK, **ignored)
+    assert model.columns == ["age", "visits"]
+    assert model.metrics[f"{names['clicked']}/auroc"] == mtl.load(tmp_path / "run").metrics[f"{names['clicked']}/auroc"]
+    with pytest.raises(InputError, match=r"contains a run already; .*choose another folder"):
+        mtl.fit(rows, tasks, **QUICK, **ignored)
 
 
 @pytest.fixture
@@ -120,7 +187,7 @@ def test_program_of_the_caller_is_left_as_it_was(model: Any) -> None:
 
 def with_cell(name: str, value: Any) -> Any:
     """Return the rows as pandas has them, with one cell replaced."""
-    frame = visits().to_pandas()
+    frame = as_pandas(visits())
     frame[name] = frame[name].astype(object)
     frame.loc[3, name] = value
     return frame

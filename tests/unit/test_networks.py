@@ -180,7 +180,7 @@ def test_a_network_without_heads_predicts_the_mixture() -> None:
 
 
 def test_one_number_is_too_little_for_classes() -> None:
-    with pytest.raises(InputError, match=r"network\.heads: SumHeads gives one number a task.* c \(multiclass\)"):
+    with pytest.raises(InputError, match=r"^heads: SumHeads gives one number a task.* c \(multiclass\)"):
         SumHeads([TaskSpec("c", "multiclass", num_classes=3)], 1)
 
 

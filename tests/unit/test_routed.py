@@ -133,7 +133,7 @@ def test_no_heads() -> None:
         "c": (6,),
     }
     layers = [{"components": [partial(DenseLayers, units=[4])] * 2}]
-    with pytest.raises(InputError, match=r"network.heads=null: the last layer gives 4 numbers, not one"):
+    with pytest.raises(InputError, match=r"^heads=null: the last layer gives 4 numbers, not one"):
         RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
 
 

@@ -1,0 +1,77 @@
+"""``mtl.fit`` as an estimator in the style of scikit-learn, which need not be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import polars as pl
+
+from mtl.checks import require
+from mtl.python.fit import fit
+from mtl.training.evaluation import Evaluation
+from mtl.training.metrics import higher_is_better, mean_of_defined
+from mtl.use.frames import to_polars
+from mtl.use.trained import TrainedModel
+
+try:
+    from sklearn.base import BaseEstimator as Base
+except ImportError:
+    Base = object
+
+
+class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
+    """Train on a table ``X`` of inputs and a table ``Y`` with a column of labels for each task.
+
+    ``tasks`` and ``options`` are those of ``mtl.fit``, such as ``gate``, ``max_epochs`` and ``seed``. ``X`` and ``Y``
+    are DataFrames of polars or pandas, or dicts of columns. ``model_`` is the trained model after ``fit``, which also
+    explains, gives probabilities and saves.
+    """
+
+    def __init__(self, tasks: Mapping[str, str | Mapping[str, Any]], **options: Any) -> None:
+        self.tasks, self.options = tasks, options
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {"tasks": self.tasks, **self.options}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor."""
+        self.tasks = params.pop("tasks", self.tasks)
+        self.options = {**self.options, **params}
+        return self
+
+    def fit(self, X: Any, Y: Any) -> Self:  # noqa: N803  (scikit-learn's names)
+        """Train a new network on the rows of ``X`` and ``Y``. Raises InputError."""
+        self.model_: TrainedModel = fit(_beside(X, Y), self.tasks, **{"progress": False, **self.options})
+        return self
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """Return a table of the classes and values that are predicted, with a column for each task, like ``X``.
+
+        Classes are text. ``model_.predict`` has the probabilities too.
+        """
+        found = self.model_.predict(X)
+        ends = {task.name: "prediction" if task.kind == "regression" else "class" for task in self.model_.spec.tasks}
+        columns = {f"{name}_{end}": name for name, end in ends.items()}
+        table = found[list(columns)]
+        return table.rename(columns) if isinstance(table, pl.DataFrame) else table.rename(columns=columns)
+
+    def score(self, X: Any, Y: Any) -> float:  # noqa: N803
+        """Return the mean of the tasks' main metrics; those of which lower is better, such as mse, are negated.
+
+        Name the metrics with ``{"kind": "regression", "metrics": ["r2"]}`` to have all on one scale.
+        """
+        found = self.model_.evaluate(_beside(X, Y))
+        mains = Evaluation(self.model_.spec.tasks).main_metrics().items()
+        signs = {f"{task}/{main}": 1 if higher_is_better(main) else -1 for task, main in mains}
+        return mean_of_defined([sign * found[name] for name, sign in signs.items() if name in found])
+
+
+def _beside(inputs: Any, labels: Any) -> pl.DataFrame:
+    """Return the table with the columns of both."""
+    left, right = to_polars(inputs), to_polars(labels)
+    require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
+    twice = [name for name in right.columns if name in left.columns]
+    require(not twice, f"X and Y both have {', '.join(map(repr, twice))}: labels must not be inputs")
+    return left.hstack(right)

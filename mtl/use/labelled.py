@@ -1,0 +1,56 @@
+"""Compare a trained network with the labels of rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from mtl.training.evaluation import Evaluation
+from mtl.training.metrics import higher_is_better
+from mtl.types import ROW, Batch
+
+IMPORTANCE = {
+    "task": pl.String,
+    "column": pl.String,
+    "metric": pl.String,
+    "importance": pl.Float64,
+    "std": pl.Float64,
+}
+
+
+@torch.no_grad()
+def evaluated(model: Any, batch: Batch, batch_size: int = 4096) -> dict[str, float]:
+    """Return loss and metrics of the rows of ``batch``."""
+    evaluation = Evaluation(model.spec.tasks)
+    for start in range(0, len(batch), batch_size):
+        part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
+        output = model.network(part.inputs, list(part.targets))
+        evaluation.update(output.predictions, part.targets, None, part.weights, part.groups)
+    return evaluation.compute()
+
+
+def importance(
+    model: Any, labelled: Callable[[pl.DataFrame, str], Batch], frame: pl.DataFrame, repeats: int, seed: int, where: str
+) -> pl.DataFrame:
+    """See ``TrainedModel.importance``."""
+    draw = np.random.default_rng(seed)
+    batch, mains = labelled(frame, where), Evaluation(model.spec.tasks).main_metrics()
+    before, losses = evaluated(model, batch), dict[tuple[str, str], list[float]]()
+    for column in model.columns:
+        for _ in range(repeats):
+            shuffled = frame.with_columns(frame[column].gather(draw.permutation(len(frame))))
+            inputs = model.encode(shuffled.with_row_index(ROW, offset=1), where)
+            after = evaluated(model, Batch(inputs, batch.targets, batch.weights, batch.groups))
+            for task, metric in mains.items():
+                name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0
+                lost = sign * (before.get(name, math.nan) - after.get(name, math.nan))
+                losses.setdefault((task, column), []).append(lost)
+    found = [(*key, mains[key[0]], statistics.fmean(lost), statistics.pstdev(lost)) for key, lost in losses.items()]
+    table = pl.DataFrame(found, IMPORTANCE, orient="row")
+    return table.sort(pl.col("task").cast(pl.Enum(list(mains))), -pl.col("importance"))
