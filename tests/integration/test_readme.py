@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,7 @@ import mtl
 from mtl.cli import report, use
 from mtl.cli.run import run
 from mtl.use.serve import Predictor
+from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 from tests.pages import blocks, commands
 
@@ -38,6 +40,16 @@ def test_requests_of_the_pages_are_answered(trained: Path) -> None:
     assert len(answers) > 1
     for [row] in answers:
         assert row.keys() > {"click_class", "minutes_prediction"}
+
+
+def test_lines_of_python_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    visits()[:400].write_csv("visits.csv")
+    visits()[400:420].write_csv("new.csv")
+    names: dict[str, mtl.TrainedModel] = {}
+    exec(block, names)
+    assert names["model"].metrics.keys() > {"clicked/auroc", "minutes/mse"}
 
 
 def test_commands_on_a_run_work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
