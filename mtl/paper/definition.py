@@ -183,15 +183,16 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     require(not unknown, f"only={file.only}: {name} has {have}")
     scale = file.scales[file.scale]
     shared = [*file.fixed, *scale.fixed]
-    groups = [Part(key, _name(key, part), [*shared, *(part.fixed or [])]) for key, part in _wanted(file.groups, only)]
+    groups = [Part(key, name_of(key, part), [*shared, *(part.fixed or [])]) for key, part in _wanted(file.groups, only)]
     gates = [
-        Part(key, _name(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space)
+        Part(key, name_of(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space)
         for key, part in _wanted(file.gates, only)
     ]
     return Paper(name, file, scale, groups, gates, list(words))
 
 
-def _name(key: str, part: Described) -> str:
+def name_of(key: str, part: Described) -> str:
+    """Return the name of a group or gate for the reader."""
     return part.name or NAMES.get(key, key.replace("_", " "))
 
 

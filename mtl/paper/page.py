@@ -10,7 +10,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from mtl.paper.definition import Paper, Part
+from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
@@ -80,12 +80,13 @@ def write(
 
 
 def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
-    """Return the judgement of each claim on a group that has runs."""
-    names, found = {gate.key: gate.name for gate in paper.gates}, []
+    """Return the judgement of each claim, also of those on groups and gates that have no runs."""
+    found = []
     for claim in paper.file.claims:
-        if claim.group in groups and {claim.gate, *claim.than} <= set(names):
-            own = {gate.key: values(groups[claim.group], gate, claim.column) for gate in paper.gates}
-            found.append(judge(claim, own, names))
+        names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+        runs = groups.get(claim.group)
+        own = {key: values(runs, name, claim.column) for key, name in names.items()} if runs else {}
+        found.append(judge(claim, own, names))
     return found
 
 
@@ -108,10 +109,10 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     return read_named_runs(named, "gate") if named else None
 
 
-def values(runs: Runs, gate: Part, column: str) -> list[float | None]:
-    """Return the values of a column in the finished runs of a gate."""
-    table = runs.table.filter(setting=gate.name, state=FINISHED)
-    return table[column].to_list() if column in table.columns else []
+def values(runs: Runs, gate: str, column: str) -> dict[int, float | None]:
+    """Return the values of a column in the finished runs of a gate by seed."""
+    table = runs.table.filter(setting=gate, state=FINISHED)
+    return dict(table.select("seed", column).rows()) if column in table.columns else {}
 
 
 def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
@@ -126,7 +127,7 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
         if words
     ]
     known = [column for column in paper.file.columns if column in runs.table.columns]
-    measured = [gate for gate in paper.gates if any(values(runs, gate, FLOPS))]
+    measured = [gate for gate in paper.gates if any(values(runs, gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
     found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
     planned, done = len(paper.gates) * paper.scale.seeds, runs.table["state"].to_list().count(FINISHED)
@@ -139,7 +140,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
     """Return the section on the claims of the publication, with ``remarks`` below the verdicts."""
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:
-        return Section("Claims", "No group with a claim has been run yet.")
+        return Section("Claims", "The file states none.")
     verdicts = Listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
     return Section("Claims", RULES, listings=[verdicts])
 

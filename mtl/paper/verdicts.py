@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scipy.stats import norm
+
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
-from mtl.report.statistics import SIGNIFICANCE, Summary, Value, summarise, welch
+from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, summarise, welch
 
-FEWEST = 3  # the least number of runs of a gate for a verdict
+FEWEST = 3  # the least number of runs of a gate for a test
+POWER = 0.8  # with which the number of seeds named by "undecided" would decide
+MOST = 1000  # a larger number of seeds is not spelled out
 RULES = (
-    f"A claim holds if the difference has the right sign, is significant (one-sided unpaired Welch test, "
-    f"p < {SIGNIFICANCE}), and is as large as claimed, where a size is claimed. It holds in sign if only the sign is "
-    f"right. With fewer than {FEWEST} finished runs of a gate, it is not judged. A claim on one number holds if the "
-    "mean over runs is within its bound."
+    f"A claim holds if the difference has the claimed sign and is significant (two-sided t test, p < {SIGNIFICANCE}), "
+    "and, where a size is claimed, is not significantly smaller than that. It is contradicted if the opposite sign is "
+    "significant, or if the difference is significantly smaller than claimed. Otherwise it is undecided: so many seeds "
+    f"would make the observed difference significant with probability {POWER:.0%}. Runs of the same seed are compared "
+    "in pairs (Student's test), others as samples (Welch's test). A claim on one number holds if the mean over runs is "
+    "within its bound, and is contradicted if it is significantly outside."
 )
 
 
 class Verdict(StrEnum):
-    """Verdicts on a claim, from best to worst; for several comparisons, the worst one counts."""
+    """Verdicts on a claim; for several comparisons, the last one in this order counts."""
 
     HOLDS = "holds"
-    IN_SIGN = "holds in sign"
-    FEW = "not enough runs to say"
-    FAILS = "does not hold"
+    NOT_RUN = "not run"
+    UNDECIDED = "undecided"
+    CONTRADICTED = "contradicted"
 
 
 @dataclass(frozen=True)
@@ -37,44 +44,108 @@ class Judgement:
     reason: str
 
 
-def judge(claim: Claim, values: Mapping[str, Sequence[Value]], names: Mapping[str, str]) -> Judgement:
+@dataclass(frozen=True)
+class Apart:
+    """How much better one gate is than another: the mean difference, its spread in one seed, and p, two-sided.
+
+    ``p`` is 0 if the values do not vary but differ, and 1 if they do not vary and are equal.
+    """
+
+    mean: float
+    deviation: float
+    p: float
+
+    @property
+    def significant(self) -> bool:
+        return self.p < SIGNIFICANCE
+
+    @property
+    def seeds(self) -> str:
+        """The number of seeds that would make the mean difference significant, by the normal approximation."""
+        if self.mean == 0:
+            return f"more than {MOST:,}"
+        quantiles = norm.ppf(1 - SIGNIFICANCE / 2) + norm.ppf(POWER)
+        needed = math.ceil((quantiles * self.deviation / self.mean) ** 2)
+        return f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
+
+
+def judge(claim: Claim, values: Mapping[str, Mapping[int, Value]], names: Mapping[str, str]) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
-    ``values``: the values of the claim's column by the key of the gate, one for each run; ``names``: of the gates.
+    ``values``: the values of the claim's column by the key of the gate and the seed; ``names``: of the gates.
     """
-    own = values.get(claim.gate, ())
+    own = values.get(claim.gate, {})
     if not claim.than:
         found = [_bounded(claim, own)]
     else:
-        found = [_compared(claim, own, values.get(other, ()), names[other]) for other in claim.than]
+        found = [_compared(claim, own, values.get(other, {}), names[other]) for other in claim.than]
     order = list(Verdict)
     verdict = max((each for each, _ in found), key=order.index)
     return Judgement(claim, verdict, "; ".join(reason for _, reason in found))
 
 
-def _bounded(claim: Claim, own: Sequence[Value]) -> tuple[Verdict, str]:
-    mine = summarise(own)
+def apart(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Apart:
+    """Compare the values of ``own`` by seed with those of ``others`` times ``factor``, in pairs if seeds are common.
+
+    Both need at least ``FEWEST`` defined values; ``higher``: whether higher values are better.
+    """
+    sign = 1 if higher else -1
+    mine = {seed: sign * v for seed, v in own.items() if v is not None and math.isfinite(v)}
+    theirs = {seed: sign * factor * v for seed, v in others.items() if v is not None and math.isfinite(v)}
+    common = [seed for seed in mine if seed in theirs]
+    if len(common) >= FEWEST:
+        pairs = summarise([mine[seed] - theirs[seed] for seed in common])
+        return Apart(pairs.mean or 0.0, _deviation(pairs), _certain(one_sample(pairs), pairs.mean))
+    first, second = summarise(list(mine.values())), summarise(list(theirs.values()))
+    mean = (first.mean or 0.0) - (second.mean or 0.0)
+    p = welch(list(mine.values()), list(theirs.values()))
+    return Apart(mean, math.hypot(_deviation(first), _deviation(second)), _certain(p, mean))
+
+
+def _deviation(values: Summary) -> float:
+    return (values.error or 0.0) * math.sqrt(values.count)
+
+
+def _certain(p: Value, difference: Value) -> float:
+    """Return ``p``; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
+    return float(not difference) if p is None else p
+
+
+def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
+    mine = summarise(list(own.values()))
     if mine.mean is None or mine.count < FEWEST:
-        return Verdict.FEW, f"{_runs(mine)}"
-    low = claim.at_least is None or mine.mean >= claim.at_least
-    high = claim.at_most is None or mine.mean <= claim.at_most
-    return Verdict.HOLDS if low and high else Verdict.FAILS, f"{_text(mine)}, {_runs(mine)}"
+        return _few(mine), _runs(mine)
+    reason = f"{_text(mine)}, {_runs(mine)}"
+    for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
+        if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
+            found = Apart(mine.mean - bound, _deviation(mine), _certain(one_sample(mine, bound), 1))
+            if found.significant:
+                return Verdict.CONTRADICTED, reason
+            return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"
+    return Verdict.HOLDS, reason
 
 
-def _compared(claim: Claim, own: Sequence[Value], others: Sequence[Value], name: str) -> tuple[Verdict, str]:
-    mine, theirs = summarise(own), summarise(others)
+def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value], name: str) -> tuple[Verdict, str]:
+    mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
-        return Verdict.FEW, f"{_runs(mine)} against {_runs(theirs)} of {name}"
-    better = mine.mean - theirs.mean if claim.higher else theirs.mean - mine.mean
-    share = better / abs(theirs.mean) if theirs.mean else None
-    p = welch(own, others, "greater" if claim.higher else "less")
-    size = "" if share is None else f", {_percent(abs(share))} {'better' if better > 0 else 'worse'}"
-    reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}" + ("" if p is None else f", p={p:.2g}")
-    if better <= 0:
-        return Verdict.FAILS, reason
-    large = claim.by is None or (share is not None and share >= claim.by)
-    significant = p is None or p < SIGNIFICANCE  # None: neither varies, but they differ
-    return Verdict.HOLDS if large and significant else Verdict.IN_SIGN, reason
+        return _few(mine, theirs), f"{_runs(mine)} against {_runs(theirs)} of {name}"
+    found = apart(own, others, 1, claim.higher)
+    share = found.mean / abs(theirs.mean) if theirs.mean else None
+    size = "" if share is None else f", {_percent(abs(share))} {'better' if found.mean > 0 else 'worse'}"
+    reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
+    if found.significant and found.mean < 0:
+        return Verdict.CONTRADICTED, reason
+    if claim.by is not None:
+        short = apart(own, others, 1 + claim.by if claim.higher else 1 - claim.by, claim.higher)
+        if short.significant and short.mean < 0:
+            return Verdict.CONTRADICTED, f"{reason}; less than the claimed {claim.by:.0%}, p={short.p:.2g}"
+    if found.significant:
+        return Verdict.HOLDS, reason
+    return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"
+
+
+def _few(*gates: Summary) -> Verdict:
+    return Verdict.UNDECIDED if all(each.count + each.undefined for each in gates) else Verdict.NOT_RUN
 
 
 def _text(value: Summary) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap, ttest_1samp, ttest_ind_from_stats
+from scipy.stats import bootstrap, ttest_ind_from_stats
+from scipy.stats import t as student
 
 Value = float | None
 Interval = tuple[float, float] | None
@@ -72,6 +73,17 @@ def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "
     return float(ttest_ind_from_stats(*sizes[0], *sizes[1], equal_var=False, alternative=alternative).pvalue)
 
 
+def one_sample(values: Summary, mean: float = 0.0) -> Value:
+    """Return the two-sided p-value of Student's t test that the true mean is ``mean``; None if undefined.
+
+    It is undefined for fewer than two values, and if they are all equal. ``scipy.stats.ttest_1samp`` warns if they are
+    nearly so.
+    """
+    if values.mean is None or not values.error:
+        return None
+    return float(2 * student.sf(abs(values.mean - mean) / values.error, values.count - 1))
+
+
 def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Difference | None:
     """Compare two settings, given the values of their runs by seed; None if one of them has no value.
 
@@ -85,8 +97,7 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Diff
     apart = defined(a - b for a, b in pairs if a is not None and b is not None)
     paired = summarise(apart)
     if paired.mean is not None:
-        p = float(ttest_1samp(apart, 0).pvalue) if paired.error else None  # else one pair, or differences all equal
-        return Difference(paired.mean, paired.error, paired.count, p)
+        return Difference(paired.mean, paired.error, paired.count, one_sample(paired))
     errors = mine.error, theirs.error
     error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
     return Difference(mine.mean - theirs.mean, error, 0, welch(list(values.values()), list(others.values())))

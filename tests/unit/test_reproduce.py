@@ -82,7 +82,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
         assert text in html
     for text in (
         "| a beats c. | holds | 0.101 ± 0.00058 against 2.101 ± 0.00058 of c, 95.2% better",
-        "| c beats a. | does not hold |",
+        "| c beats a. | contradicted |",
         "\n\n* More runs of c would settle it.\n* Its start is unknown.\n\n",
         "x=2 (trial ",
         "first group: search",
@@ -110,7 +110,7 @@ def test_report_of_what_there_is(tmp_path: Path) -> None:
     markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
     assert "1 of 6 runs have been done so far." in markdown
     assert "first group" not in markdown
-    assert "No group with a claim has been run yet." in markdown
+    assert "| a beats c. | not run | 0 runs against 0 runs of c |" in markdown
 
 
 def test_report_begins_with_what_the_command_line_has_changed(tmp_path: Path) -> None:
