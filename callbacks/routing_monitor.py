@@ -59,8 +59,8 @@ class RoutingMonitor(Callback):
       samples differ in length, FLOPs of the first row
     * after a training, ``training/flops_dense`` and ``training/flops_selected``: the same for forward and backward
       pass, averaged over every ``trainer.log_every_n_steps``-th batch
-    * after a training, ``training/binary_after``: the share of the steps after which all selectors are one-hot; NaN if
-      some are not at the end (DSelect-k, table C.1)
+    * after a training, ``training/binary_after``: the share of the steps after which at least 99 % of the selectors are
+      one-hot; NaN if fewer are at the end (DSelect-k, table C.1)
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures. With
     ``pictures_every``, the figures are also drawn after every ``pictures_every`` epochs; without ``pictures``, never.

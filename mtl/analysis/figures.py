@@ -100,7 +100,7 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     title = f"grey: {len(others)} others" if others else None
     labels = [f"expert {expert}" for expert in heaviest]
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
-    since = [f"all selectors binary since step {binary_since} (dotted)"] if binary_since >= 0 else []
+    since = [f"99 % of the selectors binary since step {binary_since} (dotted)"] if binary_since >= 0 else []
     more = [] if shown == shares.shape[1] else [f"first {shown} of {shares.shape[1]} tasks"]
     title = f"Weights of the experts in training\n{'; '.join(since + more)}"
     return _over_steps(figure, grid, steps, max(1e-9, float(np.nanmax(values))), "mean weight", title)

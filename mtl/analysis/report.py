@@ -102,7 +102,7 @@ class Report:
         }
 
     def binary_after(self, steps: int) -> dict[str, float]:
-        """Return the share of the ``steps`` of training after which all selectors of a layer are one-hot, or NaN."""
+        """Return the share of the ``steps`` of training after which 99 % of a layer's selectors are one-hot, or NaN."""
         layers = {end: self._history(name) for end, name in self._layers() if self._history(name).selectors()}
         since = {end: history.binary_since for end, history in layers.items() if steps}
         return {f"binary_after{end}": step / steps if step >= 0 else math.nan for end, step in since.items()}

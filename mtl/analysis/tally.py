@@ -17,6 +17,7 @@ from mtl.types import Routing, widest
 # The largest number of training batches that are kept; beyond it, every second one is dropped
 MOST_SHARES = 1000
 MOST_PROBABILITIES = 200
+NEARLY_ALL = 0.99  # of the selectors: in a large batch one soft example does not count
 
 
 @dataclass
@@ -112,7 +113,7 @@ class History:
     steps: list[int] = field(default_factory=list)
     shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
     binary: list[float] = field(default_factory=list)  # the share of the selectors that are one-hot
-    binary_since: int = -1  # the step since which all selectors are one-hot; -1: not yet, or no longer
+    binary_since: int = -1  # the step since which nearly all selectors are one-hot; -1: not yet, or no longer
     batches: int = 0
     unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
     unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches
@@ -131,7 +132,7 @@ class History:
             figures.append(torch.stack([unused.new_tensor(binary), unused, unmixed]))
         binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
-        self.binary_since = -1 if binary != 1 else step if self.binary_since < 0 else self.binary_since
+        self.binary_since = -1 if not binary >= NEARLY_ALL else step if self.binary_since < 0 else self.binary_since
         shares = []  # [T, E] each, NaN for tasks that the batch lacks
         for routing, each in zip(routings, weights, strict=True):
             share = each.mean(0).float()

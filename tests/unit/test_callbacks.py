@@ -100,7 +100,10 @@ def test_history_records_when_selectors_became_binary() -> None:
         seen.append(history.binary_since)
     assert seen == [-1, 2, 2, -1, 5, 5]
     assert history.steps == [1, 2, 3, 4, 5, 6]
-    for step in range(7, 1200):
+    nearly = hard.repeat(200, 1, 1, 1).index_fill(0, torch.tensor([0]), 0.5)  # one soft example of 200
+    history.add(7, [Routing(nearly.mean(-2), {}, nearly)], 16, 1)
+    assert history.binary_since == 5
+    for step in range(8, 1200):
         history.add(step, [Routing(hard.mean(-2), {}, hard)], 16, 1)
     assert len(history.steps) == len(history.shares) <= 1000
     history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)

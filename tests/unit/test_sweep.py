@@ -32,7 +32,7 @@ def test_table_grows_with_each_job_and_is_printed_at_the_end(
         assert [row["test loss"] for row in rows] == ["1.0", "2.0"][: number + 1]
     assert capsys.readouterr().out == ""
     table.on_multirun_end(config)
-    assert "1.000*" in capsys.readouterr().out
+    assert "1.000<" in capsys.readouterr().out
 
 
 def test_each_job_is_announced(
