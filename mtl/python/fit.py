@@ -18,19 +18,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from mtl.annotations import shown
 from mtl.callbacks.epoch_bar import EpochBar
 from mtl.checkpoints.files import read
 from mtl.checkpoints.trust import classes_in
-from mtl.checks import InputError, first_line
+from mtl.checks import InputError, first_line, require
 from mtl.cli import resolvers
 from mtl.cli.explain import CONF, explain
-from mtl.cli.folder import claim
+from mtl.cli.folder import claim, give_up
 from mtl.cli.run import Library, run
 from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load
 from mtl.config.words import groups, options_of, plain, word
 from mtl.records import COMMAND
+from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use.frames import to_polars
 from mtl.use.trained import TrainedModel, model_of
@@ -89,6 +91,8 @@ def fit(
     Ctrl-C, the best state so far is tested and returned. The result equals that of ``mtl train data=table`` with the
     same options to the last bit. Raises InputError, a ValueError, for wrong input.
     """
+    wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
+    require(isinstance(tasks, Mapping), f"tasks={shown(tasks)}: {wanted}")
     given = {"train": frame, "val": valid, "test": test}
     shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
     tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
@@ -98,21 +102,25 @@ def fit(
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
         values["data.split"] = [1 - sum(rest), *rest]
-    values["data.tasks"] = {name: {"kind": kind} if isinstance(kind, str) else kind for name, kind in tasks.items()}
+    values["data.tasks"] = {
+        str(name): {"kind": kind} if isinstance(kind, str) else kind for name, kind in tasks.items()
+    }
     values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
     frames = {split: to_polars(rows) for split, rows in tables.items() if not _is_path(rows)}
+    in_memory = values["data"] == "table" or not frames
+    require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
     library = Library(frames, [EpochBar()] if progress else [])
     with ExitStack() as ending:
         cfg = _composed(values, config_dir)
         own = Path(folder or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
-        ending.callback(claim(own, False, "folder").release)
+        ending.callback(give_up, own, claim(own, False, "folder"), delete_empty=folder is not None)
         ending.enter_context(_undisturbed())
         cfg.paths.run_dir = str(own)
         check(cfg)
         choices = OmegaConf.to_container(cfg.choices)
         write_json(own / COMMAND, {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed})
         run(cfg, alone="mtl.fit trains in one; use mtl train for more", library=library)
-        checkpoint = read(own)
+        checkpoint = read(own, cfg.tested)
         trust = [*(cfg.trust or []), *classes_in([config_dir] if config_dir else [])]
         return model_of(checkpoint, config_to_load(checkpoint, trust))
 
@@ -121,7 +129,7 @@ def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictC
     """Return the configuration that the options ``values`` choose; raise InputError for an unknown one."""
     chosen = {option: word(option, value, option in groups(CONF) or "/" in option) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
-    searched = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
+    searched = [f"hydra.searchpath=[{in_quotes(f'file://{Path(config_dir).absolute()}')}]"] if config_dir else []
     with _own_hydra():
         try:
             cfg = composed([*searched, *words])

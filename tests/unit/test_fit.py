@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,8 @@ from sklearn.model_selection import GridSearchCV
 import mtl
 from mtl.checks import InputError
 from mtl.cli.run import run
+from mtl.python.fit import Gate
+from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
@@ -126,6 +128,18 @@ def test_evaluate_gives_the_metrics_of_the_test(tmp_path: Path) -> None:
     assert found.evaluate(as_pandas(test)) == found.evaluate(test)
 
 
+def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:
+    """``tested=last`` returns the last weights; a gate in a file of one's own is found by its name."""
+    (tmp_path / "my, conf" / "gate").mkdir(parents=True)
+    (tmp_path / "my, conf" / "gate" / "mine.yaml").write_text("_target_: mtl.gates.SoftmaxGate\n_partial_: true\n")
+    options = {**SMALL, "optimizer.lr": 10.0, "tested": "last"}
+    folder, test = tmp_path / "my, conf", visits(50, seed=2)
+    found = mtl.fit(visits(), TASKS, test=test, gate="mine", config_dir=folder, **QUICK | {"options": options})
+    assert found.evaluate(test) == pytest.approx(dict(found.metrics))
+    assert type(found.network.mixture.gate).__name__ == "SoftmaxGate"
+    assert set(get_args(Gate)) == {path.stem for path in (ROOT / "conf" / "gate").glob("*.yaml")}
+
+
 def test_missing_cells_of_pandas_are_missing(model: Any) -> None:
     assert same(model, mtl.fit(as_pandas(visits()), TASKS, **QUICK))
 
@@ -161,6 +175,9 @@ def test_names_and_values_that_hydra_cannot_read(tmp_path: Path) -> None:
     assert model.metrics[f"{names['clicked']}/auroc"] == mtl.load(tmp_path / "run").metrics[f"{names['clicked']}/auroc"]
     with pytest.raises(InputError, match=r"contains a run already; .*choose another folder"):
         mtl.fit(rows, tasks, **QUICK, **ignored)
+    with pytest.raises(InputError, match="has no column"):
+        mtl.fit(rows, TASKS, **QUICK, folder=tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
 
 
 @pytest.fixture
@@ -194,6 +211,8 @@ def with_cell(name: str, value: Any) -> Any:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "tasks": ({"tasks": ["clicked"]}, r"tasks=\[clicked\]: must be a dict of names and kinds"),
+    "stream": ({"data": "table_stream"}, "data=table_stream reads files: give the path of the rows"),
     "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be one of .*; did you mean binary"),
     "column": (
         {"tasks": {"click": "binary"}},
