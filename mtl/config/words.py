@@ -35,8 +35,9 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
     known = {str(name): f"recipe.{name}" for name in top.recipe} | known
     known = {name: option for name, option in known.items() if name not in ("defaults", "hydra", *NOT_KEYWORDS)}
     if unknown := [name for name in keywords if name not in known]:
+        near = suggestion(unknown[0], known)
         raise InputError(
-            f"{unknown[0]}: no such keyword{suggestion(unknown[0], known)}; any option of the command line goes into "
+            f"{unknown[0]}: no such keyword{f'{near} Any' if near else '; any'} option of the command line goes into "
             "options, as in options={'optimizer.lr': 3e-4}"
         )
     return {known[name]: value for name, value in keywords.items()}
