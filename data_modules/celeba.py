@@ -18,7 +18,7 @@ from .base import TensorDataModule
 from .files import celeba as celeba_files
 from .files.cache import cached
 from .files.celeba_images import decode_all, reduced
-from .images import pixel_statistics
+from .images import pixel_scale
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -44,9 +44,11 @@ class CelebADataModule(TensorDataModule):
         scale: Chosen[Literal[1, 2, 4, 8]] = 2,
         workers: Annotated[int, Field(ge=0, le=256)] = 2,  # processes; 0 decodes in this one
         download: bool = True,
+        standardise: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.standardise = standardise
         self.attributes = [attributes] if isinstance(attributes, str) else attributes
         self.scale, self.workers, self.download, self.data_dir = scale, workers, download, data_dir
         self.folder = self.data_dir / "celeba"
@@ -87,7 +89,7 @@ class CelebADataModule(TensorDataModule):
             marks = content[f"{name}_attributes"].float()
             targets = {attribute: marks[:, column].contiguous() for attribute, column in columns.items()}
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
-        mean, std = pixel_statistics(content["train_image"])
+        mean, std = pixel_scale(content["train_image"], self.standardise)
         spec = DataSpec(
             {"image": Image(3, *reduced(self.scale), mean, std)},
             [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],

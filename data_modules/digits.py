@@ -16,7 +16,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files import mnist, svhn
-from .images import pixel_statistics
+from .images import pixel_scale
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,13 @@ class DigitsDataModule(TensorDataModule):
         data_dir: FilePath,
         svhn_parts: Some[svhn.Part] = svhn.PARTS,
         download: bool = True,
+        standardise: bool = True,
         mnist_url: Address | None = None,
         svhn_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.standardise = standardise
         self.parts = [part for part in svhn.PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
         self.data_dir, self.download = data_dir, download
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
@@ -76,7 +78,7 @@ class DigitsDataModule(TensorDataModule):
             image[: len(first)] = to_colour(grey[first])
             torch.index_select(colour, 0, second, out=image[len(first) :])  # torch.cat would copy twice
             splits[name] = Batch({"image": image}, {"digit": torch.cat([grey_digits[first], colour_digits[second]])})
-        mean, std = pixel_statistics(splits["train"].inputs["image"])
+        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
         task = TaskSpec("digit", "multiclass", mnist.CLASSES)
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits
 

@@ -1,4 +1,4 @@
-"""Pixel statistics of a data set, for the normalisation of images."""
+"""The scale of a data set's pixels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from torch import Tensor
 
 VALUES = 256
 SLICE = 1 << 22  # pixels counted at a time
+
+
+def pixel_scale(pixels: Tensor, standardise: bool) -> tuple[float, float]:
+    """Return what networks subtract from ``pixels`` in [0, 1], and what they divide by; (0, 1) to leave them so."""
+    return pixel_statistics(pixels) if standardise else (0.0, 1.0)
 
 
 def pixel_statistics(pixels: Tensor) -> tuple[float, float]:

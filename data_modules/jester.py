@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
-from mtl.options import Address, FilePath, Share, validated
+from mtl.options import Address, FilePath, Positive, Share, validated
 from mtl.types import Batch
 
 from .files.reading import as_lines, checked, read_lines, regular_size, repair
@@ -54,11 +54,11 @@ PARTS = {
 class JesterDataModule(InteractionsDataModule):
     """Serve all pairs of Jester dataset 1 (Goldberg et al. 2001), 73,421 users x 100 jokes.
 
-    Tasks: ``rated`` (binary, weight ``alpha``) and ``rating`` (regression in [-10, 10], weight 1 - ``alpha``, NaN if
-    missing). Inputs: ``user`` and ``joke``, int64 ids from 0. The split is stratified by ``rated`` and depends on
-    ``seed`` only. All files ``jester/jester-data-*`` with the suffix .csv, .csv.gz or .xls are read, sorted by name. If
-    a part exists with several suffixes, the first in this list is read. Missing published parts are fetched, unless
-    there is a file that is not a published part.
+    Tasks: ``rated`` (binary, weight ``alpha``) and ``rating`` (regression in [-10, 10] / ``rating_unit``, weight
+    1 - ``alpha``, NaN if missing). Inputs: ``user`` and ``joke``, int64 ids from 0. The split is stratified by
+    ``rated`` and depends on ``seed`` only. All files ``jester/jester-data-*`` with the suffix .csv, .csv.gz or .xls are
+    read, sorted by name. If a part exists with several suffixes, the first in this list is read. Missing published
+    parts are fetched, unless there is a file that is not a published part.
     """
 
     task, input, item = "rated", "joke", "joke"
@@ -71,10 +71,12 @@ class JesterDataModule(InteractionsDataModule):
         split: Shares = (0.7, 0.15, 0.15),
         download: bool = True,
         base_url: Address = "https://eigentaste.berkeley.edu/dataset",
+        rating_unit: Positive = 1.0,
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, **common)
         self.folder = self.source = self.data_dir / "jester"
+        self.rating_unit = rating_unit
 
     def fetch_files(self) -> None:
         names = set(self.parts())
@@ -105,7 +107,9 @@ class JesterDataModule(InteractionsDataModule):
         users, jokes = ratings.shape
         user, joke = torch.arange(users).repeat_interleave(jokes), torch.arange(jokes).repeat(users)
         rated = ratings.isnan().logical_not().flatten()
-        rows = Batch({"user": user, "joke": joke}, {"rated": rated.float(), "rating": ratings.flatten()})
+        rows = Batch(
+            {"user": user, "joke": joke}, {"rated": rated.float(), "rating": ratings.flatten() / self.rating_unit}
+        )
         return rows, rated.long(), users, jokes
 
 

@@ -16,7 +16,7 @@ from .base import TensorDataModule
 from .feeding import RowsSampler
 from .files.memory import fits_memory
 from .files.mnist import CLASSES, prepare, read
-from .images import pixel_statistics
+from .images import pixel_scale
 from .splits import SPLITS, Rows
 
 SHIFT, SIDE, CANVAS = 4, 28, 36
@@ -38,7 +38,8 @@ class MultiMNISTDataModule(TensorDataModule):
     the grey levels are added and clipped at 255. Tasks ``top_left`` and ``bottom_right``: the classes of the two
     images. ``rows`` are the sizes of train, val and test, which share no source image: test draws from the official
     test images, validation from a random sixth of the training images. The draws depend on ``seed`` only. If ``fresh``,
-    the training pairs are drawn anew in every epoch.
+    the training pairs are drawn anew in every epoch. Networks standardise the pixels, or without ``standardise`` only
+    divide them by 255; so it is for all data of images.
     """
 
     @validated
@@ -49,10 +50,12 @@ class MultiMNISTDataModule(TensorDataModule):
         rows: Rows = (100_000, 20_000, 20_000),
         fresh: bool = False,
         download: bool = True,
+        standardise: bool = True,
         base_url: Address | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.standardise = standardise
         self.source, self.rows = source, rows
         fits_memory(f"data.rows={shown(rows)}: its pictures", sum(self.rows) * CANVAS**2)
         self.folder = data_dir / FOLDERS[self.source]
@@ -75,7 +78,7 @@ class MultiMNISTDataModule(TensorDataModule):
             source_images, source_labels = self._sources[name]
             pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
-        mean, std = pixel_statistics(splits["train"].inputs["image"])
+        mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
         classes = NAMES[self.source]
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)

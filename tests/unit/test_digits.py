@@ -16,6 +16,7 @@ from mtl.data_modules import digits
 from mtl.data_modules.digits import DigitsDataModule, resplit, to_colour
 from mtl.data_modules.files import mnist, svhn
 from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
+from mtl.data_modules.images import pixel_scale
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from scipy.io import savemat
 from torch import Tensor
@@ -319,3 +320,11 @@ def test_rows_limit_the_splits(root: Path) -> None:
     for task in TASKS:
         assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
         assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])
+
+
+def test_pixels_are_standardised_or_only_divided() -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3)
+    mean = 0.4
+    std = ((0.4**2 + 0.2**2 + 0.6**2) / 3) ** 0.5
+    assert pixel_scale(pixels, True) == pytest.approx((mean, std))
+    assert pixel_scale(pixels, False) == (0.0, 1.0)

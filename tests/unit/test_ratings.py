@@ -348,6 +348,9 @@ def test_every_pair_is_in_one_stratified_split(suffix: str, tmp_path: Path) -> N
     write(tmp_path / f"{JESTER}{suffix}", joke_lines(ratings))
     data = ready(JesterDataModule, tmp_path, alpha=0.75)
     assert torch.equal(matrix(data), ratings)
+    scaled = ready(JesterDataModule, tmp_path, rating_unit=5)
+    whole, fifth = (each.splits["train"].targets["rating"].nan_to_num(0) for each in (data, scaled))
+    torch.testing.assert_close(5 * fifth, whole)
     rated = float((ratings != 9900).sum())
     for rows, share in zip(data.splits.values(), (0.7, 0.15, 0.15), strict=True):
         assert len(rows) == round(3000 * share)
