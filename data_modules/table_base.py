@@ -41,7 +41,7 @@ EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 class TableBase(TensorDataModule):
     """Check the options that all tables of a user have; subclasses read the rows.
 
-    ``tasks`` maps names to the options of ``Labels``, ``{column, kind, ...}``; kind: binary, multiclass or regression.
+    ``tasks`` maps names to a kind, binary, multiclass or regression, or to the options of ``Labels``, with a kind.
     An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
     says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become

@@ -72,7 +72,9 @@ class Labels(LabelOptions):
 
     @staticmethod
     def each(tasks: Any) -> list[Labels]:
-        """Return the Labels of each entry of ``data.tasks``; raise InputError if an option is wrong."""
+        """Return the Labels of each entry of ``data.tasks``: its options, or only its kind. Raises InputError."""
+        if isinstance(tasks, Mapping):
+            tasks = {name: {"kind": given} if isinstance(given, str) else given for name, given in tasks.items()}
         options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
         return [Labels.of(name, given) for name, given in options.items()]
 

@@ -102,9 +102,7 @@ def fit(
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
         values["data.split"] = [1 - sum(rest), *rest]
-    values["data.tasks"] = {
-        str(name): {"kind": kind} if isinstance(kind, str) else kind for name, kind in tasks.items()
-    }
+    values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
     frames = {split: to_polars(rows) for split, rows in tables.items() if not _is_path(rows)}
     in_memory = values["data"] == "table" or not frames

@@ -243,7 +243,7 @@ def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message:
 
 BINARY = {"column": "y", "kind": "binary"}
 BAD_TASKS: list[Any] = [
-    5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binary"}, {"y": {}}, {"y": {"kind": None}},
+    5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binry"}, {"y": {}}, {"y": {"kind": None}},
     {"y": {"kind": ["binary"]}}, {"y": {"kind": True}}, {"y": {"kind": "ranking"}}, {"a/b": BINARY}, {"a.b": BINARY},
     {"": BINARY}, {1: BINARY}, {True: BINARY}, {"y": BINARY | {"column": ""}}, {"y": BINARY | {"column": ["y"]}},
     {"y": BINARY | {"column": 5}}, {"y": BINARY | {"column": True}}, {"y": BINARY | {5: 1}},
