@@ -48,8 +48,8 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
                 parts.append(f"![Output]({name})")
             elif "text/markdown" in data:
                 parts.append(data["text/markdown"])
-            elif "text/html" in data:  # a DataFrame; the site has a style for tables
-                table = re.search(r"<table.*</table>", data["text/html"], flags=re.DOTALL)
+            elif table := re.search(r"<table.*</table>", data.get("text/html", ""), flags=re.DOTALL):
+                # A DataFrame; the site has a style for tables
                 parts.append(re.sub(r"\n\s*", "\n", re.sub(r"<table[^>]*>", "<table>", table[0])))
             else:
                 text = COLOURS.sub("", "".join(output.get("text", data.get("text/plain", ""))))

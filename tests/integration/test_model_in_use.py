@@ -293,7 +293,7 @@ def test_texts(tmp_path: Path) -> None:
 
 
 def test_block_of_the_page(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [block] = re.findall(r"```py\n(.*?)```", (ROOT / "docs/in_use.md").read_text(), flags=re.DOTALL)
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/in_use.md").read_text(), flags=re.DOTALL)
     (tmp_path / "RUN").symlink_to(trained)
     table().write_csv(tmp_path / "new.csv")
     monkeypatch.chdir(tmp_path)

@@ -75,6 +75,11 @@ def test_every_command_of_a_block_is_known() -> None:
             assert name in extras, name
 
 
+def test_every_block_of_python_is_run() -> None:
+    """The tests of these pages run theirs: test_readme, test_extend, test_model_in_use and test_python_page."""
+    assert {page.stem for page in PAGES if "```py" in page.read_text()} == {"README", "extend", "in_use", "python"}
+
+
 def test_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
     assert sorted(re.findall(r"^::: mtl\.(\w+)$", text, flags=re.MULTILINE)) == sorted(mtl.__all__)
