@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 import mtl
 from mtl.cli import reproduce, tune
@@ -18,6 +19,7 @@ from mtl.cli.main import COMMANDS
 from mtl.cli.study import split_words
 from mtl.config.check import check
 from mtl.paper.definition import read
+from mtl.tune import definition
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
 from tests.pages import PAGES, blocks, commands
@@ -78,6 +80,7 @@ def test_every_command_of_a_block_is_known() -> None:
 def test_every_block_of_python_is_run() -> None:
     """The tests of these pages run theirs: test_readme, test_extend, test_model_in_use and test_python_page."""
     assert {page.stem for page in PAGES if "```py" in page.read_text()} == {"README", "extend", "in_use", "python"}
+    assert {page.stem for page in PAGES if "```yaml" in page.read_text()} == {"extend", "tuning"}
 
 
 def test_reference_has_every_public_name() -> None:
@@ -120,6 +123,21 @@ def test_commands_of_studies_are_accepted() -> None:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("tune", study)
         assert set(special.get("gate", "").split(",")) <= {"", *cfg.gates}
+
+
+def test_study_of_the_page_is_read(tmp_path: Path) -> None:
+    """Its options exist; the data that it names are those of a reader."""
+    [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "tuning.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "narrow.yaml").write_text(text.replace("data=visits", "data=table"))
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("tune", ["study=narrow", f"hydra.searchpath=[file://{tmp_path}]"])
+    found = definition.read(cfg, "narrow", list(cfg.gates), [])
+    assert [each.label for each in found] == ["softmax", "comet"]
+    for each in found:
+        run = composed(each.words)
+        assert all(OmegaConf.select(run, option) is not None for option in each.space)
 
 
 def test_commands_of_papers_are_accepted() -> None:
