@@ -27,7 +27,7 @@ IMPORTANCE = {
 @torch.no_grad()
 def evaluated(model: Any, batch: Batch, batch_size: int = 4096) -> dict[str, float]:
     """Return loss and metrics of the rows of ``batch``."""
-    evaluation = Evaluation(model.spec.tasks)
+    evaluation = Evaluation(model.spec.tasks).to(model.device)
     for start in range(0, len(batch), batch_size):
         part = batch.select(torch.arange(start, min(start + batch_size, len(batch)))).to(model.device)
         output = model.network(part.inputs, list(part.targets))

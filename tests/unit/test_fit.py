@@ -25,8 +25,9 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.python.fit import Gate
+from mtl.records import read_json
 from tests.conftest import ROOT
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import compose_small, resume_small
 
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
@@ -83,6 +84,9 @@ def test_fit_equals_the_command_line(model: Any, suffix: str, tmp_path: Path) ->
     assert model.metrics == trained.metrics
     assert {"loss", "clicked/auroc", "minutes/mse", "plan/macro_f1"} <= model.metrics.keys()
     assert same(model, mtl.fit(path, TASKS, **QUICK))
+    trained.save(tmp_path / "model.ckpt")  # which mtl evaluate reads too
+    run(resume_small(tmp_path / "model.ckpt", tmp_path / "again", evaluate=True))
+    assert read_json(tmp_path / "again" / "results.json")["test"].items() >= trained.metrics.items()
 
 
 def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> None:

@@ -30,13 +30,16 @@ def test_scores_are_those_of_good_models(page: dict[str, Any]) -> None:
     assert list(page["predicted"]) == ["clicked", "minutes", "plan"]
 
 
-def test_own_trainer_returns_metrics_and_is_loaded(page: dict[str, Any]) -> None:
+def test_own_trainer_returns_metrics_and_is_loaded(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(page["folder"])
     metrics, model = page["metrics"], page["model"]
     assert {"test/loss", "test/clicked/auroc", "test/minutes/mse", "test/plan/accuracy"} <= metrics.keys()
+    [validated] = page["trainer"].validate(page["module"], datamodule=page["data"], verbose=False)
+    assert {"val/loss", "val/clicked/auroc"} <= validated.keys()
     assert model.evaluate(page["frame"])["clicked/auroc"] > 0.8
     assert str(page["module"].network.mixture.gate) == "CometGate(tasks=3, experts=4, k=2, gamma=0.1)"
-    model.save(page["folder"] / "again.ckpt")
-    again = page["mtl"].load(page["folder"] / "again.ckpt", network=page["network"](model.spec), data=page["table"]())
+    model.save("again.ckpt")
+    again = page["mtl"].load("again.ckpt", network=page["network"](model.spec), data=page["table"]())
     assert again.predict(page["frame"]).equals(model.predict(page["frame"]))
     with pytest.raises(InputError, match="give network and data together"):
         page["mtl"].load("own.ckpt", network=model.network)
