@@ -34,20 +34,16 @@ def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.Dat
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
     logger.info("%s, %s rows\n%s", where, f"{rows:,}", text_of(table_of(columns, perfect, sample, rows)))
-    for kind, reason in (
-        ("identifier", "an identifier: nearly all cells are distinct"),
-        ("free text", "free text"),
-    ):
+    for kind, reason in (("identifier", "identifiers (nearly all cells are distinct)"), ("free text", "free text")):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
-            verb, pronoun = ("looks", "is") if len(names) == 1 else ("look", "are")
             logger.warning(
-                "%s %s like %s, and %s left out; data.categorical=[%s] uses it as categories",
-                listing(names), verb, reason, pronoun, names[0],
+                "left out, like %s: %s. 'data.categorical=[%s]' uses a column as categories",
+                reason, listing(names), names[0],
             )  # fmt: skip
     for name, tasks in perfect.items():
         logger.warning(
-            "%s predicts %s perfectly: if its cells are known only after the label, leave it out with data.ignore=[%s]",
+            "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
             name, listing(tasks), name,
         )  # fmt: skip
 
