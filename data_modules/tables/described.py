@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from .learning import infer
 from .overview import overview
 from .parquet import SUFFIX, ParquetRows
 from .reading import NULL_VALUES, ROWS, read_tables
+
+logger = logging.getLogger(__name__)
 
 HEAD = """# @package _global_
 # The columns of {path}, to be edited. Example: mtl train --config-dir {folder} data={name}
@@ -49,7 +52,10 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     inputs = [column for column in columns if column not in tasks]
     require(bool(inputs), f"{where}: no column is left as input")
     found, _, sample = infer(blocks, rows, inputs, targets, where, given)
-    overview(found, targets, sample, where, rows)
+    overview(found, targets, sample, f"{where}, {rows:,} rows", rows)
+    for column in found:
+        if column.problem:
+            logger.warning("%s", column.problem)
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
 
 

@@ -140,7 +140,7 @@ class Column:
         name = self.name
         if not self.used:
             return
-        if self.form:
+        if self.form and self.kind != "categorical":
             encoder.formats[name] = self.form
         if self.kind == "numeric":
             encoder.numeric[name] = self._scaling(blocks)

@@ -131,7 +131,7 @@ def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse
     if text and forms is None:
         dates = read(parse_dates, ["", *DATES], expected_date)
         if dates is not None:
-            return Inferred("date", f"as in {dates[0]}" if dates[0] else "", dates[0])
+            return Inferred("date", "", dates[0])
         mixed = several(values, parse_dates, ["", *DATES])
         if mixed:
             raise InputError(
@@ -184,7 +184,7 @@ def format_of(column: pl.Series, given: Given, kind: Kind | None, describe: Call
 def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
     """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
     found, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
-    distinct, why = found.n_unique(), f"as in {form}" if form else ""
+    distinct, why = found.n_unique(), ""
     if bool((found == found.round()).all()):
         if is_named(name):
             if distinct > UNIQUE * count:
@@ -192,7 +192,7 @@ def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> 
             return Inferred("categorical", "named like an identifier", form)
         if distinct <= FEW and distinct * ROWS_PER_VALUE <= count:
             return Inferred("categorical", "few whole numbers", form)
-        why = why or ("whole numbers" if distinct * ROWS_PER_VALUE <= count else "")
+        why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
     return Inferred("numeric", why, form)
 
 

@@ -71,7 +71,7 @@ def learn(
     bad = encoder.bad if given.on_bad == "missing" else None
     require(bool(columns), f"{where}: no column is left as input")
     found, specs, sample = infer(blocks, rows, columns, labels, where, given, encoder.empty, bad)
-    overview(found, labels, sample, f"{where}: training", rows)
+    overview(found, labels, sample, f"{where}, {rows:,} training rows", rows)
     for column in found:
         require(not column.problem, column.problem)
         if column.measured and column.kind == "date":

@@ -30,10 +30,10 @@ TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number
 CONSTANT = "constant"
 
 
-def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, where: str, rows: int) -> None:
+def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, title: str, rows: int) -> None:
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
-    logger.info("%s, %s rows\n%s", where, f"{rows:,}", text_of(table_of(columns, perfect, sample, rows)))
+    logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason in (("identifier", "identifiers (nearly all cells are distinct)"), ("free text", "free text")):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
@@ -60,7 +60,8 @@ def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sa
     hidden = 0
     for number, column in enumerate(columns):
         why = [
-            column.why or ("" if column.varies else CONSTANT),
+            column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
+            f"as in {column.form}" if column.form else "",
             *(f"predicts {task}" for task in perfect.get(column.name, ())),
         ]
         if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
