@@ -29,7 +29,7 @@ def expected_date(form: str) -> str:
 def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
     """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
 
-    Text is read as ``form``, by default ISO 8601. Time zones are dropped, so that times are local.
+    Text is read as ``form`` or ISO 8601. Time zones are dropped, so that times are local.
     """
     name, kind = column.name, column.dtype
     if isinstance(kind, pl.Datetime):
@@ -38,14 +38,16 @@ def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
         return column.cast(pl.Datetime("us"))
     if kind != pl.String:
         return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
-    if form:
-        return read_dates(column, form)
     day, minutes, seconds = (pl.col(name).str.extract(ISO, group) for group in (1, 2, 3))
     clock = minutes.fill_null("00:00") + seconds.fill_null(":00")
     found = column.to_frame().select(
         day.str.to_date("%Y-%m-%d", strict=False).dt.combine(clock.str.to_time("%H:%M:%S", strict=False)).alias(name)
     )
-    return found.to_series()
+    iso = found.to_series()
+    if not form:
+        return iso
+    others = read_dates(column, form)
+    return others.zip_with(others.is_not_null(), iso)
 
 
 def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:

@@ -58,14 +58,17 @@ def read_dates(text: pl.Series, form: str) -> pl.Series:
 
 
 def read_numbers(text: pl.Series, form: str) -> pl.Series:
-    """Return texts as float64; null for cells that do not fit ``form``, a key of ``NUMBERS`` with its unit."""
+    """Return texts as float64; null for cells that do not fit ``form``, a key of ``NUMBERS`` with its unit.
+
+    A cell may lack the unit.
+    """
     [(prefix, suffix, (thousands, decimal))] = [
         (*form.split(number, 1), signs) for number, signs in NUMBERS.items() if number in form
     ]
     before, behind = (re.escape(part.strip()) for part in (prefix, suffix))
     group = rf"[{re.escape(thousands)}'\s]"
     digits = rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?"
-    found = text.str.strip_chars().str.extract(rf"^{before}\s*({digits})\s*{behind}$", 1)
+    found = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)
     return found.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
 
 

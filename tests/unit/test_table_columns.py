@@ -75,8 +75,9 @@ def test_kinds_and_formats(suffix: str, tmp_path: Path) -> None:
         "price": [1234567.8, 2234567.8, 3234567.8],
         **dict.fromkeys(("signup", "american", "german", "long", "short"), DAYS[:3]),
     }
-    one, other = (again.encode(pl.DataFrame(rows), "rows") for rows in (formatted, plain))
-    assert all(one[name].equal(other[name]) for name in one)
+    served = plain | {"weight": ["0.5", "1.5 kg", "2.5"], "signup": [str(day) for day in DAYS[:3]]}
+    one, *others = (again.encode(pl.DataFrame(rows), "rows") for rows in (formatted, plain, served))
+    assert all(one[name].equal(other[name]) for name in one for other in others)
 
 
 QUESTIONS: dict[str, tuple[list[str], str]] = {
@@ -90,7 +91,7 @@ QUESTIONS: dict[str, tuple[list[str], str]] = {
         r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* 'data.formats=\{c: \"1,234.5\"\}' or \"1.234,5\"",
     ),
     "of two formats": (
-        [DAYS[i].strftime("%d/%m/%Y" if i % 2 else "%Y-%m-%d") for i in range(ROWS)],
+        [DAYS[i].strftime("%d/%m/%Y" if i % 2 else "%b %d, %Y") for i in range(ROWS)],
         r"column 'c', row \d+: '.*' is a date in another format than '.*': write all dates of the column in one",
     ),
 }
