@@ -21,7 +21,7 @@ class EpochBar(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        self._bar = tqdm(total=epochs, desc="training", unit="epoch")
+        self._bar = tqdm(total=epochs, desc="training", unit="epoch", mininterval=0.5)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         saved: Any = trainer.checkpoint_callback

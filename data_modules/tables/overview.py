@@ -117,5 +117,5 @@ def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFr
 def text_of(table: Table) -> str:
     """Return a table as text without colours, ``WIDTH`` wide."""
     target = io.StringIO()
-    Console(file=target, width=WIDTH).print(table)
+    Console(file=target, width=WIDTH, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
