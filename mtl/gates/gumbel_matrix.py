@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from mtl.types import Routing
 class GumbelMatrixGate(Gate):
     """Connect task t with component c with probability p_tc, and average the connected components.
 
-    Parameter ``logits [T, C]``: log p - log(1 - p), the difference of the two complementary logits of a binary
-    Gumbel-softmax; p starts at ``initial_probability``. In training a matrix is drawn for each batch, the same in all
-    processes. Its gradient is straight-through: the forward pass uses the binary value, the backward pass the gradient
-    of sigmoid((logit + logistic noise) / ``temperature``), so that connections that are off learn too. Evaluation takes
-    the most likely matrix (a connection of probability 1/2 is on), or draws one if ``sample_in_evaluation``. Weights
-    ``[T, C]`` are each row divided by its sum; a row without connections gives zeros. ``budget_weight`` times
-    max(0, mean p - ``budget``) limits the expected share of connections. The gate does not depend on the example.
+    Parameter ``logits [T, C, 2]``: log p and log(1 - p), from which a binary Gumbel-softmax draws (section 4.1); only
+    their difference matters, and p starts at ``initial_probability``. In training a matrix is drawn for each batch, the
+    same in all processes. Its gradient is straight-through: the forward pass uses the binary value, the backward pass
+    the gradient of sigmoid((difference + logistic noise) / ``temperature``), so that connections that are off learn
+    too. Evaluation takes the most likely matrix (a connection of probability 1/2 is on), or draws one if
+    ``sample_in_evaluation``. Weights ``[T, C]`` are each row divided by its sum; a row without connections gives zeros.
+    ``budget_weight`` times max(0, mean p - ``budget``) limits the expected share of connections; the mean is over all
+    layers of a network (section 4.4), whose gates ``share_budget`` connects. The gate does not depend on the example.
     """
 
     sums_to_one = False  # a row may be empty
@@ -48,29 +49,45 @@ class GumbelMatrixGate(Gate):
         self.budget, self.sample_in_evaluation = budget, sample_in_evaluation
         self.add_schedulable("budget_weight", budget_weight)
         self.add_schedulable("temperature", temperature)
-        start = torch.full((self.num_gates, num_experts), float(initial_probability))
-        self.logits = nn.Parameter(start.logit())
+        p = torch.full((self.num_gates, num_experts), float(initial_probability))
+        self.logits = nn.Parameter(torch.stack([p.log(), (-p).log1p()], -1))
+        self.budgeted: tuple[GumbelMatrixGate, ...] = (self,)  # a tuple: they are not parts of this gate
+
+    @staticmethod
+    def share_budget(gates: Sequence[GumbelMatrixGate]) -> None:
+        """Let the first of the gates penalise the connections of all of them, and the others none."""
+        for index, gate in enumerate(gates):
+            gate.budgeted = () if index else tuple(gates)
+
+    def difference(self) -> Tensor:
+        """Return log p - log(1 - p), ``[T, C]``."""
+        return at_least_float32(self.logits[..., 0]) - at_least_float32(self.logits[..., 1])
 
     def probabilities(self) -> Tensor:
         """Return p, ``[T, C]``."""
-        return torch.sigmoid(at_least_float32(self.logits))
+        return torch.sigmoid(self.difference())
 
     def connections(self) -> Tensor:
         """Return the most likely matrix, 0 or 1, ``[T, C]``."""
-        p = self.probabilities().detach()
-        return (self.logits >= 0).to(p.dtype) + 0.0 * p  # NaN stays NaN
+        difference = self.difference().detach()
+        return (difference >= 0).to(difference.dtype) + 0.0 * difference.sigmoid()  # NaN stays NaN
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         drawn = self.training or self.sample_in_evaluation
-        matrix = self._draw(at_least_float32(self.logits)) if drawn else self.connections()
+        matrix = self._draw(self.difference()) if drawn else self.connections()
         matrix = matrix if tasks is None else matrix[tasks]
         weights = matrix / matrix.sum(-1, keepdim=True).clamp(min=1.0)
-        excess = (self.probabilities().mean() - self.budget).clamp(min=0.0)
-        losses = {"budget": self.budget_weight.to(excess.dtype) * excess}
-        return Routing(weights, losses, exact_zeros=not drawn)
+        return Routing(weights, self._penalty(), exact_zeros=not drawn)
 
-    def _draw(self, logits: Tensor) -> Tensor:
-        noisy = logits + broadcast(logistic_noise(logits.detach()))
+    def _penalty(self) -> dict[str, Tensor]:
+        if not self.budgeted:
+            return {}
+        p = torch.cat([gate.probabilities().flatten() for gate in self.budgeted])
+        excess = (p.mean() - self.budget).clamp(min=0.0)
+        return {"budget": self.budget_weight.to(excess.dtype) * excess}
+
+    def _draw(self, difference: Tensor) -> Tensor:
+        noisy = difference + broadcast(logistic_noise(difference.detach()))
         relaxed = torch.sigmoid(noisy / self.temperature)
         hard = (noisy > 0).to(relaxed.dtype)
         return hard + (relaxed - relaxed.detach())  # in this order the value is exactly 0 or 1

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from mtl.checks import require
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
+from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.linear import matching
 from mtl.networks.components import Component, Shape
@@ -193,6 +194,7 @@ class RoutedNetwork(nn.Module):
             built = RoutedLayer(shape, gate=gate_of_layer, **layer)
             self.layers.append(built)
             shape = built.output_dim
+        GumbelMatrixGate.share_budget([gate for gate in self._gates() if isinstance(gate, GumbelMatrixGate)])
         self.dropout = nn.Dropout(dropout)
         width = shape if isinstance(shape, int) else math.prod(shape)
         require(heads is not None or width == 1, f"heads=null: the last layer gives {width} numbers, not one")
@@ -213,6 +215,11 @@ class RoutedNetwork(nn.Module):
             predictions = {self.tasks[task].name: features[:, index, 0] for index, task in enumerate(wanted)}
         return NetworkOutput(predictions, routings, sum_losses(routings))
 
+    def _gates(self) -> list[Gate]:
+        """Return the gates of the layers, without a permutation around them."""
+        gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]
+        return [gate.gate if isinstance(gate, PermutedGate) else gate for gate in gates]
+
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return optimiser options of some parameters: the gates' learning rate is multiplied by T.
 
@@ -220,10 +227,8 @@ class RoutedNetwork(nn.Module):
         pull the gates' probabilities towards 1/2.
         """
         options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
-        gates = [layer.gate for layer in self.layers if isinstance(layer, RoutedLayer)]
-        gates = [gate.gate if isinstance(gate, PermutedGate) else gate for gate in gates]
         faster = {"lr_factor": float(len(self.tasks)), "weight_decay": 0.0}
-        return options | {parameter: faster for gate in gates for parameter in gate.parameters()}
+        return options | {parameter: faster for gate in self._gates() for parameter in gate.parameters()}
 
 
 def chain(factories: Sequence[Factory], shape: Shape) -> tuple[nn.Module, Shape]:

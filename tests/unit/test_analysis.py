@@ -80,7 +80,7 @@ def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:
 def test_connections_are_those_of_evaluation() -> None:
     gate = network(GumbelMatrixGate).layers[0].gate.train()
     with torch.no_grad():
-        gate.logits.copy_(torch.tensor([[1.0, -1, 1, -1], [-1, -1, -1, -1], [1, 1, 1, 1]]))
+        gate.logits.zero_()[..., 0] = torch.tensor([[1.0, -1, 1, -1], [-1, -1, -1, -1], [1, 1, 1, 1]])
     assert connections(gate, 3).int().tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
     assert gate.training
 
@@ -107,7 +107,7 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     for step in range(1, 13):
         trainer.global_step = step
         with torch.no_grad():
-            net.layers[0].gate.logits[0, 0] = step
+            net.layers[0].gate.logits[0, 0] = torch.tensor([step, 0.0])
         found = {name: [routing] for name, routing in net.train()(inputs).routings.items()}
         monitor.on_train_batch_end(trainer, module, {"routings": found}, batch, 0)
     outputs = {"routings": net.eval()(inputs).routings}

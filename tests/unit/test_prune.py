@@ -56,7 +56,7 @@ def routed(spec: DataSpec) -> RoutedNetwork:
     with torch.no_grad():
         for layer in network.layers:
             layer.gate.logits.normal_()
-        network.layers[0].gate.logits[3] = -1.0  # task d has no connection there
+        network.layers[0].gate.logits[3] = torch.tensor([-1.0, 0.0])  # task d has no connection there
     return network
 
 
@@ -114,7 +114,7 @@ def test_a_task_without_connections_can_be_pruned_and_exported(experts: Any, tmp
     network, inputs = mixture(ROWS, GumbelMatrixGate, experts=experts).eval(), INPUTS["rows"]
     for rows in ([3], slice(None)):  # one task, then all of them
         with torch.no_grad():
-            network.mixture.gate.logits[rows] = -1.0
+            network.mixture.gate.logits[rows] = torch.tensor([-1.0, 0.0])
         expected = network(inputs).predictions["d"]
         pruned = prune(network, "d")
         assert torch.allclose(pruned(inputs).predictions["d"], expected, atol=1e-6)

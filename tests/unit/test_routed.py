@@ -106,7 +106,7 @@ def test_learning_rate_of_gates_grows_with_the_number_of_tasks() -> None:
     module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
     slow, fast = module.configure_optimizers().param_groups
     assert (slow["lr"], fast["lr"]) == (0.1, pytest.approx(0.3))
-    assert [p.shape for p in fast["params"]] == [(3, 3), (3, 3)]
+    assert [p.shape for p in fast["params"]] == [(3, 3, 2), (3, 3, 2)]
     assert len(slow["params"]) + 2 == len(list(network.parameters()))
     plain = MultiTaskModule(dense_network(FixedGate), TASKS, partial(torch.optim.SGD, lr=0.1))
     assert len(plain.configure_optimizers().param_groups) == 1
