@@ -49,10 +49,8 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
     words = (*SMALL, "label=test", *words)
     data, given = composed(words).data, {word.partition("=")[0] for word in words}
     if "tasks_per_group" in data and "data.tasks_per_group" not in given:
-        words += (
-            "data.tasks_per_group=3",
-            *(() if "data.num_groups" in given else ("data.num_groups=1",)),
-        )  # what is logged of each task takes longer than its training
+        words += ("data.tasks_per_group=3",)  # what is logged of each task takes longer than its training
+        words += () if {"data.num_groups", "experiment"} & given else ("data.num_groups=1",)
     if "rows" in data and "data.rows" not in given:
         words += ("data.rows=[60,20,20]" if "source" in data else "data.rows=[600,200,200]",)  # pictures are dear
     return composed([*words, f"paths.run_dir='{run_dir}'"])

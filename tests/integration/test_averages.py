@@ -50,11 +50,11 @@ def test_average_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     test, shown = record["test"], capsys.readouterr().out
     assert test["average"] == pytest.approx((test["cola/matthews"] + test["stsb/pearson"]) / 2)
     assert test["small_average"] == test["cola/matthews"]
-    assert f"test average: {test['average']:.4f}" in shown
-    assert f"test small average: {test['small_average']:.4f}" in shown
+    assert f"\naverage of the tasks' main metrics: {test['average']:.4f}" in shown
+    assert f"small average of the tasks' main metrics: {test['small_average']:.4f}" in shown
     assert record["best_val_average"] == best
     assert "best_val_loss" not in record
-    assert "val/average" in caplog.text  # after each epoch
+    assert ", average 0." in caplog.text  # after each epoch
 
     main([str(folder.parent)])
     [row] = csv.DictReader((folder.parent / "summary.csv").read_text().splitlines())
