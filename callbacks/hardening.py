@@ -21,7 +21,7 @@ class PermutationHardening(Callback):
 
     Give the length of the phase as one of ``steps``, ``epochs`` or ``fraction`` (of the run). Rank 0 computes the
     assignment and broadcasts it. The mean distance between the soft and the hard matrices is logged as
-    ``while_training/permutation_soft_to_hard``. The optimiser's state of the permutation logits is dropped.
+    ``train/permutation_soft_to_hard``. The optimiser's state of the permutation logits is dropped.
     """
 
     @validated
@@ -46,7 +46,7 @@ class PermutationHardening(Callback):
             for optimizer in trainer.optimizers:
                 optimizer.state.pop(permutation.logits, None)
         distance = sum(distances) / len(distances)
-        pl_module.log("while_training/permutation_soft_to_hard", distance, on_step=True, on_epoch=False)
+        pl_module.log("train/permutation_soft_to_hard", distance, on_step=True, on_epoch=False)
         log.info(
             "step %d: permutation hardened, %d of %d experts moved, distance between soft and hard matrix %.3g",
             trainer.global_step,

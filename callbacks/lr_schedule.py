@@ -19,7 +19,7 @@ WHERE = "callbacks.lr_schedule"
 
 
 class LearningRate(Callback):
-    """Raise the learning rate in the warm-up, then keep it or lower it; log it as ``while_training/lr``.
+    """Raise the learning rate in the warm-up, then keep it or lower it; log it as ``train/lr``.
 
     It rises from ``start_factor`` times its base value in the shape ``rise``, for ``warmup``, a fraction of the run, or
     for ``warmup_steps`` optimiser steps. Then it is constant, or falls in the given ``shape`` to ``end_factor`` times
@@ -59,7 +59,7 @@ class LearningRate(Callback):
             group["lr"] = factor * group["initial_lr"]
         if is_logged(trainer, step):  # the rate of a group without its own factor
             rate = factor * trainer.optimizers[0].defaults["lr"]
-            pl_module.log("while_training/lr", rate, on_step=True, on_epoch=False)
+            pl_module.log("train/lr", rate, on_step=True, on_epoch=False)
 
     def factor_at(self, trainer: Trainer, step: int) -> float:
         """Return the factor of all rates at optimiser step ``step``."""

@@ -24,7 +24,7 @@ OF_ONE_TASK = re.compile(r"\.by_task\.task_[^.]+")  # part of the name of a gate
 class ScheduledBuffer(Callback):
     """Set the scalar buffer ``target`` before each step to its scheduled value.
 
-    The value is logged as ``while_training/schedule/<target>``.
+    The value is logged as ``train/schedule/<target>``.
     ``target`` may be a pattern such as ``network.*gate.temperature``: all matching buffers are set, including the
     buffers of all tasks where each task has its own gate. The value goes from ``start`` to ``end`` in the given
     ``shape`` over ``steps`` optimiser steps, ``epochs`` (may be fractional) or a ``fraction`` of the run, and stays at
@@ -73,7 +73,7 @@ class ScheduledBuffer(Callback):
             getattr(owner, name).fill_(value)
         if is_logged(trainer, step):
             shown = self.target.removeprefix("network.").lstrip("*.").replace("*", "all")
-            pl_module.log(f"while_training/schedule/{shown}", value, on_step=True, on_epoch=False)
+            pl_module.log(f"train/schedule/{shown}", value, on_step=True, on_epoch=False)
 
     def value(self, step: int, length: float) -> float:
         """Return the value at optimiser step ``step`` of a schedule of ``length`` steps."""

@@ -13,11 +13,11 @@ from mtl.writing import writing
 DOTS = 100  # per inch
 COMPRESSION = 1  # from 0 to 9; the default 6 takes a third of a picture's time and makes files 7 to 9 % smaller
 # Loggers group charts by the part before the first slash, and TensorBoard sorts the groups: this one follows train, val
-GROUP = "visual"
+GROUP = "views"
 
 
 def save_picture(figure: Figure, file: Path, loggers: Sequence[Logger], step: int) -> None:
-    """Draw ``figure`` once, into the PNG ``file``, and pass the file to the loggers as ``visual/<name of the file>``.
+    """Draw ``figure`` once, into the PNG ``file``, and pass the file to the loggers as ``views/<name of the file>``.
 
     A logger that can show pictures has a method ``log_picture(name, file, step)``; other loggers are skipped.
     """

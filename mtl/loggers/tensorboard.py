@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
 # TensorBoard sorts groups of charts by name and opens the first two: these have to come after train and val
-AFTER_TEST = "with_hparams"
+AFTER_TEST = "values_of_test"
 LOSSES = ("mse", "logloss")  # metrics that are a task's loss under another name, unless it is weighted or standardised
 
 
@@ -57,7 +57,7 @@ class TensorBoardLog(TensorBoardLogger):
         # The page sorts options by name and opens the first five, but shows their display names
         names = {f"{index:02d}_{name}": name for index, name in enumerate(params)}
         columns = [hparams.HParam(name, display_name=shown) for name, shown in names.items()]
-        tags = {f"{AFTER_TEST}/{name}": value for name, value in metrics.items()}
+        tags = {f"{AFTER_TEST}/{name.removeprefix('test/')}": value for name, value in metrics.items()}
         measured = [hparams.Metric(tag, display_name=name) for tag, name in zip(tags, metrics, strict=True)]
         row = {name: _plain(params[shown]) for name, shown in names.items()}
         writer = self.experiment.file_writer

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-# The groups of values that are not losses. Loggers group curves by the part before the first slash; TensorBoard sorts
-# the groups by name and opens the first two. These groups have to come after train and val
-GROUPS = {"train": "while_training", "val": "val_metrics"}
+# Loggers group curves by the part before the first slash. TensorBoard sorts the groups by name and opens the first two,
+# train and val; metrics of the validation have a group of their own, so that val has the losses alone
+GROUPS = {"val": "val_metrics"}
 LOSSES = ("loss", "step_loss")
 
 
 def curve_name(name: str) -> str:
-    """Return the curve name of the value that monitors know as ``name``; for losses the two are equal.
+    """Return the curve name of the value that monitors know as ``name``: ``val_metrics/x/auroc`` for ``val/x/auroc``.
 
-    ``train/aux/entropy`` becomes ``while_training/aux/entropy``, ``val/click/auroc`` ``val_metrics/click/auroc``.
+    Only the names of metrics of the validation differ, not those of its losses.
     """
     group, _, rest = name.partition("/")
     return name if rest.rpartition("/")[2] in LOSSES else f"{GROUPS.get(group, group)}/{rest}"

@@ -30,7 +30,7 @@ WORDS = [
     "logger=csv",
     "trainer.log_every_n_steps=1",
 ]
-TIMES = {"while_training/seconds_per_epoch"}
+TIMES = {"train/seconds_per_epoch"}
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -55,12 +55,10 @@ def assert_equal(folder: Path, whole: Path, ended: bool = False) -> None:
 
 def test_schedules_and_hardening_count_optimiser_steps(whole: Path) -> None:
     found = rows(whole)
-    course = {
-        int(r["step"]): float(r["while_training/schedule/gate.entropy_weight"]) for r in found if "train/step_loss" in r
-    }
+    course = {int(r["step"]): float(r["train/schedule/gate.entropy_weight"]) for r in found if "train/step_loss" in r}
     assert sorted(course) == list(range(12))
     assert [round(course[step] / course[11], 6) for step in range(8)] == [round(min(1, s / 6), 6) for s in range(8)]
-    assert next(int(row["step"]) for row in found if "while_training/permutation_soft_to_hard" in row) == 6
+    assert next(int(row["step"]) for row in found if "train/permutation_soft_to_hard" in row) == 6
 
 
 @pytest.mark.parametrize(

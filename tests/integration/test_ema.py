@@ -90,9 +90,7 @@ def test_stopped_run_resumes_exactly(batch: int, averaged: Path, tmp_path: Path)
     go_on(tmp_path)
     assert_same(tmp_path, averaged)
     assert same(saved(averaged)["callbacks"]["WeightAverage"], saved(tmp_path)["callbacks"]["WeightAverage"])
-    assert [row for row in rows(tmp_path) if "while_training/lr" in row] == [
-        row for row in rows(averaged) if "while_training/lr" in row
-    ]
+    assert [row for row in rows(tmp_path) if "train/lr" in row] == [row for row in rows(averaged) if "train/lr" in row]
 
 
 def test_average_may_be_left_out_on_resuming(plain: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ PLATEAU = [  # the loss falls, so it never improves in this mode
 def course(folder: Path, name: str = "lr") -> dict[int, float]:
     """Return the logged learning rates, or another value, by step."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): float(value) for row in rows if (value := row.get(f"while_training/{name}"))}
+    return {int(row["step"]): float(value) for row in rows if (value := row.get(f"train/{name}"))}
 
 
 def scheduled(folder: Path) -> list[int]:

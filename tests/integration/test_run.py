@@ -84,7 +84,7 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("train/step_loss")] == [2, 5, 8, 11]
-    course = events.Scalars("while_training/schedule/gate.temperature")
+    course = events.Scalars("train/schedule/gate.temperature")
     config = compose_small(tmp_path, *words).callbacks.temperature_schedule
     expected = [
         SHAPES[config.get("shape", "log_linear")](step / 12, config.start, config.end) for step in (2, 5, 8, 11)
@@ -99,17 +99,17 @@ def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: P
     events = EventAccumulator(str(tmp_path)).Reload()
     tags = events.Tags()
     names = ("expert_share", "permutation", "selectors_over_training", "weights_over_training")
-    assert {name: len(events.Images(name)) for name in tags["images"]} == {f"visual/{name}": 2 for name in names}
-    last = events.Images("visual/permutation")[-1]
+    assert {name: len(events.Images(name)) for name in tags["images"]} == {f"views/{name}": 2 for name in names}
+    last = events.Images("views/permutation")[-1]
     assert last.encoded_image_string == (tmp_path / "routing" / "permutation.png").read_bytes()
     assert {"train/loss", "val/loss", "val_routing/experts_per_sample"} <= set(tags["scalars"])
-    course = {"while_training/permutation_soft_to_hard", "while_training/schedule/permutation.tau", "train/step_loss"}
+    course = {"train/permutation_soft_to_hard", "train/schedule/permutation.tau", "train/step_loss"}
     assert course <= set(tags["scalars"])
     # TensorBoard opens the first two groups
     assert sorted({name.split("/")[0] for name in tags["scalars"] + tags["images"]})[:2] == ["train", "val"]
     single = {name for name in tags["scalars"] if len(events.Scalars(name)) == 1}
-    assert single == {f"with_hparams/test/{name}" for name in ("loss", *(f"task_00{task}/mse" for task in range(3)))}
-    assert events.Scalars("with_hparams/test/loss")[0].value == pytest.approx(losses(tmp_path)["loss"])
+    assert single == {f"values_of_test/{name}" for name in ("loss", *(f"task_00{task}/mse" for task in range(3)))}
+    assert events.Scalars("values_of_test/loss")[0].value == pytest.approx(losses(tmp_path)["loss"])
     assert "val/task_000/loss" in tags["scalars"]
     assert "val_metrics/task_000/mse" not in tags["scalars"]  # the same as the loss
     plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data

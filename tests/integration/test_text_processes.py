@@ -35,7 +35,7 @@ RUNS = {
 def logged(folder: Path) -> dict[tuple[str, int], float]:
     """Return the losses of each step, and the means of the auxiliary losses of each epoch."""
     rows = list(csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines()))
-    names = [name for name in rows[0] if name == "train/step_loss" or name.startswith("while_training/aux/")]
+    names = [name for name in rows[0] if name == "train/step_loss" or name.startswith("train/aux/")]
     return {(name, int(row["step"])): float(row[name]) for row in rows for name in names if row.get(name)}
 
 
@@ -76,7 +76,7 @@ def test_two_processes_equal_one(name: str, folder: Path) -> None:
     expected = logged(one)
     assert {key for key, _ in expected} >= {
         "train/step_loss",
-        "while_training/aux/balance" if name == "top1" else "while_training/aux/entropy",
+        "train/aux/balance" if name == "top1" else "train/aux/entropy",
     }
     assert logged(two) == pytest.approx(expected, abs=1e-8)
     theirs = weights(two)

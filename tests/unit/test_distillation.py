@@ -262,7 +262,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logged(folder: Path) -> dict[str, list[str]]:
     """Return what a run has logged in training, by name, except how long it took."""
     rows = list(csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines()))
-    names = [name for name in rows[0] if name.startswith(("train/", "while_training/aux/"))]
+    names = [name for name in rows[0] if name.startswith("train/") and name != "train/seconds_per_epoch"]
     return {name: [row[name] for row in rows if row[name]] for name in names}
 
 
@@ -281,7 +281,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(teacher: Path, tmp_path: Path
     assert same(expected["state_dict"], got["state_dict"])
     assert same(expected["optimizer_states"], got["optimizer_states"])
     assert logged(whole) == logged(parts)
-    assert all(len(logged(whole)[f"while_training/aux/distillation_{part}"]) == 2 for part in ("layers", "predictions"))
+    assert all(len(logged(whole)[f"train/aux/distillation_{part}"]) == 2 for part in ("layers", "predictions"))
 
 
 def test_the_teacher_is_the_network_of_the_checkpoint(teacher: Path, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_networks_without_hidden_states_are_distilled_from_predictions(tmp_path:
         run(compose_small(tmp_path / "student", *words))
     run(compose_small(tmp_path / "student", *words, "distillation.layers=false"))
     names = [name for name in logged(tmp_path / "student") if "distillation" in name]
-    assert names == ["while_training/aux/distillation_predictions"]
+    assert names == ["train/aux/distillation_predictions"]
 
 
 @pytest.mark.parametrize(

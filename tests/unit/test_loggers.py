@@ -97,9 +97,9 @@ def test_a_picture_is_drawn_once_for_all_loggers(tmp_path: Path, monkeypatch: py
     one, other, tensorboard = Shower(), Shower(), TensorBoardLog(str(tmp_path))
     file = tmp_path / "routing" / "share.png"
     save_picture(figure, file, [one, object(), other, tensorboard], 3)
-    assert one.shown == other.shown == [("visual/share", file.read_bytes(), 3)]
+    assert one.shown == other.shown == [("views/share", file.read_bytes(), 3)]
     tensorboard.close()
-    [image] = events(tmp_path).Images("visual/share")
+    [image] = events(tmp_path).Images("views/share")
     assert image.encoded_image_string == file.read_bytes()
     assert (image.step, image.width, image.height) == (3, 100, 100)
     assert len(drawn) == 1
@@ -141,7 +141,7 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
     assert run.data.tags["resumed.trainer.max_epochs"] == "6"
     file = tmp_path / "share.png"
     file.write_bytes(b"png")
-    logger.log_picture("visual/share", file, 6)
+    logger.log_picture("views/share", file, 6)
     assert [path.name for path in (tmp_path / "mlflow" / "artifacts").rglob("*.png")] == ["share.png"]
 
 

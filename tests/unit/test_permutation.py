@@ -386,4 +386,4 @@ def test_hardening_at_its_step() -> None:
     callback.on_train_batch_start(trainer, module, None, 0)
     assert module.network.permutation.is_hard
     assert not optimizer.state
-    assert module.logged["while_training/permutation_soft_to_hard"] >= 0
+    assert module.logged["train/permutation_soft_to_hard"] >= 0

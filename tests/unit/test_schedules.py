@@ -87,7 +87,7 @@ def rates_at(callback: LearningRate, run: Any) -> list[float]:
     callback.on_train_start(run, module)
     callback.on_train_batch_start(run, module, None, 0)
     rates = [group["lr"] for group in run.optimizers[0].param_groups]
-    assert module.logged["while_training/lr"] == pytest.approx(rates[0])
+    assert module.logged["train/lr"] == pytest.approx(rates[0])
     return rates
 
 
@@ -196,7 +196,7 @@ def test_schedule_of_a_buffer_is_a_function_of_the_step_alone(options: dict[str,
         callback.on_train_batch_start(trainer(step, epochs=5), module, None, 0)
         seen.append(float(module.gate.temperature))
     assert seen == pytest.approx([0.55, 1.0, 0.1, 1 - 0.9 * 7 / 20])
-    assert module.logged["while_training/schedule/gate.temperature"] == pytest.approx(seen[-1])
+    assert module.logged["train/schedule/gate.temperature"] == pytest.approx(seen[-1])
 
 
 def test_schedule_without_its_target() -> None:
@@ -215,7 +215,7 @@ def test_one_schedule_for_several_buffers() -> None:
     callback.on_train_start(trainer(0), module)
     callback.on_train_batch_start(trainer(14), module, None, 0)
     assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
-    assert module.logged == {"while_training/schedule/layers.all.temperature": 0.5}
+    assert module.logged == {"train/schedule/layers.all.temperature": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from mtl.training.values import curve_name, log_values
         ("val/click/loss", "val/click/loss"),
         ("val/click/auroc", "val_metrics/click/auroc"),
         ("val/average", "val_metrics/average"),
-        ("train/aux/entropy", "while_training/aux/entropy"),
-        ("train/seconds_per_epoch", "while_training/seconds_per_epoch"),
+        ("train/aux/entropy", "train/aux/entropy"),
+        ("train/seconds_per_epoch", "train/seconds_per_epoch"),
         ("test/click/auroc", "test/click/auroc"),
     ],
 )
@@ -90,7 +90,7 @@ def test_values_have_the_steps_of_lightning_and_monitors_see_them(tmp_path: Path
     curves = {"val_metrics/a/auroc": pytest.approx(0.1), "val/b/loss": 2.0}
     assert [row for _, row in ours[2:]] == [
         curves,
-        {"while_training/a/auroc": pytest.approx(0.1), "train/b/loss": 2.0},
+        {"train/a/auroc": pytest.approx(0.1), "train/b/loss": 2.0},
         {"test/a/auroc": pytest.approx(0.1), "test/b/loss": 2.0},
     ]
     assert {"val/a/auroc", "train/b/loss", "val/lightning"} <= fitted.keys()
