@@ -34,7 +34,8 @@ class Claim(Model):
 
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least the
     share ``by`` of the latter; ``higher`` says whether higher values are better. Otherwise it is that the mean is at
-    least ``at_least`` or at most ``at_most``. Group and gates are given by their keys.
+    least ``at_least`` or at most ``at_most``. Group and gates are given by their keys. ``binary``: the claim is about
+    the selected experts, which soft selectors leave open.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Claim(Model):
     higher: bool = False
     at_least: float | None = None
     at_most: float | None = None
+    binary: bool = False
 
 
 class Scale(Model):

@@ -19,12 +19,13 @@ from mtl.report.trials import Trials, section_of_trials
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
-FLOPS = "test flops_selected"  # a column of the table of runs
+FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
 KEPT = (
     "group",
     "setting",
     "seed",
     FLOPS,
+    BINARY,
     "training flops_selected",
     "parameters",
     "epochs",
@@ -86,7 +87,8 @@ def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
         names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
         runs = groups.get(claim.group)
         own = {key: values(runs, name, claim.column) for key, name in names.items()} if runs else {}
-        found.append(judge(claim, own, names))
+        shares = {key: list(values(runs, name, BINARY).values()) for key, name in names.items()} if runs else {}
+        found.append(judge(claim, own, names, shares))
     return found
 
 

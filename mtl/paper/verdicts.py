@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +15,7 @@ from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, summ
 
 FEWEST = 3  # the least number of runs of a gate for a test
 POWER = 0.8  # with which the number of seeds named by "undecided" would decide
+BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 MOST = 1000  # a larger number of seeds is not spelled out
 RULES = (
     f"A claim holds if the difference has the claimed sign and is significant (two-sided t test, p < {SIGNIFICANCE}), "
@@ -22,7 +23,8 @@ RULES = (
     "significant, or if the difference is significantly smaller than claimed. Otherwise it is undecided: so many seeds "
     f"would make the observed difference significant with probability {POWER:.0%}. Runs of the same seed are compared "
     "in pairs (Student's test), others as samples (Welch's test). A claim on one number holds if the mean over runs is "
-    "within its bound, and is contradicted if it is significantly outside."
+    "within its bound, and is contradicted if it is significantly outside. A claim on the selected experts is "
+    f"undecided while fewer than {BINARY:.0%} of the selectors are binary."
 )
 
 
@@ -69,10 +71,16 @@ class Apart:
         return f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
 
 
-def judge(claim: Claim, values: Mapping[str, Mapping[int, Value]], names: Mapping[str, str]) -> Judgement:
+def judge(
+    claim: Claim,
+    values: Mapping[str, Mapping[int, Value]],
+    names: Mapping[str, str],
+    binary: Mapping[str, Sequence[Value]] | None = None,
+) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
-    ``values``: the values of the claim's column by the key of the gate and the seed; ``names``: of the gates.
+    ``values``: the values of the claim's column by the key of the gate and the seed; ``names``: of the gates;
+    ``binary``: the shares of binary selectors of those gates that have selectors.
     """
     own = values.get(claim.gate, {})
     if not claim.than:
@@ -80,8 +88,12 @@ def judge(claim: Claim, values: Mapping[str, Mapping[int, Value]], names: Mappin
     else:
         found = [_compared(claim, own, values.get(other, {}), names[other]) for other in claim.than]
     order = list(Verdict)
-    verdict = max((each for each, _ in found), key=order.index)
-    return Judgement(claim, verdict, "; ".join(reason for _, reason in found))
+    verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
+    shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
+    reasons += [f"{share:.0%} of the selectors of {names[key]} are binary" for key, share in shares.items()]
+    if claim.binary and verdict != Verdict.NOT_RUN and min(shares.values(), default=1.0) < BINARY:
+        verdict = Verdict.UNDECIDED
+    return Judgement(claim, verdict, "; ".join(reasons))
 
 
 def apart(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Apart:

@@ -96,6 +96,16 @@ def test_a_number_is_within_its_bounds(bounds: dict[str, float], expected: Verdi
     assert reason.startswith("3.7 ± 0.3, 3 runs")
 
 
+def test_selections_of_soft_selectors_are_undecided() -> None:
+    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], binary=True)
+    values = {"a": dict(enumerate(LOW)), "b": dict(enumerate(HIGH))}
+    for share, expected in ((0.53, UNDECIDED), (0.995, HOLDS)):
+        found = judge(claim, values, NAMES, {"a": [share, share], "b": []})  # b has no selectors
+        assert found.verdict == expected
+        assert found.reason.endswith(f"; {share:.0%} of the selectors of A are binary")
+    assert judge(claim, {}, NAMES).verdict == NOT_RUN
+
+
 def test_numbers_are_readable() -> None:
     assert "(1 runs without a value)" in verdict({"a": [*THREE, float("nan")], "b": [2.0, 2.1, 2.2]})[1]
     values: dict[str, list[float | None]] = {"a": [864_000.0, 866_000.0, 865_000.0], "b": [864_700.0] * 3}
