@@ -17,6 +17,7 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
+from mtl.config.resume import is_harmless
 from mtl.records import LOCK, RESULTS, read_json
 from mtl.runs.channel import VARIABLE
 from mtl.runs.commands import quoted
@@ -25,7 +26,6 @@ from mtl.tune.space import words
 
 OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
-LOCAL = ("paths.", "hydra.", "trust=")  # options that are not stored in a checkpoint
 PRUNED, FITTED = "pruned", "fitted"
 SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit status of a stopped run
 PATIENCE = 300  # seconds in which the process of a dead worker completes its step and saves
@@ -64,7 +64,7 @@ class Launcher:
             queue.set(trial.number, name, known)
         if not (folder / RESULTS).exists():
             if (folder / LAST).exists() and not was_fitted:
-                given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if word.startswith(LOCAL))]
+                given = [f"ckpt={quoted(folder / LAST)}", *(word for word in given if not is_harmless(word))]
             else:  # a run that was killed during its test has no results and nothing left to train: start again
                 shutil.rmtree(folder)
                 folder.mkdir()

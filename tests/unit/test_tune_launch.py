@@ -45,7 +45,7 @@ def results(value):
 def study(tmp_path: Path, rest: str, **options: object) -> tuple[Queue, Launcher]:
     """Return a study of one trial, whose program ends with the code ``rest``."""
     (tmp_path / "program.py").write_text(PROGRAM + rest)
-    definition = replace(SIMPLE, words=["data=x", f"paths.output_dir={tmp_path}"], **options)
+    definition = replace(SIMPLE, words=["data=x", "data.data_dir=mine", f"paths.output_dir={tmp_path}"], **options)
     storage = open_storage(f"journal:{tmp_path}/log", Path())
     queue = Queue(definition, storage, "val/loss", n_trials=1, heartbeat=0.3, retries=2)
     return queue, Launcher([sys.executable, str(tmp_path / "program.py")], tmp_path / "runs")
@@ -93,7 +93,8 @@ def test_a_killed_run_goes_on(rest: str, goes_on: list[bool], value: float, tmp_
     run(queue, launch)
     [trial], told = queue.study.trials, words_of(tmp_path)
     assert ["hydra.run.dir" not in words for words in told] == goes_on
-    assert all(words == {"ckpt": str(last), "paths.output_dir": str(tmp_path)} for words in told if "ckpt" in words)
+    local = {"data.data_dir": "mine", "paths.output_dir": str(tmp_path)}  # what no checkpoint may decide
+    assert all(words == {"ckpt": str(last), **local} for words in told if "ckpt" in words)
     assert (trial.state.name, trial.value, trial.user_attrs["starts"]) == ("COMPLETE", value, 2)
 
 
