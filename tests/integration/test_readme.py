@@ -11,7 +11,7 @@ import pytest
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.cli import report, use
+from mtl.cli import columns, report, use
 from mtl.cli.run import run
 from mtl.use.serve import Predictor
 from tests.conftest import ROOT
@@ -62,6 +62,19 @@ def test_commands_on_a_run_work(trained: Path, tmp_path: Path, monkeypatch: pyte
                 main([str(trained), *words[1:], *(["--force"] if name == "mtl predict" else [])])
     assert len(pl.read_parquet("predictions.parquet")) == 20
     assert (trained / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_options_that_columns_writes_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mtl columns visits.csv clicked minutes``, then the command below it on the page."""
+    monkeypatch.chdir(tmp_path)
+    visits()[:400].write_csv("visits.csv")
+    columns.main(max(commands("mtl columns"), key=len))
+    [words] = [words for words in commands("mtl train") if words[:3] == ["--config-dir", "my_conf", "data=visits"]]
+    small = ("recipe.expert_units=[8]", "recipe.embedding_dim=4", "trainer.max_epochs=1")
+    run(compose_small(tmp_path / "run", f"hydra.searchpath=[file://{tmp_path}/my_conf]", *words[2:], *small))
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["main_metrics"] == {"clicked": "auroc", "minutes": "mse"}
 
 
 ELSEWHERE = ("ckpt=", "evaluate=", "start_from=", "--config-dir", "network.pretrained=", "trainer=", "hydra/launcher=")
