@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class EpochReport(Callback):
-    """Log a line for each epoch: losses, main metric, duration. Log their median as ``train/seconds_per_epoch``.
+    """Log a line for each epoch: losses, main metric, duration; log the median duration, ``train/seconds_per_epoch``.
 
     The duration is wall time. It includes validation, but not the saving of checkpoints.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 LINES = ["-", "--", "-.", ":"]
-SMALL = 0.005  # smaller weights are left out: they would be written as .00
+_SMALL = 0.005  # smaller weights are left out: they would be written as .00
 _MOST_TASKS = 16  # further tasks get no panel
 _MOST_TICKS = 32  # ticks that each name an expert
 
@@ -28,7 +28,7 @@ def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
     axes.set(title="Which experts each task uses", xlabel="expert")
     axes.set_yticks(range(num_tasks), list(tasks))
     if values.size <= 256:
-        for row, column in zip(*np.nonzero(values >= SMALL), strict=True):
+        for row, column in zip(*np.nonzero(values >= _SMALL), strict=True):
             value = float(values[row, column])
             ink = "white" if value < 0.6 * values.max() else "black"
             text = f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
@@ -85,7 +85,7 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     known = [np.flatnonzero(~np.isnan(values[:, task, 0])) for task in range(shown)]  # the batches that have the task
     final = np.sum([values[index[-1], task] for task, index in enumerate(known) if len(index)], 0)
     heaviest = [
-        expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] >= SMALL
+        expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] >= _SMALL
     ]
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
     looks = [(COLOURS[rank], LINES[rank % len(LINES)]) for rank in range(len(heaviest))]

@@ -47,7 +47,7 @@ HARMLESS_WARNINGS = (
 
 
 @dataclass(frozen=True)
-class Library:
+class FromPython:
     """What is different in a run that Python code starts: nothing is printed, and Ctrl-C ends only the training.
 
     ``frames``: the rows of splits that are in memory. ``callbacks``: further ones, such as a progress bar.
@@ -58,12 +58,12 @@ class Library:
 
 
 def run(
-    cfg: DictConfig, checkpoint: Checkpoint | None = None, alone: str = "", library: Library | None = None
+    cfg: DictConfig, checkpoint: Checkpoint | None = None, one_process: str = "", python: FromPython | None = None
 ) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
 
-    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``alone``: why the run
-    must not have several processes, if so.
+    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``one_process``: why
+    the run must not have several processes, if so.
     """
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
@@ -71,7 +71,7 @@ def run(
         memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
-                return _run(cfg, checkpoint, alone, library, ending)
+                return _run(cfg, checkpoint, one_process, python, ending)
         finally:
             distributed.destroy_process_group()
 
@@ -79,8 +79,8 @@ def run(
 def _run(
     cfg: DictConfig,
     checkpoint: Checkpoint | None,
-    alone: str,
-    library: Library | None,
+    one_process: str,
+    python: FromPython | None,
     ending: contextlib.ExitStack,
 ) -> float | None:
     check(cfg)
@@ -98,15 +98,15 @@ def _run(
     if cfg.get("threads"):
         torch.set_num_threads(cfg.threads)
     data: Any = build.build_data(cfg)
-    if library is not None and library.frames:
-        data.frames = library.frames
-    trainer = build.build_trainer(cfg, checkpoint, library.callbacks if library else ())
+    if python is not None and python.frames:
+        data.frames = python.frames
+    trainer = build.build_trainer(cfg, checkpoint, python.callbacks if python else ())
     for logger in trainer.loggers:
         if hasattr(logger, "close"):  # the logger stays open between training and test
             ending.callback(logger.close)
     require(
-        trainer.world_size == 1 or not alone,
-        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {alone}",
+        trainer.world_size == 1 or not one_process,
+        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {one_process}",
     )
     if checkpoint is not None:
         if cfg.ckpt:
@@ -139,7 +139,7 @@ def _run(
         tested, best, monitor = path, None, "val/loss"
     else:
         with restoring(checkpoint):
-            tested, best, monitor = _fit(cfg, trainer, module, data, path, library is not None)
+            tested, best, monitor = _fit(cfg, trainer, module, data, path, python is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     with restoring(checkpoint if cfg.evaluate else None):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
@@ -147,16 +147,13 @@ def _run(
     test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     main, label = module.evaluation.main_metrics(), tested or "last weights"
     training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
-    truth = data.spec.extras.get("task_group")
-    groups = dict(zip(module.tasks, truth.tolist(), strict=True)) if truth is not None else None
     record = results.collect(
-        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main, groups
+        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
     )
-    files = [each["name"] for each in (data.file_digests or {}).values()]
-    record["data"] = {"rows": data.row_counts(), "files": files}
+    record |= results.of_data(data, module.tasks)
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
-        if library is None:
+        if python is None:
             results.print_results(record, folder, cfg.get("verbose", False))
     return best if best is not None else record["test"]["loss"]
 

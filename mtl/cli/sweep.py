@@ -26,10 +26,11 @@ class SweepTable(Callback):
     varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from mtl.cli.train import is_override
         from mtl.runs.commands import GIVEN
 
         atexit.register(self.stopped, config)
-        words = OverridesParser.create().parse_overrides([word for word in GIVEN if not word.startswith("-")])
+        words = OverridesParser.create().parse_overrides(list(filter(is_override, GIVEN)))
         swept = [word for word in words if word.is_discrete_sweep()]
         self.varied = {word.get_key_element(): len(list(word.sweep_string_iterator())) for word in swept}
 

@@ -154,19 +154,19 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
         check(cfg, words)
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
-        alone = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
+        one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = {word.partition("=")[0] for word in words}
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
-            return run(described(cfg, hydra_cfg, words), alone=alone)
+            return run(described(cfg, hydra_cfg, words), one_process=one_process)
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
         trust = [*(cfg.trust or []), *classes_in(folders_of(hydra_cfg))]
         cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
         cfg.ckpt = ckpt
-        return run(cfg, checkpoint, alone)
+        return run(cfg, checkpoint, one_process)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs
         if resolvers.is_first() and (is_job or (folder / CONFIG).exists()):

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from mtl.annotations import suggestion
 from mtl.checks import InputError
-from mtl.runs.commands import in_quotes
+from mtl.runs.commands import hydra_text
 
 # Sections whose options have keywords of their own names: the first section that has an option of the name gets it
 SECTIONS = {"data": "table", "trainer": "default", "optimizer": "adam"}
@@ -54,7 +54,7 @@ def word(option: str, value: Any, is_group: bool = False) -> str | None:
     ``is_group``: the option is a config group, whose choices are names.
     """
     value = plain(value)
-    text = f"{option}={value if is_group and isinstance(value, str) else _text(value)}"
+    text = f"{option}={value if is_group and isinstance(value, str) else hydra_text(value)}"
     try:
         read = OverridesParser.create().parse_override(text)
         same = read.key_or_group == option.lstrip("+~") and (is_group or plain(read.value()) == value)
@@ -72,13 +72,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value.item() if hasattr(value, "item") else value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{_text(child)}' for key, child in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return in_quotes(value) if isinstance(value, str) else repr(value)

@@ -47,7 +47,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Apart:
+class Advantage:
     """How much better one gate is than another: the mean difference, its spread in one seed, and p, two-sided.
 
     ``p`` is 0 if the values do not vary but differ, and 1 if they do not vary and are equal.
@@ -96,7 +96,7 @@ def judge(
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
-def apart(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Apart:
+def advantage(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Advantage:
     """Compare the values of ``own`` by seed with those of ``others`` times ``factor``, in pairs if seeds are common.
 
     Both need at least ``FEWEST`` defined values; ``higher``: whether higher values are better.
@@ -107,18 +107,18 @@ def apart(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, 
     common = [seed for seed in mine if seed in theirs]
     if len(common) >= FEWEST:
         pairs = summarise([mine[seed] - theirs[seed] for seed in common])
-        return Apart(pairs.mean or 0.0, _deviation(pairs), _certain(one_sample(pairs), pairs.mean))
+        return Advantage(pairs.mean or 0.0, _deviation(pairs), _p_value(one_sample(pairs), pairs.mean))
     first, second = summarise(list(mine.values())), summarise(list(theirs.values()))
     mean = (first.mean or 0.0) - (second.mean or 0.0)
     p = welch(list(mine.values()), list(theirs.values()))
-    return Apart(mean, math.hypot(_deviation(first), _deviation(second)), _certain(p, mean))
+    return Advantage(mean, math.hypot(_deviation(first), _deviation(second)), _p_value(p, mean))
 
 
 def _deviation(values: Summary) -> float:
     return (values.error or 0.0) * math.sqrt(values.count)
 
 
-def _certain(p: Value, difference: Value) -> float:
+def _p_value(p: Value, difference: Value) -> float:
     """Return ``p``; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
     return float(not difference) if p is None else p
 
@@ -130,7 +130,7 @@ def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
     reason = f"{_text(mine)}, {_runs(mine)}"
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
-            found = Apart(mine.mean - bound, _deviation(mine), _certain(one_sample(mine, bound), 1))
+            found = Advantage(mine.mean - bound, _deviation(mine), _p_value(one_sample(mine, bound), 1))
             if found.significant:
                 return Verdict.CONTRADICTED, reason
             return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"
@@ -141,14 +141,14 @@ def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value
     mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_runs(mine)} against {_runs(theirs)} of {name}"
-    found = apart(own, others, 1, claim.higher)
+    found = advantage(own, others, 1, claim.higher)
     share = found.mean / abs(theirs.mean) if theirs.mean else None
     size = "" if share is None else f", {_percent(abs(share))} {'better' if found.mean > 0 else 'worse'}"
     reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
     if found.significant and found.mean < 0:
         return Verdict.CONTRADICTED, reason
     if claim.by is not None:
-        short = apart(own, others, 1 + claim.by if claim.higher else 1 - claim.by, claim.higher)
+        short = advantage(own, others, 1 + claim.by if claim.higher else 1 - claim.by, claim.higher)
         if short.significant and short.mean < 0:
             return Verdict.CONTRADICTED, f"{reason}; less than the claimed {claim.by:.0%}, p={short.p:.2g}"
     if found.significant:

@@ -26,7 +26,7 @@ from mtl.checks import InputError, first_line, require
 from mtl.cli import resolvers
 from mtl.cli.explain import CONF, explain
 from mtl.cli.folder import claim, give_up
-from mtl.cli.run import Library, run
+from mtl.cli.run import FromPython, run
 from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load
@@ -107,7 +107,7 @@ def fit(
     frames = {split: to_polars(rows) for split, rows in tables.items() if not _is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
-    library = Library(frames, [EpochBar()] if progress else [])
+    python = FromPython(frames, [EpochBar()] if progress else [])
     with ExitStack() as ending:
         cfg = _composed(values, config_dir)
         own = Path(folder or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
@@ -117,7 +117,7 @@ def fit(
         check(cfg)
         choices = OmegaConf.to_container(cfg.choices)
         write_json(own / COMMAND, {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed})
-        run(cfg, alone="mtl.fit trains in one; use mtl train for more", library=library)
+        run(cfg, one_process="mtl.fit trains in one; use mtl train for more", python=python)
         checkpoint = read(own, cfg.tested)
         trust = [*(cfg.trust or []), *classes_in([config_dir] if config_dir else [])]
         return model_of(checkpoint, config_to_load(checkpoint, trust))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 GIVEN: list[str] = []  # the words of this command line
 # The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
@@ -45,6 +46,21 @@ def quoted(path: str | Path) -> str:
     if re.fullmatch(r"[\w./-]+", text):
         return text
     return in_quotes(text)
+
+
+def hydra_text(value: Any, text: Callable[[str], str] | None = None) -> str:
+    """Return ``value`` as Hydra's grammar writes it; strings are written by ``text``, by default in quotes.
+
+    Numbers get the shortest text that reads as the same number.
+    """
+    text = text or in_quotes
+    if isinstance(value, list):
+        return f"[{','.join(hydra_text(child, text) for child in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{hydra_text(child, text)}' for name, child in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return text(value) if isinstance(value, str) else repr(value)
 
 
 def in_quotes(text: str) -> str:

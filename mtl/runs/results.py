@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -74,7 +74,6 @@ def collect(
     software: Mapping[str, str | None],
     monitor: str = "val/loss",
     main_metrics: Mapping[str, str] | None = None,
-    task_groups: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a run, the content of results.json.
 
@@ -82,7 +81,7 @@ def collect(
     per epoch and all values named ``training/NAME``. ``best`` is the best value of ``monitor``; ``software`` is the
     result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test rows becomes None. The
     entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better`` gives the direction of
-    each metric where it is known. ``task_groups``: the true groups of simulated tasks, if there are any.
+    each metric where it is known.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
@@ -101,8 +100,18 @@ def collect(
         "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
         "versions": dict(software),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-        **({"task_groups": dict(task_groups)} if task_groups else {}),
     }
+
+
+def of_data(data: Any, tasks: Iterable[str]) -> dict[str, Any]:
+    """Return the entries of a record on the data module ``data``: its rows and files, and the true groups of ``tasks``.
+
+    Only simulated data have groups.
+    """
+    files = [each["name"] for each in (data.file_digests or {}).values()]
+    group = data.spec.extras.get("task_group")
+    groups = {} if group is None else {"task_groups": dict(zip(tasks, group.tolist(), strict=True))}
+    return {"data": {"rows": data.row_counts(), "files": files}, **groups}
 
 
 def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:
@@ -180,17 +189,18 @@ def _extremes(record: Mapping[str, Any], metric: str) -> str:
 def _sharing(record: Mapping[str, Any]) -> Group:
     """Return a table of the tasks that use each expert, beside the groups from which simulated data drew the tasks."""
     groups: dict[str, int] = record["task_groups"]
+    numbers = sorted(set(groups.values()))
     used: dict[int, list[str]] = {}
     for name, share in record["test"].items():
-        if name.startswith("expert_share/") and share >= USED:
+        if name.startswith("expert_share/") and (share or 0.0) >= USED:
             _, task, expert = name.split("/")
             used.setdefault(int(expert), []).append(task)
     table = Table(title="\ntasks that use each expert", title_justify="left", **LOOK)
     table.add_column("expert", justify="right")
-    for group in sorted(set(groups.values())):
+    for group in numbers:
         table.add_column(f"true group {group}")
     for expert in sorted(used):
-        names = [[task for task in used[expert] if groups[task] == group] for group in sorted(set(groups.values()))]
+        names = [[task for task in used[expert] if groups[task] == group] for group in numbers]
         table.add_row(str(expert), *(" ".join(name.removeprefix("task_") for name in each) or "-" for each in names))
     pairs = list(itertools.combinations(groups, 2))
     together = {pair for tasks in used.values() for pair in itertools.combinations(tasks, 2)}

@@ -16,6 +16,7 @@ from optuna.distributions import (
 from optuna.trial import Trial
 
 from mtl.checks import InputError, require
+from mtl.runs.commands import hydra_text
 
 FORMS = "a list of values, or {low: ..., high: ...} with log: true or step: ..."
 
@@ -28,7 +29,9 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
 def _distribution(key: str, described: Any) -> BaseDistribution:
     if isinstance(described, list):
         require(len(described) > 0, f"space: {key}=[]: must have at least one value")
-        choices: list[CategoricalChoiceType] = [_text(v) if isinstance(v, list | dict) else v for v in described]
+        choices: list[CategoricalChoiceType] = [
+            hydra_text(v, str) if isinstance(v, list | dict) else v for v in described
+        ]
         return CategoricalDistribution(choices)
     given = f"space: {key}={described!r}"
     require(isinstance(described, dict) and {"low", "high"} <= set(described), f"{given}: must be {FORMS}")
@@ -53,22 +56,12 @@ def suggest(trial: Trial, key: str, distribution: BaseDistribution) -> None:
 
 def words(values: Mapping[str, Any]) -> list[str]:
     """Return ``values`` as words of a command line, from which Hydra reads exactly these values."""
-    return [f"{key}={_text(value)}" for key, value in values.items()]
+    return [f"{key}={hydra_text(value, str)}" for key, value in values.items()]
 
 
 def short(values: Mapping[str, Any]) -> str:
     """Return ``values`` as words for reading, with three digits of each number."""
     return " ".join(words({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in values.items()}))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{name}:{_text(child)}' for name, child in value.items())}}}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return value if isinstance(value, str) else repr(value)  # the shortest text that reads as the same number
 
 
 def derived_seed(seed: int, *names: object) -> int:

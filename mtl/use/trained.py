@@ -232,7 +232,9 @@ def load(
         return model_of(checkpoint, config_to_load(checkpoint, trust), device)
     require(network is not None and data is not None, "give network and data together, or neither")
     assert network is not None
-    return _model(read(path, sealed=False), network, data, device)
+    checkpoint = read(path, sealed=False)
+    data.load_state_dict(checkpoint.data())
+    return _model(checkpoint, network, data, device)
 
 
 def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None) -> TrainedModel:
@@ -243,8 +245,7 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
 
 
 def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
-    """Return the trained model with the weights of ``checkpoint`` in ``network``."""
-    data.load_state_dict(checkpoint.data())
+    """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     network = _with_weights(network, checkpoint).to(place)
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}

@@ -38,7 +38,9 @@ def test_table_grows_with_each_job_and_is_printed_at_the_end(
 def test_each_job_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mtl.runs.commands.GIVEN", ["-m", "gate=a,b", "optimizer.lr=0.1", "seed=range(3)"])
+    monkeypatch.setattr(
+        "mtl.runs.commands.GIVEN", ["-m", "--config-dir", "my_conf", "gate=a,b", "optimizer.lr=0.1", "seed=range(3)"]
+    )
     monkeypatch.setattr("atexit.register", lambda *given: None)
     caplog.set_level("INFO")
     config, table = multirun(tmp_path), SweepTable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 from datetime import datetime
@@ -173,9 +174,8 @@ def test_separators_are_recognised(separator: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
     """Return the data module of the messy table, and the lines that it logs."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.extend(record.getMessage().splitlines())  # type: ignore[method-assign]
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
     logger = logging.getLogger("mtl")
     before = logger.level
     logger.setLevel(logging.INFO)
@@ -186,7 +186,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
     data.setup()
     logger.removeHandler(handler)
     logger.setLevel(before)
-    return data, lines
+    return data, text.getvalue().splitlines()
 
 
 def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:

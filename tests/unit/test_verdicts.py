@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import Verdict, apart, judge
+from mtl.paper.verdicts import Verdict, advantage, judge
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
 NAMES = {"a": "A", "b": "B", "c": "C"}
@@ -75,7 +75,9 @@ def test_verdicts(values: Any, claim: dict[str, Any], expected: Verdict, reason:
 def test_runs_of_different_seeds_are_compared_as_samples() -> None:
     p = ttest_ind(LOW, HIGH, equal_var=False).pvalue
     assert f"p={p:.2g}" in verdict({"a": LOW, "b": HIGH}, paired=False)[1]
-    assert apart(dict(enumerate(LOW)), dict(enumerate(HIGH)), 1, False).p == pytest.approx(ttest_rel(LOW, HIGH).pvalue)
+    assert advantage(dict(enumerate(LOW)), dict(enumerate(HIGH)), 1, False).p == pytest.approx(
+        ttest_rel(LOW, HIGH).pvalue
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,10 @@ def test_rules_on_simulated_runs(paired: bool) -> None:
 def test_the_number_of_seeds_that_decides_does_so() -> None:
     """With as many seeds, the power is 80 %: here in pairs, a true difference of half its spread."""
     random = np.random.default_rng(1)
-    shown = apart(dict(enumerate([0.0, 1.0, 2.0, 3.0])), dict(enumerate([0.1, 1.6, 2.4, 2.9])), 1, False)
+    shown = advantage(dict(enumerate([0.0, 1.0, 2.0, 3.0])), dict(enumerate([0.1, 1.6, 2.4, 2.9])), 1, False)
     count = int(shown.seeds.split()[1])
     rows = shown.mean + shown.deviation * random.standard_normal((2000, count))
-    powerful = [apart({n: -v for n, v in enumerate(row)}, dict.fromkeys(range(count), 0.0), 1, False) for row in rows]
+    powerful = [
+        advantage({n: -v for n, v in enumerate(row)}, dict.fromkeys(range(count), 0.0), 1, False) for row in rows
+    ]
     assert np.mean([each.significant and each.mean > 0 for each in powerful]) == pytest.approx(0.8, abs=0.1)
