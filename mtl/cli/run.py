@@ -166,7 +166,7 @@ def _fit(
     ckpt: str | None,
     goes_on: bool,
 ) -> tuple[str | None, float | None, str]:
-    """Train; return the checkpoint to test (None: the last weights), the best monitored value and its name.
+    """Train; return the checkpoint to test (None: the last weights), its monitored value, and the name of that value.
 
     ``goes_on``: after Ctrl-C, go on as if the training had ended.
     """
@@ -190,4 +190,5 @@ def _fit(
         log.warning("no finite %s was measured: testing the last weights", monitor)
     if cfg.tested == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
+        best = float(trainer.callback_metrics[monitor]) if monitor in trainer.callback_metrics else None
     return checkpoint, best, monitor

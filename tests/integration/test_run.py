@@ -141,8 +141,13 @@ def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data:
 
 
 def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "tested=last"))
-    assert json.loads((tmp_path / "results.json").read_text())["checkpoint"].endswith("last.ckpt")
+    """A search then judges the trial by that checkpoint too, not by an earlier epoch."""
+    value = run(compose_small(tmp_path, "tested=last", "optimizer.lr=1.0", "trainer.max_epochs=5", "logger=csv"))
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["checkpoint"].endswith("last.ckpt")
+    with (tmp_path / "csv" / "metrics.csv").open() as file:
+        curve = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
+    assert value == results["best_val_loss"] == pytest.approx(curve[-1]) != pytest.approx(min(curve))
     with pytest.raises(InputError, match="must be one of best, last"):
         run(compose_small(tmp_path, "tested=first"))
 
