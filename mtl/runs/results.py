@@ -78,10 +78,10 @@ def collect(
     """Return the record of a run, the content of results.json.
 
     ``test`` and ``fit`` are the metrics logged while testing and training; from ``fit``, the record takes the seconds
-    per epoch and all values named ``training/NAME``. ``best`` is the value of ``monitor`` at the tested state; ``software`` is the
-    result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test rows becomes None. The
-    entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better`` gives the direction of
-    each metric where it is known.
+    per epoch and all values named ``training/NAME``. ``best`` is the value of ``monitor`` at the tested state;
+    ``software`` is the result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test
+    rows becomes None. The entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better``
+    gives the direction of each metric where it is known.
     """
     seconds = fit.get("train/seconds_per_epoch")
     metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
