@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 
-from mtl.analysis.flops import expert_flops, forward_flops
+from mtl.analysis.flops import expert_flops, forward_flops, gate_flops
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,
@@ -41,7 +41,7 @@ class RoutingMonitor(Callback):
 
     Scalars over each validation and test pass, ``<stage>/<scalar>`` (in loggers ``<stage>_routing/<scalar>``):
 
-    * ``experts_per_sample``: number of nonzero weights, mean over samples and tasks
+    * ``experts_per_sample``: number of weights of at least 1e-5, mean over samples and tasks
     * ``union_per_sample``: number of experts that at least one task of the sample uses
     * ``routing_entropy``: entropy of a sample's weights in nats
     * ``dead_experts``: number of experts whose weight is 0 for every sample
@@ -57,6 +57,9 @@ class RoutingMonitor(Callback):
       ``max_shares`` weights
     * ``flops_dense`` and ``flops_selected``: FLOPs per sample with all experts, and with only the experts in use; where
       samples differ in length, FLOPs of the first row
+    * ``multiply_adds``: multiply-adds per sample, each expert as often as tasks use it, and of COMET's trees only the
+      paths of nonzero probability. This is the unit of COMET's table 6; the execution computes an expert once for all
+      tasks, and every split of a tree
     * after a training, ``training/flops_dense`` and ``training/flops_selected``: the same for forward and backward
       pass, averaged over every ``trainer.log_every_n_steps``-th batch
     * after a training, ``training/binary_after``: the share of the steps after which at least 99 % of the selectors are
@@ -75,6 +78,7 @@ class RoutingMonitor(Callback):
         self.histories: dict[str, History] = {}
         self.probabilities = Probabilities()
         self._tallies: dict[str, Tally] = {}
+        self._gates: dict[str, Any] = {}  # in a test
         self._sample: Batch | None = None
         self._trained = 0  # steps
 
@@ -100,10 +104,11 @@ class RoutingMonitor(Callback):
         self._trained = trainer.global_step
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self._tallies = {}
+        self._tallies, self._gates = {}, {}
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._tallies, self._sample = {}, None
+        self._gates = {name: layer.gate for name, layer in layers_with_gates(pl_module.network).items()}
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
@@ -153,7 +158,8 @@ class RoutingMonitor(Callback):
 
     def _add(self, pl_module: MultiTaskModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():
-            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows)
+            needed = self._gates[name].needed(routing.selectors) if name in self._gates else 1.0
+            self._tallies.setdefault(name, Tally(len(pl_module.tasks))).add(routing, rows, needed)
 
     def _draw(self, trainer: Trainer, report: Report) -> None:
         for name, picture in report.figures().items() if self.pictures else ():
@@ -177,27 +183,32 @@ class RoutingMonitor(Callback):
         )
 
     def _flops(self, pl_module: MultiTaskModule, report: Report) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the FLOPs per sample with all experts and with only the experts in use, for test and training."""
+        """Return the FLOPs and multiply-adds per sample as results have them, for test and training."""
         if self._sample is None:
             return {}, {}
         network: Any = pl_module.network
         inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
         index = [number for number, name in enumerate(pl_module.tasks) if name in tasks]
-        dense = selected = trained = float(forward_flops(network, inputs, tasks))
+        dense = selected = trained = published = float(forward_flops(network, inputs, tasks))
+        gates = gate_flops(network, inputs, tasks)
         for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
                 num_tasks, num_experts = tally.share.shape
                 unused = num_experts - tally.union / tally.rows
-                zeros = num_experts - tally.active / tally.seen.clamp(min=1)  # [T], or [1] where all tasks share it
-                unmixed = float(zeros[index if num_tasks > 1 else [0]].sum())
+                zeros = num_experts - tally.mixed / tally.seen.clamp(min=1)  # [T], or [1] where all tasks share it
+                rows = index if num_tasks > 1 else [0]
+                unmixed = float(zeros[rows].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width
+                active = float((tally.active / tally.seen.clamp(min=1))[rows].sum())
+                published += (active - num_experts) * flops - 2 * (len(rows) * num_experts - active) * width
+                published -= (1 - tally.needed / tally.rows) * gates[name]
                 history = report.histories.get(name, History())
                 trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
         looked = self._trained and any(history.batches for history in report.histories.values())
         training = {"flops_dense": PASSES * dense, "flops_selected": PASSES * trained} if looked else {}
-        return {"flops_dense": dense, "flops_selected": selected}, training
+        return {"flops_dense": dense, "flops_selected": selected, "multiply_adds": published / 2}, training
 
 
 def _curve_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Count the FLOPs of a forward pass; a multiply-add counts as 2."""
+"""Count the FLOPs of a forward pass; a multiply-add counts as 2, as in torch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Seque
     with _executed_dense(network), FlopCounterMode(display=False) as counter:
         network(_one_row(inputs), tasks)
     return int(counter.get_total_flops())
+
+
+@torch.no_grad()
+def gate_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> dict[str, int]:
+    """Return the FLOPs of one sample through the gate of each mixture layer of ``network``, by name."""
+    with _executed_dense(network), FlopCounterMode(display=False) as counter:
+        network(_one_row(inputs), tasks)
+    counts = {name.partition(".")[2]: sum(found.values()) for name, found in counter.get_flop_counts().items()}
+    layers = [name for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts)]
+    return {name: counts.get(f"{name}.gate", 0) for name in layers}
 
 
 @torch.no_grad()

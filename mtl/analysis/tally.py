@@ -17,6 +17,7 @@ from mtl.types import Routing, widest
 # The largest number of training batches that are kept; beyond it, every second one is dropped
 MOST_SHARES = 1000
 MOST_PROBABILITIES = 200
+SMALLEST = 1e-5  # weights from here on count as experts of a sample, as in the code of COMET's authors
 NEARLY_ALL = 0.99  # of the selectors: in a large batch one soft example does not count
 
 
@@ -28,16 +29,21 @@ class Tally:
     static: bool = True  # whether no routing depended on the example
     rows: int = 0  # the number of samples
     seen: Any = 0.0  # [T] number of samples that had the task
-    active: Any = 0.0  # [T] number of nonzero weights
+    active: Any = 0.0  # [T] number of weights of at least SMALLEST
+    mixed: Any = 0.0  # [T] number of nonzero weights
     idle: float = 0.0  # samples for which a task uses no expert, mean over tasks
     share: Any = 0.0  # [T, E] weights
     union: float = 0.0  # number of experts that at least one task uses
     entropy: float = 0.0  # of the weights, mean over tasks
     binary: float = 0.0  # share of the selectors that are exactly one-hot
     selectors: float = 0.0  # number of samples whose gate has selectors
+    needed: float = 0.0  # share of the gate's products that a sample needs
 
-    def add(self, routing: Routing, rows: int) -> None:
-        """Add a batch of ``rows`` samples; of texts, each token that is routed counts as a sample."""
+    def add(self, routing: Routing, rows: int, needed: float = 1.0) -> None:
+        """Add a batch of ``rows`` samples; of texts, each token that is routed counts as a sample.
+
+        ``needed``: see ``Gate.needed``.
+        """
         if not rows:
             return
         weights = widest(routing.weights.detach())  # the sums then hardly depend on how rows are batched
@@ -49,7 +55,9 @@ class Tally:
         active = weights > 0
         self.rows += rows
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
-        self.active = self.active + self._spread(widest(active.sum((0, 2))) * times, routing.tasks)
+        self.mixed = self.mixed + self._spread(widest(active.sum((0, 2))) * times, routing.tasks)
+        self.active = self.active + self._spread(widest((weights >= SMALLEST).sum((0, 2))) * times, routing.tasks)
+        self.needed += needed * rows
         self.idle += float(widest(~active.any(-1)).mean(-1).sum()) * times
         self.share = self.share + self._spread(weights.sum(0) * times, routing.tasks)
         self.union += float(active.any(1).sum()) * times
@@ -102,7 +110,7 @@ class Tally:
         return values
 
     def _active_by_task(self) -> Tensor:
-        """Return the mean number of nonzero weights of each task, ``[T]``."""
+        """Return the mean number of experts of each task, ``[T]``."""
         return self.active / self.seen.clamp(min=1)
 
 

@@ -88,6 +88,13 @@ class Gate(KeepsDigits):
         """Compute the routing of ``tasks`` (None: all), in the precision of ``x``."""
         raise NotImplementedError
 
+    def needed(self, selectors: Tensor | None) -> float:
+        """Return the share of the gate's products that samples with these selectors need, mean over samples.
+
+        ``selectors``: of ``Routing``. A gate that need not compute all of its logits replaces this.
+        """
+        return 1.0
+
     def task_parameters(self) -> list[nn.Parameter]:
         """Return the parameters with a row for each task: all parameters, or none if one gate serves all tasks."""
         return [] if self.shared or self.num_tasks == 1 else list(self.parameters())

@@ -52,6 +52,17 @@ class CometGate(Gate):
         losses = {"entropy": entropy_loss(selectors, self.entropy_weight)}
         return Routing(weights, losses, selectors, exact_zeros=True)  # S is flat where it is 0
 
+    def needed(self, selectors: Tensor | None) -> float:
+        """Return the share of the splits and leaves on paths of nonzero probability (table 5: k log n of k n)."""
+        if selectors is None or not selectors.numel():
+            return 1.0
+        lower = self.num_experts - upper_leaves(self.num_experts)
+        leaves = torch.cat([selectors[..., lower:], selectors[..., :lower]], -1) > 0  # in heap order
+        reached = dict(enumerate(leaves.unbind(-1), self.num_experts - 1))
+        for split in reversed(range(self.num_experts - 1)):
+            reached[split] = reached[2 * split + 1] | reached[2 * split + 2]
+        return float(torch.stack(list(reached.values())).float().mean())
+
 
 def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """Return the weights g ``[..., E]`` and each tree's probabilities v of its leaves, ``[..., E, K]``.
@@ -71,9 +82,14 @@ def comet_weights(split: Tensor, leaf: Tensor, gamma: float) -> tuple[Tensor, Te
         first = 2 * first + 1
     # The leaves lie on at most two levels. In heap order the leaves of the upper level come first; from left to right,
     # those of the lower level do, so the experts' order is the lower level, then the upper.
-    upper = 2 ** (num_experts - 1).bit_length() - num_experts
+    upper = upper_leaves(num_experts)
     leaves = torch.cat(levels, -2)[..., num_experts - 1 :, :]
     v = torch.cat([leaves[..., upper:, :], leaves[..., :upper, :]], -2)  # v_ij (equation 2)
     logits = torch.where(v == 0, -torch.inf, leaf + torch.log(v + LOG_EPS))  # NaN stays NaN
     g = logits.flatten(-2).softmax(-1).view_as(v)  # one softmax over all leaves of all trees (equation 3)
     return g.sum(-1), v
+
+
+def upper_leaves(num_experts: int) -> int:
+    """Return how many leaves of a tree are on the upper one of its two lowest levels."""
+    return int(2 ** (num_experts - 1).bit_length()) - num_experts

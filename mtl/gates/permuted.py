@@ -151,6 +151,12 @@ class PermutedGate(Gate):
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         return self.permutation(self.gate(x, inputs, tasks), tasks, self.sums_to_one)
 
+    def needed(self, selectors: Tensor | None) -> float:
+        if selectors is None:
+            return self.gate.needed(None)
+        back = self.permutation.assignment().argsort(-1)[:, None]  # [P, 1, E]
+        return self.gate.needed(selectors.gather(-1, back.expand(selectors.shape)))
+
     def task_parameters(self) -> list[nn.Parameter]:
         return [*self.gate.task_parameters(), *([self.permutation.logits] if self.permutation.per_task else [])]
 

@@ -57,8 +57,9 @@ def reproduce(
             launch = Launcher(program, folder)
             with stoppable():
                 work(queues_of(searches, monitor, storage, cfg, paper.scale.n_trials), launch, cfg.max_failures, say)
-                found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
-                work(queues_of(found, monitor, storage, cfg, paper.scale.seeds), launch, cfg.max_failures, say)
+                if seeds := paper.scale.seeds:
+                    found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
+                    work(queues_of(found, monitor, storage, cfg, seeds), launch, cfg.max_failures, say)
         chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))

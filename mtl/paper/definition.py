@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from mtl.checks import require
-from mtl.options import Long, LongOrZero, Model, Name, valid
+from mtl.options import InnerShare, Long, LongOrZero, Model, Name, valid
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, unique
 
 NAMES = {  # names, as in the papers, for parts whose file gives none
@@ -51,9 +51,13 @@ class Claim(Model):
 
 
 class Scale(Model):
-    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``."""
+    """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``.
 
-    seeds: Long
+    With ``best`` in place of ``seeds``, the rows of the tables are the best trials of the search: so many, or a share.
+    """
+
+    seeds: Long | None = None
+    best: InnerShare | Long | None = None
     n_trials: LongOrZero = 0
     fixed: Words
     search: Words
@@ -190,7 +194,11 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
         Part(key, name_of(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space)
         for key, part in _wanted(file.gates, only)
     ]
-    return Paper(name, file, scale, groups, gates, list(words))
+    require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")
+    found = Paper(name, file, scale, groups, gates, list(words))
+    unsearched = [gate.key for gate in gates if scale.best and not found.space_of(gate)]
+    require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
+    return found
 
 
 def name_of(key: str, part: Described) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -15,7 +16,7 @@ from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.trials import Trials, section_of_trials
+from mtl.report.trials import Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
@@ -49,13 +50,16 @@ def write(
     has any. ``page``: a folder for NAME.md with its pictures, and for NAME.csv with the finished runs. ``changed``:
     words of the command line that replace options of the file; the report begins with them.
     """
-    groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
+    if best := paper.scale.best:
+        groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
+    else:
+        groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
     judgements = judged(paper, groups)
     sections = [claims_of(judgements, paper.file.remarks)]
     for group in paper.groups:
         if group.key in groups:
-            sections.append(section(paper, group, groups[group.key], chosen))
-        if group.key in searches:
+            sections.append(section(paper, group, groups[group.key], chosen, searches.get(group.key)))
+        if group.key in searches and not best:
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
     title = f"{paper.file.title}: {paper.file.source}"
     intro = f"These are not the runs of the file: the command line has {' '.join(changed)}.\n\n" if changed else ""
@@ -106,7 +110,7 @@ def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | N
     named: dict[Path, tuple[str, int | None]] = {}
     for gate in paper.gates:
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
-        own = {run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds)}
+        own = {run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)}
         named |= {path: name for path, name in own.items() if path.exists()}
     return read_named_runs(named, "gate") if named else None
 
@@ -117,8 +121,8 @@ def values(runs: Runs, gate: str, column: str) -> dict[int, float | None]:
     return dict(table.select("seed", column).rows()) if column in table.columns else {}
 
 
-def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
-    """Return the section on one table."""
+def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trials | None) -> Section:
+    """Return the section on one table; ``trials``: of its search, if any."""
     theirs = paper.published().get(group.key, {})
     begun = [gate for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]]
     published = {gate.name: theirs[gate.key] for gate in begun}
@@ -131,8 +135,11 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen) -> Section:
     known = [column for column in paper.file.columns if column in runs.table.columns]
     measured = [gate for gate in paper.gates if any(values(runs, gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
-    found = section_of(runs, group.name, columns=known, published=published, baseline=baseline)
-    planned, done = len(paper.gates) * paper.scale.seeds, runs.table["state"].to_list().count(FINISHED)
+    shown: dict[str, Any] = {"columns": known, "published": published, "baseline": baseline}
+    if paper.scale.best and trials:
+        return section_of_trials(trials, group.name, best=paper.scale.best, **shown)
+    found = section_of(runs, group.name, **shown)
+    planned, done = len(paper.gates) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")
     return replace(found, notes=[*found.notes, *lines])

@@ -33,20 +33,21 @@ class Trials:
     higher: bool
 
 
-def best_trials(trials: Trials, share: float = SHARE) -> tuple[Runs, list[str]]:
-    """Return the best ``share`` of each setting's trials by validation, best first, and a sentence on each setting.
+def best_trials(trials: Trials, best: float = SHARE) -> tuple[Runs, list[str]]:
+    """Return the ``best`` of each setting's trials by validation, best first, and a sentence on each setting.
 
-    The share is of all trials that have ended, with or without success, rounded down but at least one trial. A setting
-    without any value keeps all its trials, so that the report shows it.
+    ``best``: their number, or a share below 1. The share is of all trials that have ended, with or without success,
+    rounded down but at least one trial. A setting without any value keeps all its trials, so that the report shows it.
     """
     kept, notes = [], []
     for group in trials.runs.table.partition_by("setting", maintain_order=True):
         states = group["state"].to_list()
         known = group.filter((pl.col("state") == FINISHED) & pl.col(trials.validation).is_finite())
         ended = sum(state != "unfinished" for state in states)
-        count = min(len(known), max(1, math.floor(share * ended + 1e-9)))  # 0.07 * 100 is less than 7
-        best = known.sort(trials.validation, descending=trials.higher, maintain_order=True).head(count)
-        kept.append(best if count else group)
+        wanted = best if best >= 1 else max(1, math.floor(best * ended + 1e-9))  # 0.07 * 100 is less than 7
+        count = min(len(known), int(wanted))
+        ordered = known.sort(trials.validation, descending=trials.higher, maintain_order=True)
+        kept.append(ordered.head(count) if count else group)
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
         notes.append(f"{group['setting'][0]}: the best {count} of {len(group)} trials ({counts}).")
     return replace(trials.runs, table=pl.concat(kept)), notes
@@ -62,15 +63,19 @@ def budgets_of(trials: Trials) -> list[budget.Budget]:
     return [each for each in found if each]
 
 
-def section_of_trials(trials: Trials, title: str, also: Sequence[str] = (), **options: Any) -> Section:
+def section_of_trials(
+    trials: Trials, title: str, also: Sequence[str] = (), best: float = SHARE, **options: Any
+) -> Section:
     """Return the section on a search: its best trials and, with two or more trials, its tuning budget.
 
-    ``also`` and ``options``: as in ``section_of``.
+    ``best``: as in ``best_trials``; ``also`` and ``options``: as in ``section_of``.
     """
-    runs, notes = best_trials(trials)
+    runs, notes = best_trials(trials, best)
     section = section_of(runs, title, also=[trials.validation, *also], unit="trials", **options)
-    rule = f"Of each setting the best {SHARE:.0%} of its trials by {_name(trials.validation)}, at least one:"
-    section = replace(section, notes=[rule, *notes, *missing(trials.runs)])
+    counted = f"{best:.0f} trials" if best >= 1 else f"{best:.0%} of its trials"
+    rule = f"Of each setting the best {counted} by {_name(trials.validation)}{', at least one' if best < 1 else ''}:"
+    others = [note for note in section.notes if note not in missing(runs)]
+    section = replace(section, notes=[rule, *notes, *missing(trials.runs), *others])
     found = budgets_of(trials)
     if max((each.whole for each in found), default=0) < 2:
         return section

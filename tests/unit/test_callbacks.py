@@ -24,7 +24,8 @@ from mtl.analysis.patterns import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.experts.dense import StackedDense
-from mtl.gates import TopKGate
+from mtl.gates import CometGate, TopKGate
+from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
@@ -140,13 +141,48 @@ def test_flops_of_training_by_hand() -> None:
         callback._sample, callback._trained = Batch({"id": torch.arange(7)}, targets), 2
         found = callback._flops(module, Report(["p", "q"], {}, {"mixture": history}, Probabilities(), {}))
         every = {"flops_dense": dense, "flops_selected": dense}
-        assert found == (every, {name: 3 * value for name, value in every.items()})  # no mixture was seen in the test
+        trained = {name: 3 * value for name, value in every.items()}
+        assert found == (every | {"multiply_adds": dense / 2}, trained)  # no mixture was seen in the test
         tally = Tally(2)
         tally.add(Routing(weights), 6)
         report = Report(["p", "q"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
         found = callback._flops(module, report)
         assert found[0]["flops_selected"] == pytest.approx(expected)
         assert found[1]["flops_selected"] == pytest.approx(3 * expected)
+        used = int((weights > 0).sum(-1).reshape(-1, 2)[0].sum())  # by the two tasks, a shared expert counts twice
+        assert found[0]["multiply_adds"] == pytest.approx(used * (4 * 5 + 5) + 2 * 3 * 4 + 2 * 5)
+
+
+def test_multiply_adds_of_a_tree_by_hand() -> None:
+    """COMET with 3 experts: the split 0 has the leaf of expert 2 to its right, and split 1 the leaves of 0 and 1.
+
+    A path to expert 2 has a split and a leaf, one to expert 0 or 1 two splits and a leaf; each costs 4 multiply-adds.
+    """
+    spec = DataSpec({"id": Categorical(7)}, [TaskSpec("p", "binary"), TaskSpec("q", "binary")])
+    parts = (partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]))
+    gate = partial(CometGate, k=1)
+    for permutation, selected in ((None, (0, 2)), (Permutation, (1, 0))):
+        mixed = {} if permutation is None else {"permutation": permutation}
+        network = MMoE(spec, 3, *parts, gate, partial(Heads), **mixed).eval()
+        if permutation is not None:  # output j takes the weight of order[j]: experts 0 and 2 become 1 and 0
+            network.mixture.gate.permutation.harden(torch.tensor([[2, 0, 1]]))
+        module: Any = SimpleNamespace(network=network, tasks={"p": 0, "q": 0}, dtype=torch.float32)
+        leaves = torch.nn.functional.one_hot(torch.tensor(selected), 3).float().expand(7, 2, 3)
+        callback = RoutingMonitor("unused")
+        callback.on_test_epoch_start(in_a_pass(0, []), module)
+        batch = Batch({"id": torch.arange(7)}, {"p": torch.ones(7), "q": torch.ones(7)})
+        outputs = {"routings": {"mixture": Routing(leaves, {}, leaves[:, :, None])}}
+        callback.on_test_batch_end(in_a_pass(0, []), module, outputs, batch, 0)
+        found = callback._flops(module, Report(["p", "q"], callback._tallies, {}, Probabilities(), {}))[0]
+        experts, paths, mixtures, heads = 2 * 4 * 5, (3 + 2) * 4, 2 * 5, 2 * 5
+        assert found["multiply_adds"] == pytest.approx(experts + paths + mixtures + heads)
+        every_node = 2 * 5 * 4  # the execution computes all splits and leaves of both trees
+        assert found["flops_selected"] == 2 * (experts + every_node + mixtures + heads)
+
+
+def test_weights_below_1e_5_are_not_counted_as_experts() -> None:
+    logged = monitor([(Routing(torch.tensor([[[1.0, 1.1e-5, 0.9e-5, 0.0]]])), 1)], ["p"])
+    assert (logged["test/experts_per_sample"], logged["test/union_per_sample"]) == (2, 3)
 
 
 def test_share_of_the_steps_until_selectors_are_binary() -> None:

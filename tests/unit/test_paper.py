@@ -84,9 +84,11 @@ def test_runs_and_their_words() -> None:
     ("own", "options", "only", "message"),
     [
         (["scale=tiny"], [], None, "scale=tiny: dselect_k_static has paper, laptop"),
+        (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
+        (["~scales.laptop.seeds", "+scales.laptop.best=3"], [], None, "best: nothing is searched for dselect_k, "),
         ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
         (["scales.laptop.seeds=0"], [], None, "scales.laptop.seeds=0: must be a whole number"),
-        (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option; there are seeds, n_trials, fixed"),
+        (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option; there are seeds, best, n_trials"),
         (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
         (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
         (["heartbeat=0"], [], None, "heartbeat=0: must be"),

@@ -126,7 +126,7 @@ def test_runs_that_were_moved_are_found_where_they_are_now(folder: Path) -> None
         assert set(read_trials({"COMET": (study, where)}).runs.table["state"]) == {state}
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.05, 2), (0.07, 2), (0.075, 3), (0.001, 1), (1.0, 40)])
+@pytest.mark.parametrize(("share", "count"), [(0.05, 2), (0.07, 2), (0.075, 3), (0.001, 1), (3, 3), (100, 40)])
 def test_the_best_share_of_trials(folder: Path, share: float, count: int) -> None:
     trials = read_study("s", None, folder)
     best, notes = best_trials(trials, share)

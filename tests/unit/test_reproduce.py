@@ -104,6 +104,23 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
         assert len((tmp_path / "words.txt").read_text().splitlines()) == len(told) + more
 
 
+def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
+    """Losses |x - 2| and |x - 3| plus at most 0.002: the best two are x = 1, 2 and x = 3, 4; nothing is run again."""
+    scales = {"laptop": {"best": 2, "n_trials": 3, "note": "the best 2 of 3 trials"}}
+    gates = {key: FILE["gates"][key] for key in "ab"}
+    shortened: dict[str, Any] = {"scales": scales, "gates": gates, "baseline": "a", "claims": []}
+    reproduce(tmp_path, only="first", **shortened)
+    assert len((tmp_path / "words.txt").read_text().splitlines()) == 6
+    folder = tmp_path / "paper" / "mine" / "laptop"
+    losses = pl.read_csv(folder / "runs.csv").group_by("setting").agg(pl.col("test loss").sort()).sort("setting")
+    assert losses["test loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
+    assert losses["test loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
+    markdown = (folder / "report.md").read_text()
+    assert "| gate <a>, published |  | 0.1 ± 0.005" in markdown
+    assert "b: the best 2 of 3 trials (3 finished)." in markdown
+    assert markdown.count("Tuning budget: validation loss") == 1
+
+
 def test_report_of_what_there_is(tmp_path: Path) -> None:
     reproduce(tmp_path, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
     reproduce(tmp_path, show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
