@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mtl.distributed import all_reduce_sum, world_size
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
 from mtl.options import validated
@@ -49,11 +50,12 @@ class Dispatch(nn.Module):
     def adapt(self, *weights: Tensor) -> None:
         """Choose the mode for training by the share of pairs in use: sparse below 0.6, dense above 0.75.
 
-        ``weights``: the weights of each batch of a step.
+        ``weights``: the weights of each batch of a step. All processes of a run call this, and choose alike: the one
+        that writes the checkpoint saves the mode of all.
         """
         if self.execution != "auto":
             return
-        share = used_share(*weights)
+        share = float(all_reduce_sum(torch.tensor(used_share(*weights), device=weights[0].device))) / world_size()
         sparse = share < (DENSE_ABOVE if self.sparse else SPARSE_BELOW)
         if sparse != self.sparse:
             kind = "sparse" if sparse else "dense"

@@ -247,7 +247,7 @@ def test_gradients_through_zero_weights_need_dense_execution() -> None:
     assert net.eval()({"user": torch.arange(20), "item": torch.arange(20)}).routings["mixture"].exact_zeros
 
 
-def test_auto_follows_the_share_and_remembers(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_follows_the_share_of_all_processes_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch, layer, x = Dispatch("auto"), StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(20, 6)
     wide = Routing(torch.rand(20, 2, EXPERTS) + 0.1, exact_zeros=True)
     narrow = Routing(random_weights(20, 1, EXPERTS, 1), exact_zeros=True)
@@ -262,6 +262,15 @@ def test_auto_follows_the_share_and_remembers(caplog: pytest.LogCaptureFixture) 
     dispatch.adapt(narrow.weights)
     resumed = Dispatch("auto")
     resumed.load_state_dict(dispatch.state_dict())
+    assert resumed.sparse
+    monkeypatch.setattr("mtl.experts.dispatch.world_size", lambda: 2)
+    monkeypatch.setattr("mtl.experts.dispatch.all_reduce_sum", lambda share: share + 0.8)  # of the other process
+    resumed.adapt(wide.weights)
+    assert not resumed.sparse
+    resumed.adapt(between.weights)  # 0.625 here, 0.71 in all
+    assert not resumed.sparse
+    monkeypatch.setattr("mtl.experts.dispatch.all_reduce_sum", lambda share: share + 0.5)
+    resumed.adapt(between.weights)
     assert resumed.sparse
     fixed = Dispatch("dense")
     fixed.adapt(narrow.weights)
