@@ -137,7 +137,8 @@ def print_results(record: Mapping[str, Any], folder: Path, verbose: bool = False
         if name in test:
             console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")
     console.print(_tasks(record))
-    if len(set(record.get("task_groups", {}).values())) > 1:
+    known = any(name.startswith("expert_share/") for name in test)
+    if known and len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
     if verbose:
         for part in ("test", "training"):

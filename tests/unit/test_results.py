@@ -74,6 +74,7 @@ def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "0", "1", "-"] in rows
     assert ["1", "1", "2"] in rows
+    assert "share an expert" not in printed(record | {"test": {"loss": 1.0}}, tmp_path, capsys)  # no single mixture
 
 
 def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
