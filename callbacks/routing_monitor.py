@@ -196,8 +196,8 @@ class RoutingMonitor(Callback):
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
                 num_tasks, num_experts = tally.share.shape
                 unused = num_experts - tally.union / tally.rows
-                zeros = num_experts - tally.mixed / tally.seen.clamp(min=1)  # [T], or [1] where all tasks share it
-                rows = index if num_tasks > 1 else [0]
+                zeros = num_experts - tally.mixed / tally.seen.clamp(min=1)  # [T], or of other gates
+                rows = index if num_tasks == len(pl_module.tasks) else list(range(num_tasks))
                 unmixed = float(zeros[rows].sum())
                 # An unused expert saves its own FLOPs, a zero weight one multiply-add for each output of its expert
                 selected -= unused * flops + 2 * unmixed * width

@@ -16,18 +16,24 @@ class Masks:
     """Draw the dropout masks of one forward pass through ``num_experts`` experts.
 
     ``p``: probability to drop a unit, the same in every layer. ``samples [B]``: the index of each row in the batch, if
-    the rows are a part of the batch (None: all rows of the batch, in order).
+    the rows are a part of the batch (None: all rows of the batch, in order). ``first``: the number of the expert that
+    is called 0 here.
     """
 
     def __init__(
-        self, p: float, num_experts: int, samples: Tensor | None = None, keys: dict[int, Tensor] | None = None
+        self,
+        p: float,
+        num_experts: int,
+        samples: Tensor | None = None,
+        keys: dict[int, Tensor] | None = None,
+        first: int = 0,
     ) -> None:
-        self.p, self.num_experts, self.samples = p, num_experts, samples
+        self.p, self.num_experts, self.samples, self.first = p, num_experts, samples, first
         self._keys: dict[int, Tensor] = {} if keys is None else keys
 
     def __call__(self, h: Tensor, layer: int = 0, subset: Sequence[int] | None = None) -> Tensor:
         """Return ``h [B, E, H]`` after the dropout of ``layer``; E counts the experts of ``subset``, if given."""
-        experts = torch.arange(self.num_experts, device=h.device)
+        experts = torch.arange(h.shape[1], device=h.device)
         if subset is not None:
             experts = torch.tensor(list(subset), dtype=torch.int64, device=h.device)
         rows = self._rows(torch.arange(len(h), device=h.device)[:, None], experts).flatten()  # [B E]
@@ -40,11 +46,15 @@ class Masks:
     def of_rows(self, samples: Tensor) -> Masks:
         """Return the same masks for the rows with the indices ``samples [N]`` alone."""
         of_batch = samples if self.samples is None else self.samples[samples]
-        return Masks(self.p, self.num_experts, of_batch, self._keys)
+        return Masks(self.p, self.num_experts, of_batch, self._keys, self.first)
+
+    def from_expert(self, first: int) -> Masks:
+        """Return the same masks for experts that are counted from number ``first`` on."""
+        return Masks(self.p, self.num_experts, self.samples, self._keys, self.first + first)
 
     def _rows(self, sample: Tensor, expert: Tensor) -> Tensor:
         """Return the ids of pairs of a row and an expert."""
-        return (sample if self.samples is None else self.samples[sample]) * self.num_experts + expert
+        return (sample if self.samples is None else self.samples[sample]) * self.num_experts + expert + self.first
 
     def _key(self, layer: int) -> Tensor:
         """Return the key of ``layer``, 62 random bits ``[]``, drawn when it is first asked for.

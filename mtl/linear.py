@@ -17,11 +17,15 @@ def matching(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [..., D]``, ``bias [...]``.
+    """Apply several affine maps in one matrix product: ``x [B, D]``, ``weight [T, ..., D]``, ``bias [T, ...]``.
 
-    Returns ``[B, ...]``.
+    Returns ``[B, T, ...]``. Of ``x [B, T, D]`` each of the T maps gets its own input; ``weight [1, ..., D]`` maps all.
     """
-    return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), *bias.shape)
+    if x.dim() == 2 or len(weight) == 1:
+        count = len(weight) if x.dim() == 2 else x.shape[1]
+        return F.linear(x, weight.flatten(0, -2), bias.flatten()).view(len(x), count, *bias.shape[1:])
+    products = torch.baddbmm(bias.flatten(1)[:, None], x.transpose(0, 1), weight.flatten(1, -2).mT)  # [T, B, M]
+    return products.transpose(0, 1).view(len(x), *bias.shape)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, counts: Sequence[int]) -> Tensor:

@@ -28,12 +28,12 @@ def is_routed(layers: Mapping[str, Any]) -> bool:
 def connections(gate: Gate, num_tasks: int) -> Tensor:
     """Return which experts a static gate gives each task in evaluation, bool ``[T, E]``.
 
-    A gate of one task serves all tasks.
+    A gate of one task serves all tasks. A gate of shared experts, after those of the tasks, is left out.
     """
     training = gate.training
     try:
         weights: Tensor = gate.eval()(None, None, None).weights
-        return (weights != 0).expand(num_tasks, -1)
+        return (weights != 0)[:num_tasks].expand(num_tasks, -1)
     finally:
         gate.train(training)
 

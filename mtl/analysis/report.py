@@ -114,8 +114,8 @@ class Report:
         return next(iter(self.tallies.values())).parts(self.tasks, limit)
 
     def _row_names(self, shares: Tensor) -> list[str]:
-        """Return the names of the tasks of a layer, which may have one gate for all tasks."""
-        return list(self.tasks) if len(shares) == len(self.tasks) else ["all tasks"]
+        """Return the names of the gates of a layer: one per task and perhaps one of shared experts, or one for all."""
+        return [*self.tasks, "shared experts"][: len(shares)] if len(shares) >= len(self.tasks) else ["all tasks"]
 
     def _history(self, name: str) -> History:
         return self.histories.get(name, History())

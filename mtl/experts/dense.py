@@ -29,10 +29,7 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, D]``, shared by all, or ``[B, E, D]`` to ``[B, E, H]``. With a ``subset``, E is its length."""
         weight, bias = self.parameters_of(subset)
-        x = matching(x, weight)
-        if x.dim() == 2 or len(weight) == 1:  # one product for all experts
-            return affine(x if x.dim() == 2 else x[:, 0], weight, bias)
-        return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+        return affine(matching(x, weight), weight, bias)
 
     def extra_repr(self) -> str:
         """Return the sizes of the maps, as ``print`` shows them."""

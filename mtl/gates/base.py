@@ -52,11 +52,14 @@ class Gate(KeepsDigits):
     ) -> Routing:
         """Route a batch. Raises InputError for an ``x`` of another shape.
 
-        ``x``: ``[B, D]`` (None for a static gate); ``inputs``: the raw inputs of the batch; ``tasks``: indices of
-        the wanted tasks (default all). Returns weights ``[B, len(tasks), E]``, without ``B`` from a static gate.
-        The arithmetic is in float32 at least, whatever the trainer's precision.
+        ``x``: ``[B, D]``, or one for each of the t wanted tasks, ``[B, t, D]`` (None for a static gate); ``inputs``:
+        the raw inputs of the batch; ``tasks``: indices of the wanted tasks (default all). Returns weights
+        ``[B, t, E]``, without ``B`` from a static gate. The arithmetic is in float32 at least, whatever the trainer's
+        precision.
         """
-        if x is not None and self.input_dim is not None and x.shape[1:] != (self.input_dim,):
+        count = self.num_tasks if tasks is None else len(tasks)
+        shapes = ((self.input_dim,), (count, self.input_dim))
+        if x is not None and self.input_dim is not None and x.shape[1:] not in shapes:
             raise InputError(f"x {list(x.shape)}: {self} takes x [B, {self.input_dim}]")
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
@@ -70,7 +73,6 @@ class Gate(KeepsDigits):
             routing = replace(routing, tasks=list(tasks))
         if not self.shared:
             return routing
-        count = self.num_tasks if tasks is None else len(tasks)
         weights, selectors = routing.weights, routing.selectors
         weights = weights.expand(*weights.shape[:-2], count, self.num_experts)
         if selectors is not None:

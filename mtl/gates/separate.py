@@ -26,7 +26,9 @@ class SeparateGates(Gate):
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
         wanted = range(self.num_tasks) if tasks is None else tasks
-        return joined([self.by_task[task_key(self.names[task])](x, inputs) for task in wanted])
+        own = [x] * len(wanted) if x is None or x.dim() == 2 else x.unbind(1)
+        gates = [self.by_task[task_key(self.names[task])] for task in wanted]
+        return joined([gate(x, inputs) for gate, x in zip(gates, own, strict=True)])
 
     def task_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())

@@ -95,11 +95,11 @@ class MixtureOfExperts(nn.Module):
         """Return the sizes of the layer, as ``print(layer)`` shows them."""
         return f"tasks={self.gate.num_tasks}, experts={self.experts.num_experts}, inputs={self.input_dim}"
 
-    def only(self, task: int) -> MixtureOfExperts:
-        """Return the part that one task uses; its gate must be static. A gate of one task serves all tasks."""
+    def only(self, *tasks: int) -> MixtureOfExperts:
+        """Return the part that ``tasks`` use; the gate must be static. A gate of one task serves all tasks."""
         if not self.is_static:
             raise InputError("a gate that depends on the example cannot be pruned: train with network.static_gate=true")
-        return self._constant([task if self.gate.num_tasks > 1 else 0])
+        return self._constant([task if self.gate.num_tasks > 1 else 0 for task in tasks])
 
     def constant(self) -> MixtureOfExperts:
         """Return the layer in a form that can be exported: dense, and with only the used experts of a static gate."""

@@ -201,10 +201,9 @@ class TrainedModel:
                 row = real_tokens(batch["tokens"], network.pad).row.cpu()
                 sums = weights.new_zeros(size, *weights.shape[1:]).index_add(0, row, weights)
                 weights = sums / row.bincount(minlength=size)[:, None, None]
-            tasks = known if routing.tasks is None else [known[index] for index in routing.tasks]
-            for index, task in enumerate(tasks if weights.shape[1] == len(tasks) else predicted):
-                if task in predicted:
-                    yield (task, layer), weights[:, index if weights.shape[1] > 1 else 0]
+            rows = range(weights.shape[1]) if routing.tasks is None else list(routing.tasks)
+            for task in predicted:
+                yield (task, layer), weights[:, rows.index(known.index(task)) if weights.shape[1] > 1 else 0]
 
 
 TRAINING = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")  # the state of a training

@@ -142,11 +142,11 @@ def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_pa
 
 IMAGES = ["data=multi_mnist", "recipe.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]
 ROUTED = ["gate=fixed", "schedule=none", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]  # their baseline
-ROWS = [["data.tasks_per_group=16"], ["data=movielens"], ["network=routed_headless"], ["permutation=sinkhorn"]]
-ROWS += [["data=four_mnists", "optimizer=sgd"]]  # in float16 Adam's eps is 0
+ROWS = [["data.tasks_per_group=16", "network=ple"], ["data=movielens"], ["network=routed_headless"]]
+ROWS += [["permutation=sinkhorn"], ["data=four_mnists", "optimizer=sgd"]]  # in float16 Adam's eps is 0
 COMBINED = [
     *([f"experiment={name}", *ROUTED] for name in ("four_mnists", "omniglot", "synthetic_pairs_routing")),
-    *([f"network={name}", *IMAGES] for name in ("shared_bottom", "single_task")),
+    *([f"network={name}", *IMAGES] for name in ("shared_bottom", "single_task", "ple")),
     *(
         [f"trainer.precision={precision}", *IMAGES, "callbacks.ema.decay=0.9", "permutation=sinkhorn"]
         for precision in ("64-true", "bf16-mixed", "bf16-true")

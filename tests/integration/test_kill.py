@@ -1,7 +1,7 @@
 """Kill -9 at random moments, go on, and compare with the run that nobody killed: every bit is the same.
 
-Name the mark to run it: pytest -m slow tests/integration/test_kill.py. $MTL_KILLS sets the kills for each of the twelve
-kinds of run, by default 5.
+Name the mark to run it: pytest -m slow tests/integration/test_kill.py. $MTL_KILLS sets the kills for each of the
+fourteen kinds of run, by default 5.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ KINDS = {
         *("recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
         "trainer.accumulate_grad_batches=2",
     ],
+    "ple": [
+        *("network=ple", "network.num_own=2", "data=movielens", "gate=topk", "gate.noisy=true", "recipe.dropout=0.5"),
+        *("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
+    ],
     "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens
         *TINY,
         *("data.tasks=[rte,sst2,cola,stsb,qqp]", "data.tasks_per_step=2", "recipe.dropout=0.3"),
@@ -45,7 +49,7 @@ KINDS = {
         *("trainer.accumulate_grad_batches=2", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.3"),
     ],
 }
-BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8, "texts": 4}
+BATCH = {"mixture": 128, "tasks": 64, "table": 64, "movielens": 8, "ple": 16, "texts": 4}
 WORDS = ["trainer.max_epochs=3", "logger=csv", "logger.csv.flush_logs_every_n_steps=1", "trainer.log_every_n_steps=1"]
 WORDS += ["callbacks.progress=null", "callbacks.routing.pictures=false", "callbacks.last.every_steps=4"]
 WORDS += ["trainer.accelerator=cpu"]

@@ -79,9 +79,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-@pytest.mark.parametrize("weighting", ["fixed", "pcgrad", "gradnorm"])
-def test_missing_labels_count_over_all_processes(weighting: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [*BASE, f"weighting={weighting}", "data=movielens", f"paths.data_dir={tiny_data}"]
+@pytest.mark.parametrize("way", ["weighting=fixed", "weighting=pcgrad network=ple", "weighting=gradnorm"])
+def test_missing_labels_count_over_all_processes(way: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [*BASE, *way.split(), "data=movielens", f"paths.data_dir={tiny_data}"]
     words += ["trainer.max_epochs=2", "recipe.dropout=0"]
     words += ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
     words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]

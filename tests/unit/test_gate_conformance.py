@@ -254,3 +254,15 @@ def test_the_load_loss_reaches_all_parameters(num_experts: int, rows: int) -> No
     assert set(routing.losses) == {"load", "importance"}
     check_finite(gate, routing.losses["load"])
     assert all(parameter.grad.abs().max() > 0 for parameter in gate.parameters())
+
+
+@every_gate
+def test_tasks_may_have_inputs_of_their_own(case: GateCase) -> None:
+    """With ``x [B, T, D]`` each gate routes by its task's input, as it would alone."""
+    gate, x = case.build(T, 4, D).eval(), torch.randn(7, T, D)
+    together = route(gate, x).weights
+    for task in range(T):
+        alone = route(gate, x[:, task], tasks=[task]).weights[..., 0, :]
+        torch.testing.assert_close(together[..., task, :], alone)
+    some = [2, 0]
+    torch.testing.assert_close(route(gate, x[:, some], tasks=some).weights, together[..., some, :])

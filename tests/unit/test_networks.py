@@ -24,6 +24,7 @@ from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
+from mtl.networks.ple import PLE
 from mtl.types import Categorical, DataSpec, Image, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase, harden
 
@@ -43,6 +44,7 @@ PARTS: dict[str, Any] = {
 NETWORKS = {
     "mmoe": lambda: MMoE(SPEC, num_experts=4, gate=SoftmaxGate, **PARTS),
     "mmoe_static": lambda: MMoE(SPEC, num_experts=4, gate=DSelectKGate, static_gate=True, **PARTS),
+    "ple": lambda: PLE(SPEC, num_experts=4, num_own=1, num_levels=3, gate=CometGate, **PARTS),
     "shared_bottom": lambda: SharedBottom(SPEC, **PARTS),
     "single_task": lambda: SingleTask(SPEC, **PARTS),
 }
@@ -245,8 +247,14 @@ def test_a_batch_without_rows_forward_and_backward(case: GateCase, execution: st
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in network.parameters())
 
 
-@pytest.mark.parametrize("make", [partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask])
-def test_a_prediction_depends_on_its_own_row_alone(make: partial[MMoE] | type) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(MMoE, num_experts=3, gate=SoftmaxGate), SharedBottom, SingleTask),
+        partial(PLE, num_experts=3, num_own=1, num_levels=2, gate=SoftmaxGate),
+    ],
+)
+def test_a_prediction_depends_on_its_own_row_alone(make: partial[nn.Module] | type) -> None:
     """Rows and experts are both counted in some dimension; with as many rows as experts a mix-up would not crash."""
     network, x = make(spec=SPEC, **PARTS).eval(), inputs(3)
     before = network(x).predictions

@@ -21,6 +21,7 @@ from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
+from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
@@ -43,6 +44,10 @@ def mixture(spec: DataSpec, gate: Any, experts: Any, **options: Any) -> MMoE:
     return MMoE(spec, 5, partial(bottom_for, embedding_dim=4), experts, gate, Heads, **options)
 
 
+def ple(gate: Any, static: bool) -> PLE:
+    return PLE(ROWS, 3, 1, 2, partial(bottom_for, embedding_dim=4), DENSE, gate, Heads, static_gate=static)
+
+
 def routed() -> RoutedNetwork:
     layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 4}] * 2
     gate = partial(GumbelMatrixGate, initial_probability=0.5)
@@ -59,6 +64,8 @@ NETWORKS: dict[str, tuple[DataSpec, Callable[[], nn.Module]]] = {
     "comet+": (ROWS, lambda: mixture(ROWS, CometGate, DENSE, permutation=Permutation)),
     "static": (ROWS, lambda: mixture(ROWS, TopKGate, DENSE, static_gate=True, permutation=Permutation)),
     "images": (IMAGES, lambda: mixture(IMAGES, partial(CometGate, k=1), CONV)),
+    "ple": (ROWS, lambda: ple(CometGate, False)),
+    "ple static": (ROWS, lambda: ple(TopKGate, True)),
     "routed": (ROWS, routed),
     "tokens": (TEXTS, lambda: text(gate=CometGate)),
     "sentences": (TEXTS, lambda: text(gate=TopKGate, route="sentence")),

@@ -20,6 +20,7 @@ from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, DenseLayers, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
 from mtl.use.program import exportable
@@ -67,7 +68,18 @@ def mixture(spec: DataSpec, gate: object, **options: Any) -> MMoE:
     return MMoE(spec, 6, partial(bottom_for, embedding_dim=5), experts, gate, HEADS, static_gate=True, **options)
 
 
+def ple(spec: DataSpec, levels: int, gate: object, **options: Any) -> PLE:
+    dense = partial(StackedDense, units=[6, 5], dropout=0.3)
+    conv = partial(StackedConv, convolutions=[{"channels": 3, "kernel": 3, "pool": 2}], units=[5])
+    bottom, experts = partial(bottom_for, embedding_dim=5), conv if spec is IMAGES else dense
+    return PLE(spec, 4, 2, levels, bottom, experts, gate, HEADS, dense, static_gate=True, **options)
+
+
 NETWORKS = {
+    "cgc": lambda: (ple(ROWS, 1, partial(TopKGate, k=2)), "rows"),
+    "ple": lambda: (ple(ROWS, 2, partial(TopKGate, k=2), permutation=Permutation), "rows"),
+    "three levels": lambda: (ple(ROWS, 3, partial(FixedGate, pattern="random", k=2)), "rows"),
+    "ple of images": lambda: (ple(IMAGES, 2, partial(GumbelMatrixGate, initial_probability=0.5)), "images"),
     "routed": lambda: (routed(ROWS), "rows"),
     "routed images": lambda: (routed(IMAGES), "images"),
     "topk": lambda: (mixture(ROWS, partial(TopKGate, k=2)), "rows"),
@@ -154,7 +166,7 @@ def test_unprunable_networks_are_refused() -> None:
         prune(SharedBottom(ROWS, bottom, experts, Heads), "a")
 
 
-@pytest.mark.parametrize(("name", "task"), [("routed", "a"), ("topk+", "b"), ("matrix", "b")])
+@pytest.mark.parametrize(("name", "task"), [("routed", "a"), ("topk+", "b"), ("ple", "b"), ("matrix", "b")])
 def test_exported_program_accepts_any_number_of_rows(name: str, task: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     network, kind = NETWORKS[name]()

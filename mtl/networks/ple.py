@@ -1,0 +1,114 @@
+"""Progressive layered extraction (PLE), and customized gate control (CGC) as its single level (Tang et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from mtl.checks import require
+from mtl.experts.base import Experts
+from mtl.experts.dispatch import Execution
+from mtl.gates.base import Gate
+from mtl.gates.permuted import Permutation, permuted
+from mtl.networks.cgc import CGCGate, OwnedExperts
+from mtl.networks.heads import Heads, SumHeads, wanted_tasks
+from mtl.networks.mixture import MixtureOfExperts
+from mtl.options import Count, CountOrZero, validated
+from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
+
+
+class PLE(nn.Module):
+    """Bottom, ``num_levels`` CGC layers, one head per task.
+
+    In every level task k sees ``num_experts`` experts, ``num_own`` of its own and the others shared by all tasks, and
+    mixes them by its gate; a shared gate mixes all experts. The experts and the gate of task k read the mixture of task
+    k in the level below, and the shared ones read the shared mixture (section 4.2, equations 6 and 7). All of the first
+    level reads the bottom's output. The last level has no shared gate, since nothing would read its mixture.
+
+    ``upper_experts``: the experts above the first level, which read vectors even if the first reads images (default:
+    ``experts``). For the other options see ``MMoE``.
+    """
+
+    @validated
+    def __init__(
+        self,
+        spec: DataSpec,
+        num_experts: Count,
+        num_own: CountOrZero,
+        num_levels: Count,
+        bottom: Callable[..., nn.Module],
+        experts: Callable[..., Experts],
+        gate: Callable[..., Gate],
+        heads: Callable[..., Heads | SumHeads],
+        upper_experts: Callable[..., Experts] | None = None,
+        static_gate: bool = False,
+        execution: Execution = "auto",
+        permutation: Callable[..., Permutation] | None = None,
+    ) -> None:
+        super().__init__()
+        require(num_own <= num_experts, f"num_own={num_own}: a task sees {num_experts} experts (num_experts)")
+        require(
+            num_levels == 1 or 0 < num_own < num_experts,
+            f"num_own={num_own}: a task sees {num_experts} experts (num_experts); with num_levels={num_levels}, some "
+            "must be its own and some shared",
+        )
+        self.tasks = list(spec.tasks)
+        self.bottom = bottom(inputs=spec.inputs)
+        shape: Any = self.bottom.output_dim  # D, or (C, H, W)
+        num_tasks, num_shared = len(self.tasks), num_experts - num_own
+        counts = {num_tasks: num_shared, **dict.fromkeys(range(num_tasks), num_own)}  # the shared experts come first
+        owners = [owner for owner, count in counts.items() if count]
+        self.levels = Levels()
+        for number in range(num_levels):
+            upper, last = number > 0, number == num_levels - 1
+            make = upper_experts if upper and upper_experts else experts
+            parts = OwnedExperts([make(num_experts=counts[owner], input_dim=shape) for owner in owners], owners)
+            width = None if static_gate else shape if isinstance(shape, int) else math.prod(shape)
+            build = partial(gate, input_dim=width, inputs=spec.inputs)
+            of_tasks = permuted(build(num_tasks=num_tasks, num_experts=num_experts), permutation)
+            of_all = None if last else permuted(build(num_tasks=1, num_experts=parts.num_experts), permutation)
+            gates = CGCGate(of_tasks, of_all, num_own, own_inputs=upper)
+            sizes = ((num_tasks + 1, shape) if upper else shape, gates.num_tasks, parts.num_experts)
+            self.levels.append(MixtureOfExperts(*sizes, gates, parts, static_gate, execution=execution))
+            shape = parts.output_dim
+        self.heads = heads(tasks=self.tasks, input_dim=shape)
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = wanted_tasks(self.tasks, tasks)
+        x = self.bottom(inputs)  # [B, D], or images [B, C, H, W]
+        routings: dict[str, Routing] = {}
+        for number, level in enumerate(self.levels):
+            last = number == len(self.levels) - 1  # the levels below compute the mixtures of all, [B, T + 1, H]
+            x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
+        return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings))
+
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of experts that a single task reaches: its own ones in the last level.
+
+        Below, all tasks reach them through the shared gate.
+        """
+        experts: Any = self.levels[-1].experts
+        parts = zip(experts.rows, experts.parts, strict=True)
+        return [parameter for row, part in parts if row < len(self.tasks) for parameter in part.parameters()]
+
+
+class Levels(nn.ModuleList):
+    """The levels of PLE, first to last."""
+
+    def only(self, task: int) -> Levels:
+        """Return the part that one task uses: from the last level down, the experts in use and what they read."""
+        kept, rows = Levels(), [task]
+        layers: Any = reversed(self)
+        for layer in layers:
+            part = layer.only(*rows)
+            kept.insert(0, part)
+            if not isinstance(part.input_dim, int) and len(part.input_dim) == 2:  # (T + 1, D): reads a level below
+                rows = sorted(set(part.experts.rows))
+                part.experts.rows = [rows.index(row) for row in part.experts.rows]
+                part.input_dim = (len(rows), part.input_dim[1])
+        return kept
