@@ -26,7 +26,7 @@ class PLE(nn.Module):
 
     In every level task k sees ``num_experts`` experts, ``num_own`` of its own and the others shared by all tasks, and
     mixes them by its gate; a shared gate mixes all experts. The experts and the gate of task k read the mixture of task
-    k in the level below, and the shared ones read the shared mixture (section 4.2, equations 6 and 7). All of the first
+    k in the level below, and the shared ones read the shared mixture (Tang et al. 2020, section 4.2). All of the first
     level reads the bottom's output. The last level has no shared gate, since nothing would read its mixture.
 
     ``upper_experts``: the experts above the first level, which read vectors even if the first reads images (default:

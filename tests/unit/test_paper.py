@@ -12,10 +12,13 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mtl.checks import InputError
 from mtl.cli.study import first_run
+from mtl.config.build import build_network
 from mtl.paper.definition import Paper, read
 from mtl.tune.definition import Definition
 from mtl.tune.space import distributions, words
+from mtl.types import Categorical, DataSpec, Numeric, TaskSpec
 from tests.conftest import ROOT
+from tests.integration.helpers import composed
 from tests.integration.test_tune import end
 
 PAPERS = sorted((ROOT / "conf" / "paper").glob("*.yaml"))
@@ -104,3 +107,17 @@ def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, messag
 
 def definitions(found: Paper) -> list[Definition]:
     return [found.definition(*pair, chosen=None) for pair in found.pairs()]
+
+
+def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
+    """Without embeddings, which only the tables of data decide."""
+    found, tasks = paper("networks"), [TaskSpec("a", "binary"), TaskSpec("b", "regression")]
+    inputs = {"movielens": {"user": Categorical(9), "movie": Categorical(9)}}
+    inputs["visits"] = {**{str(column): Categorical(9) for column in range(4)}, "age": Numeric(1)}
+    for group in found.groups:
+        counts = {}
+        for gate in found.gates:
+            cfg = composed(found.definition(group, gate, chosen=[]).words)
+            network = build_network(cfg, DataSpec(inputs[group.key], tasks))
+            counts[gate.key] = sum(p.numel() for name, p in network.named_parameters() if "embeddings" not in name)
+        assert max(counts.values()) <= 1.05 * min(counts.values()), counts

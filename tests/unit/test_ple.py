@@ -59,7 +59,7 @@ def softmax(x: NDArray[Any]) -> NDArray[Any]:
 def reference(p: dict[str, NDArray[Any]], x: NDArray[Any], num_tasks: int, levels: int) -> NDArray[Any]:
     """Return the predictions ``[B, T]`` as Tang et al. 2020 write them: S^k, w^k, g^k, one example and level at a time.
 
-    Section 4.1, equations 1 to 5, and 4.2, equations 6 and 7. Experts are one dense layer with relu.
+    Sections 4.1 and 4.2. Experts are one dense layer with relu.
     """
 
     def outputs(level: int, part: int, x: NDArray[Any]) -> list[NDArray[Any]]:
