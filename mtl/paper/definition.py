@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from mtl.checks import require
-from mtl.options import InnerShare, Long, LongOrZero, Model, Name, valid
+from mtl.options import InnerShare, Long, LongOrZero, Model, Name, Positive, valid
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, unique
 
 NAMES = {  # names, as in the papers, for parts whose file gives none
@@ -33,9 +33,10 @@ class Claim(Model):
     """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least the
-    share ``by`` of the latter; ``higher`` says whether higher values are better. Otherwise it is that the mean is at
-    least ``at_least`` or at most ``at_most``. Group and gates are given by their keys. ``binary``: the claim is about
-    the selected experts, which soft selectors leave open.
+    share ``by`` of the latter (below 0: that it is worse by at most so much); ``higher`` says whether higher values are
+    better. With ``times``, it is that the gate's search needs so many times fewer trials to reach the expected value of
+    each search in ``than``. Otherwise it is that the mean is at least ``at_least`` or at most ``at_most``. Group and
+    gates are given by their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Claim(Model):
     gate: str
     than: Words
     by: float | None = None
+    times: Positive | None = None
     higher: bool = False
     at_least: float | None = None
     at_most: float | None = None

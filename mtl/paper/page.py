@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.paper.definition import Paper, Part, name_of
+from mtl.paper.searches import Pairs, judge_search
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
@@ -54,7 +55,7 @@ def write(
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
     else:
         groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
-    judgements = judged(paper, groups)
+    judgements = judged(paper, groups, searches)
     sections = [claims_of(judgements, paper.file.remarks)]
     for group in paper.groups:
         if group.key in groups:
@@ -84,11 +85,16 @@ def write(
     show(judgements, folder)
 
 
-def judged(paper: Paper, groups: Mapping[str, Runs]) -> list[Judgement]:
+def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials]) -> list[Judgement]:
     """Return the judgement of each claim, also of those on groups and gates that have no runs."""
     found = []
     for claim in paper.file.claims:
         names = {key: name_of(key, paper.file.gates[key]) for key in (claim.gate, *claim.than)}
+        if claim.times:
+            trials = searches.get(claim.group)
+            pairs = {key: pairs_of(trials, name, claim.column) for key, name in names.items()} if trials else {}
+            found.append(judge_search(claim, pairs, names, claim.higher))
+            continue
         runs = groups.get(claim.group)
         own = {key: values(runs, name, claim.column) for key, name in names.items()} if runs else {}
         shares = {key: list(values(runs, name, BINARY).values()) for key, name in names.items()} if runs else {}
@@ -119,6 +125,12 @@ def values(runs: Runs, gate: str, column: str) -> dict[int, float | None]:
     """Return the values of a column in the finished runs of a gate by seed."""
     table = runs.table.filter(setting=gate, state=FINISHED)
     return dict(table.select("seed", column).rows()) if column in table.columns else {}
+
+
+def pairs_of(trials: Trials, gate: str, column: str) -> Pairs:
+    """Return the validation value and the value of ``column`` of each finished trial of a gate."""
+    table = trials.runs.table.filter(setting=gate, state=FINISHED)
+    return table.select(trials.validation, column).rows() if column in table.columns else []
 
 
 def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trials | None) -> Section:

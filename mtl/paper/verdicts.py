@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
-from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, summarise, welch
+from mtl.report.statistics import RESAMPLES, SIGNIFICANCE, Summary, Value, one_sample, summarise, welch
 
 FEWEST = 3  # the least number of runs of a gate for a test
 POWER = 0.8  # with which the number of seeds named by "undecided" would decide
@@ -24,7 +24,10 @@ RULES = (
     f"would make the observed difference significant with probability {POWER:.0%}. Runs of the same seed are compared "
     "in pairs (Student's test), others as samples (Welch's test). A claim on one number holds if the mean over runs is "
     "within its bound, and is contradicted if it is significantly outside. A claim on the selected experts is "
-    f"undecided while fewer than {BINARY:.0%} of the selectors are binary."
+    f"undecided while fewer than {BINARY:.0%} of the selectors are binary. A claim that a gate is worse by at most a "
+    "share is tested against that share. A claim on the number of trials of a search holds if it does in at least "
+    f"{1 - SIGNIFICANCE / 2:.1%} of {RESAMPLES:,} bootstrap samples of the trials; it is contradicted if it does in at "
+    f"most {SIGNIFICANCE / 2:.1%}."
 )
 
 
@@ -145,12 +148,14 @@ def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value
     share = found.mean / abs(theirs.mean) if theirs.mean else None
     size = "" if share is None else f", {_percent(abs(share))} {'better' if found.mean > 0 else 'worse'}"
     reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
+    by = claim.by or 0.0
+    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
+    if by < 0:  # the claim is only that the gate is not worse than so
+        found, reason = short, f"{reason}; against {-by:.1%} worse: p={short.p:.2g}"
     if found.significant and found.mean < 0:
         return Verdict.CONTRADICTED, reason
-    if claim.by is not None:
-        short = advantage(own, others, 1 + claim.by if claim.higher else 1 - claim.by, claim.higher)
-        if short.significant and short.mean < 0:
-            return Verdict.CONTRADICTED, f"{reason}; less than the claimed {claim.by:.0%}, p={short.p:.2g}"
+    if by > 0 and short.significant and short.mean < 0:
+        return Verdict.CONTRADICTED, f"{reason}; less than the claimed {by:.0%}, p={short.p:.2g}"
     if found.significant:
         return Verdict.HOLDS, reason
     return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"

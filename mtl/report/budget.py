@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -47,19 +48,40 @@ def chances(trials: int, drawn: int) -> np.ndarray:
     return np.asarray(above[:-1] - above[1:])
 
 
+@cache
+def all_chances(trials: int) -> np.ndarray:
+    """Return the ``chances`` of 1, 2, ... drawn of ``trials`` trials, at most the largest of ``SIZES``, by row."""
+    return np.stack([chances(trials, size) for size in range(1, min(trials, SIZES[-1]) + 1)])
+
+
 def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> Budget | None:
     """Return the budget of a search among trials with these (validation, test) values; None without any.
 
     ``higher``: whether higher validation values are better. Trials that lack a value are left out. The whole budget is
     the number of trials, at most the largest of ``SIZES``.
     """
-    known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
-    if not known:
+    if not len(known := both_known(pairs)):
         return None
-    known.sort(key=lambda pair: -pair[0] if higher else pair[0])
-    validation, test = np.array(known).T
-    weights = np.stack([chances(len(known), size) for size in range(1, min(len(known), SIZES[-1]) + 1)])
+    validation, test = known[np.argsort(known[:, 0] * (-1 if higher else 1), stable=True)].T
+    weights = all_chances(len(known))
     return Budget(setting, (weights @ validation).tolist(), (weights @ test).tolist())
+
+
+def both_known(pairs: Sequence[tuple[Value, Value]]) -> np.ndarray:
+    """Return the pairs whose values are both finite, ``[N, 2]``."""
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
+    return np.array(known).reshape(-1, 2)
+
+
+def resampled(pairs: np.ndarray, higher: bool, random: np.random.Generator, resamples: int) -> np.ndarray:
+    """Return the expected test values of ``resamples`` bootstrap samples of a search's trials, by number of trials.
+
+    ``pairs [N, 2]``: validation and test values; ``higher``: whether higher validation values are better. The result
+    is ``[resamples, N]``, or with as many columns as the largest of ``SIZES``.
+    """
+    drawn = pairs[random.integers(len(pairs), size=(resamples, len(pairs)))]  # [resamples, N, 2]
+    order = np.argsort(drawn[..., 0] * (-1 if higher else 1), 1)
+    return np.asarray(np.take_along_axis(drawn[..., 1], order, 1) @ all_chances(len(pairs)).T)
 
 
 def trials_needed(values: Sequence[float], target: float, higher: bool) -> int | None:

@@ -21,6 +21,10 @@ from mtl.report.labels import Options, config_options, differing, given_options,
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
+_TOTALS = {  # columns that are multiplied by the epochs
+    "training flops_selected": "training flops_in_all",
+    "training binary_after": "training epochs_until_binary",
+}
 _PER_EXPERT = ("expert_share/", "experts_per_sample/")  # too many for a table; results.json has them
 # As in conf/hydra/job_logging/run.yaml
 _LINE = re.compile(r"^\d\d:\d\d:\d\d (?P<level>[A-Z]+) (?!hydra)[\w.]+: (?P<message>.*)")
@@ -67,7 +71,8 @@ class Runs:
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
     differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``training NAME``, ``best NAME``, ``parameters``,
-    ``epochs``, ``seconds_per_epoch``. If a run has not recorded a value, it is null; an undefined value is NaN.
+    ``epochs``, ``seconds_per_epoch``. Of these, ``training flops_in_all`` and ``training epochs_until_binary`` are
+    products with the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
     ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
     says for each metric whether higher values are better.
     """
@@ -178,11 +183,15 @@ def numbers(results: Results | None) -> dict[str, float]:
     if results is None:
         return {}
     test = {name: value for name, value in results.test.items() if not name.startswith(_PER_EXPERT)}
-    row = {f"test {name}": value for name, value in test.items()}
+    row: dict[str, Any] = {f"test {name}": value for name, value in test.items()}
     row |= {name.replace("_", " ", 1): value for name, value in (results.model_extra or {}).items()}
     row |= {f"training {name}": value for name, value in results.training.items()}
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}
-    return {name: math.nan if value is None else value for name, value in row.items()}
+    row = {name: math.nan if value is None else value for name, value in row.items()}
+    if results.epochs:  # totals over the training
+        for name, total in _TOTALS.items():
+            row |= {total: row[name] * results.epochs} if name in row else {}
+    return row
 
 
 def read_results(path: Path) -> tuple[Results | None, str | None]:

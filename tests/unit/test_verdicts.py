@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
+from mtl.paper.searches import judge_search
 from mtl.paper.verdicts import Verdict, advantage, judge
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
@@ -48,6 +49,10 @@ BOTH = {"than": ["b", "c"]}
         # so does a difference that is significantly smaller than claimed
         ({"a": LOW, "b": HIGH}, {"by": 0.5}, HOLDS, None),
         ({"a": LOW, "b": HIGH}, {"by": 0.9}, CONTRADICTED, None),
+        # worse by at most a share: tested against that share
+        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"by": -0.1}, HOLDS, None),
+        ({"a": [1.01, 1.02, 1.03], "b": [1.0, 1.01, 1.02]}, {"by": -0.001}, CONTRADICTED, None),
+        ({"a": OTHER, "b": LOW}, {"by": -0.02}, UNDECIDED, None),
         # anything else is undecided
         ({"a": LOW, "b": OTHER}, {}, UNDECIDED, None),
         ({"a": OTHER, "b": LOW}, {}, UNDECIDED, None),
@@ -137,6 +142,32 @@ def test_rules_on_simulated_runs(paired: bool) -> None:
     assert nothing[UNDECIDED] > 900
     assert simulated(0.15, 30, 0.15, paired)[HOLDS] > 800
     assert simulated(0.15, 30, 0.5, paired)[CONTRADICTED] > 900  # not nearly as large as claimed
+
+
+def searched(times: int, random: np.random.Generator) -> list[tuple[float, float]]:
+    """Return (validation, test) of 60 trials, each as good as the best of ``times`` trials of the other gate."""
+    return [(loss, loss + 0.01) for loss in random.uniform(size=(60, times)).min(1)]
+
+
+def test_claims_on_the_number_of_trials() -> None:
+    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], times=5)
+    random, found = np.random.default_rng(0), {}
+    for times in (1, 50):
+        tables = [{"a": searched(times, random), "b": searched(1, random)} for _ in range(40)]
+        found[times] = Counter(judge_search(claim, table, NAMES, False).verdict for table in tables)
+    assert found[1][HOLDS] <= 2
+    assert found[50][HOLDS] >= 36
+    assert judge_search(claim, {"b": [(1.0, 2.0)]}, NAMES, False).verdict == NOT_RUN
+
+
+def test_the_number_of_trials_by_hand() -> None:
+    """The gate a finds in its first trial what b finds in 4: of b's trials, only one is as good."""
+    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], times=3, higher=True)
+    trials = {"a": [(1.0, 7.0)] * 4, "b": [(1.0, 7.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]}
+    found = judge_search(claim, trials, NAMES, True)
+    assert found.verdict == HOLDS
+    assert found.reason == "4 times fewer: 1 for the value of B with 4 (4 to 4 in 95% of the samples; 0: not reached)"
+    assert judge_search(claim.model_copy(update={"times": 5}), trials, NAMES, True).verdict == CONTRADICTED
 
 
 def test_the_number_of_seeds_that_decides_does_so() -> None:
