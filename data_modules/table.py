@@ -34,7 +34,7 @@ class TableDataModule(TableBase):
     For most options see ``TableBase``.
 
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
-    weighted mean. Metrics ignore the weights. The column is not an input.
+    weighted mean. Metrics ignore the weights. The column is not an input. A task may name one of its own.
 
     With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
     """
@@ -52,9 +52,10 @@ class TableDataModule(TableBase):
         if self.example is not None:
             path, tasks = self.example / NAME, TASKS
         super().__init__(path, tasks, **common)
-        self.weight_column = weight_column
-        twice = f"data.weight_column={shown(weight_column)}: this column is also named as an input"
-        require(weight_column not in self.given.columns, twice)
+        self.weight_columns |= {} if weight_column is None else {"data.weight_column": weight_column}
+        for option, column in self.weight_columns.items():
+            twice = f"{option}={shown(column)}: this column is also named as an input"
+            require(column not in self.given.columns, twice)
 
     def prepare_data(self) -> None:
         """Write the example table if no file is given; raise InputError if a file is missing."""
@@ -81,7 +82,7 @@ class TableDataModule(TableBase):
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
         rows, columns = checked_rows(frame, Path(where)), [task.column for task in self.labels]
-        check_columns(named(rows), columns, where, "")
+        check_columns(named(rows), [*columns, *self.weight_columns.values()], where, "")
         return self._batch(rows, self.spec.tasks, where, grouped=True)
 
     def _batch(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str, grouped: bool) -> Batch:
@@ -141,24 +142,29 @@ class TableDataModule(TableBase):
     ) -> dict[str, Tensor]:
         """Return the weight of each row for each task ``[N]``, with a mean of 1 over the rows that have a label.
 
-        Raises InputError, which names the first bad cell of ``weight_column``.
+        Raises InputError, which names the first bad cell of a column of weights.
         """
-        if self.weight_column is None:
+        if not self.weight_columns:
             return {}
-        column = numbers(frame, self.weight_column, where)
-        bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
-        if len(bad):
-            raise InputError(
-                f"{cell(frame, self.weight_column, bad[0], where)} is not a weight; data.weight_column takes numbers "
-                f"from 0 to {HEAVIEST:g}"
-            )
-        raw, weights = torch.from_numpy(column.to_numpy(writable=True)), dict[str, Tensor]()
+        everyone, weights = self.weight_columns.get("data.weight_column"), dict[str, Tensor]()
+        read = {name: self._read_weights(frame, option, name, where) for option, name in self.weight_columns.items()}
         for task in tasks:
+            column = self.weight_columns.get(f"data.tasks.{task.name}.weight_column", everyone)
+            raw = torch.ones(len(frame)) if column is None else read[column]
             mask = labelled(task, targets[task.name])
             mean = float(raw[mask].mean()) if bool(mask.any()) else 1.0
-            require(mean > 0, f"{where}, column {self.weight_column!r}: all labels of task {task.name!r} have weight 0")
+            require(mean > 0, f"{where}, column {column!r}: all labels of task {task.name!r} have weight 0")
             weights[task.name] = (raw / mean).float()
         return weights
+
+    def _read_weights(self, frame: pl.DataFrame, option: str, name: str, where: str) -> Tensor:
+        """Return a column of weights ``[N]``, float64, which ``option`` names. Raises InputError."""
+        column = numbers(frame, name, where)
+        bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
+        accepted = f"is not a weight; {option} takes numbers from 0 to {HEAVIEST:g}"
+        if len(bad):
+            raise InputError(f"{cell(frame, name, bad[0], where)} {accepted}")
+        return torch.from_numpy(column.to_numpy(writable=True))
 
     def _groups(self, frame: pl.DataFrame) -> Tensor | None:
         """Return the number of each row's group ``[N]``, int64 from 0; -1 for an empty cell."""

@@ -62,7 +62,6 @@ class TableBase(TensorDataModule):
     input, unless ``ignore`` names it.
     """
 
-    weight_column: str | None = None
     frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
 
     @validated
@@ -92,6 +91,9 @@ class TableBase(TensorDataModule):
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
         self.labels = Labels.each(tasks)
+        self.weight_columns = {  # by the option that names them
+            f"data.tasks.{task.name}.weight_column": task.weight_column for task in self.labels if task.weight_column
+        }
         files = {"train": path, "val": val_path, "test": test_path}
         self.paths = {name: file for name, file in files.items() if file is not None}
         own_files = [name for name in self.paths if name != "train"]
@@ -147,14 +149,15 @@ class TableBase(TensorDataModule):
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""
-        used = {*self.ignore, self.split_column, self.weight_column, *(task.column for task in self.labels)}
+        used = {*self.ignore, self.split_column, *self.weight_columns.values(), *(task.column for task in self.labels)}
         return [name for name in columns if name not in used]
 
     def _check_named(self, columns: Sequence[str], path: Path) -> None:
         """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
         wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
-        for option in ("split_column", "weight_column", "group_column"):
+        for option in ("split_column", "group_column"):
             wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
+        wanted |= {option: [column] for option, column in self.weight_columns.items()}
         if self.row_encoder is None:  # a restored encoder knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
             wanted |= {"data.formats": [*self.given.formats], "data.ignore": [*self.ignore]}

@@ -17,7 +17,8 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
 
     The logits ``[B]`` of a binary task become probabilities of the positive class, the logits ``[B, C]`` of a
     multiclass task probabilities of the classes, both float32. The outputs ``[B]`` of a regression become values in the
-    units of its labels, float64. The logits ``[B, S, 2]`` of a span task are returned unchanged.
+    units of its labels, float64; so do several quantiles ``[B, Q]``, in ascending order. The logits ``[B, S, 2]`` of a
+    span task are returned unchanged.
     """
     if task.kind == "binary":
         return output.float().sigmoid()
@@ -34,16 +35,20 @@ def class_names(task: TaskSpec) -> list[str]:
 def described(task: TaskSpec) -> dict[str, Any]:
     """Return the kind of a task and the names of its classes, if any, as plain data for other programs."""
     classes = {"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {}
-    return {"kind": task.kind, **classes}
+    quantiles = {"quantiles": list(task.quantiles)} if task.quantiles else {}
+    return {"kind": task.kind, **classes, **quantiles}
 
 
 def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
     """Return the columns of a table of predictions, by name; ``values`` are the result of ``in_units`` on the CPU.
 
     A binary task has TASK_class and TASK_probability (of the positive class), a multiclass task TASK_class and
-    TASK_probability_CLASS for each class, and a regression TASK_prediction. Raises InputError for a span task.
+    TASK_probability_CLASS for each class, and a regression TASK_prediction, or TASK_quantile_Q for each quantile, such
+    as price_quantile_0.9. Raises InputError for a span task.
     """
     numbers = values.numpy()
+    if task.quantiles:
+        return dict(zip(quantile_columns(task), map(pl.Series, numbers.reshape(-1, task.outputs).T), strict=True))
     if task.kind == "regression":
         return {f"{task.name}_prediction": pl.Series(numbers)}
     if task.kind == "span":
@@ -59,8 +64,19 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
     return found | probabilities
 
 
+def quantile_columns(task: TaskSpec) -> list[str]:
+    """Return the names of the columns of a task that predicts quantiles."""
+    return [f"{task.name}_quantile_{level:g}" for level in task.quantiles]
+
+
+def main_column(task: TaskSpec) -> str:
+    """Return the column of the task's one prediction: its class, its value, or the quantile nearest to the median."""
+    if task.quantiles:
+        return quantile_columns(task)[task.middle]
+    return f"{task.name}_{'prediction' if task.kind == 'regression' else 'class'}"
+
+
 def empty(task: TaskSpec) -> Tensor:
     """Return the result of ``in_units`` for 0 rows."""
-    if task.kind == "multiclass":
-        return torch.zeros(0, task.num_classes)
-    return torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)
+    rows = torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)
+    return rows if task.outputs == 1 else rows.expand(0, task.outputs)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require
+from mtl.objectives import OF_QUANTILES, Objective
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
 KINDS: tuple[TaskKind, ...] = ("binary", "multiclass", "regression", "span")
@@ -52,11 +53,15 @@ def metric_family(name: str) -> str:
     return f"{base}@{'K' if k.isdecimal() and 0 < int(k) <= LARGEST_WHOLE else f'({k})'}" if at else name
 
 
-def check_metrics(where: str, kind: TaskKind, names: Sequence[str]) -> None:
-    """Raise InputError unless tasks of ``kind`` have all metrics ``names``; ``where`` begins the message."""
-    unknown = [name for name in names if metric_family(name) not in METRICS[kind]]
-    accepted = f"a {kind} task has {', '.join(METRICS[kind])}"
-    near = [*get_close_matches(unknown[0], METRICS[kind], 1)] if unknown else []
+def check_metrics(where: str, kind: TaskKind, names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
+    """Raise InputError unless tasks of ``kind`` have all metrics ``names``; ``where`` begins the message.
+
+    ``quantiles``: see ``Objective``.
+    """
+    known = (*METRICS[kind], *OF_QUANTILES) if quantiles else METRICS[kind]
+    unknown = [name for name in names if metric_family(name) not in known]
+    accepted = f"a {kind} task has {', '.join(known)}"
+    near = [*get_close_matches(unknown[0], known, 1)] if unknown else []
     hint = f"; did you mean {near[0]}?" if near else ""
     require(not unknown, f"{where}: metrics=[{', '.join(names)}]: {accepted}; not {', '.join(unknown)}{hint}")
 
@@ -142,8 +147,8 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class TaskSpec:
-    """One task: its name, its kind, and its weight in the summed loss.
+class TaskSpec(Objective):
+    """One task: its name, its kind, its weight in the summed loss, and the loss itself (see ``Objective``).
 
     A task of kind ``span`` finds an answer in a text: its first and its last token. ``scorer`` computes its metrics.
     ``num_classes`` is the number of classes of a multiclass task and 1 for the other kinds. ``metrics``: names of the
@@ -153,10 +158,11 @@ class TaskSpec:
     starts with; None or "random": the gate of the same name, if there is one, else random weights. ``classes``: the
     names of the classes, for a binary task (negative, positive); empty if they have none.
 
-    A network predicts a regression in standard units: the loss compares its output with (target - mean) / std. Targets
-    and metrics are in the task's own units (see ``in_units``) and in float64, since float32 has too few digits for
-    labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of the positive rows of a binary task;
-    ``class_weights`` (empty: all 1) multiply the losses of the rows of each class of a multiclass task.
+    A network predicts a regression in standard units: the loss compares its output with (target - mean) / std, with the
+    logarithm of the target if ``is_log``. Targets and metrics are in the task's own units (see ``in_units``) and in
+    float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of
+    the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
+    of a multiclass task.
     """
 
     name: str
@@ -184,7 +190,8 @@ class TaskSpec:
             len(self.classes) in (0, named),
             f"task {self.name!r}: {len(self.classes)} names of classes, but a task of kind={self.kind} has {named}",
         )
-        check_metrics(f"task {self.name!r}", self.kind, self.metrics)
+        self.check(f"task {self.name!r}", self.kind)
+        check_metrics(f"task {self.name!r}", self.kind, self.metrics, self.quantiles)
         finite = math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0
         require(finite, f"task {self.name!r}: mean={self.mean}, std={self.std}: must be finite, and std positive")
         plain = self.kind == "regression" or (self.mean, self.std) == (0, 1)
@@ -195,16 +202,30 @@ class TaskSpec:
         fits = not each or (many and len(each) == self.num_classes and all(0 <= weight < math.inf for weight in each))
         require(fits, f"task {self.name!r}: class_weights={list(each)} must be a number of at least 0 for each class")
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network predicts for a row."""
+        return max(self.num_classes, len(self.quantiles))
+
     def in_units(self, prediction: Tensor) -> Tensor:
-        """Return the predictions of a regression in the units of its targets, float64, from a network's output."""
+        """Return the predictions of a regression in the units of its targets, float64, from a network's output.
+
+        Several quantiles ``[B, Q]`` are sorted, so that they never cross (Chernozhukov et al. 2010).
+        """
         values = widest(prediction)
         # As tensors: ONNX would make plain numbers float32
         std, mean = (torch.tensor(number, dtype=values.dtype) for number in (self.std, self.mean))
-        return values * std + mean
+        values = (values if self.outputs == 1 else values.sort(-1).values) * std + mean
+        return values.exp() if self.is_log else values
 
     def standardised(self, values: Tensor) -> Tensor:
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
-        return (widest(values) - self.mean) / self.std
+        values = widest(values)
+        return ((values.log() if self.is_log else values) - self.mean) / self.std
+
+    def single(self, prediction: Tensor) -> Tensor:
+        """Return one prediction ``[B]`` for each row of a regression; of quantiles ``[B, Q]`` the middle one."""
+        return prediction if self.outputs == 1 else prediction.sort(-1).values[:, self.middle]
 
 
 class RowEncoder(Protocol):
@@ -352,9 +373,10 @@ def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class NetworkOutput:
-    """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value) or ``[B, C]`` (class logits).
+    """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value), ``[B, C]`` (class logits) or,
+    with ``C = TaskSpec.outputs`` above 1, ``[B, C]`` (quantiles).
 
-    The value of a regression is in standard units, see ``TaskSpec.in_units``. The predictions of a span task are
+    The values of a regression are in standard units, see ``TaskSpec.in_units``. The predictions of a span task are
     ``[B, S, 2]``: the logits of each token to be the first and the last token of the answer; padding has the lowest
     value of the dtype.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that

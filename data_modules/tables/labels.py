@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import Model, Name, Names, TaskName, valid
+from mtl.objectives import Loss, Objective
+from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
@@ -32,6 +34,8 @@ OF_RARE = ("auroc", "auprc", "accuracy")  # and the default metrics of a binary 
 Cell = str | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
+OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
+QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
 
 
 class Reading(Model):
@@ -46,6 +50,9 @@ class Reading(Model):
     multiplies the losses of the positive rows of a binary task; "balanced" means negatives / positives among the
     labelled training rows. ``class_weights`` multiply the losses of the rows of the named classes; "balanced" means
     N / (C * N_c) for a class with N_c of the N labelled training rows and C classes. Metrics ignore these weights.
+
+    ``loss`` and the options below it: see ``mtl.objectives.Objective``. With ``transform="log"``, mean and standard
+    deviation are those of the logarithms; a Poisson loss standardises by the mean label.
     """
 
     kind: Literal["binary", "multiclass", "regression"]
@@ -55,12 +62,30 @@ class Reading(Model):
     standardise: bool | None = None
     pos_weight: Literal["balanced"] | Annotated[float, Field(ge=LIGHTEST, le=HEAVIEST)] | None = None
     class_weights: Literal["balanced"] | dict[Cell, Weight] | None = None
+    loss: Loss | None = None
+    delta: Positive | None = None
+    gamma: NotNegative | None = None
+    quantiles: Some[InnerShare] | None = None
+    transform: Literal["log"] | None = None
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """The loss of the task, as arguments of ``Objective`` and ``TaskSpec``."""
+        given = {name: value for name in OF_LOSS if (value := getattr(self, name)) is not None}
+        if self.loss == "quantile":
+            given["quantiles"] = tuple(sorted(self.quantiles or QUANTILES))
+        return given | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
 
 
 class LabelOptions(Reading):
-    """The options of a task's labels; ``column`` is by default the column with the task's name."""
+    """The options of a task's labels; ``column`` is by default the column with the task's name.
+
+    ``weight_column``: as for the whole table, for this task alone.
+    """
 
     column: Name | int | None = None
+    weight_column: Name | None = None
 
 
 class Labels(LabelOptions):
@@ -86,8 +111,12 @@ class Labels(LabelOptions):
             value = getattr(given, option)
             fits = value is None or given.kind == kind
             require(fits, f"{here}: {option}={shown(value)} is for kind={kind}, not {given.kind}")
-        metrics = given.metrics or []
-        check_metrics(here, given.kind, metrics)
+        for option, loss in OF_LOSS.items():
+            value = getattr(given, option)
+            require(value is None or given.loss == loss, f"{here}: {option}={shown(value)} is for loss={loss}")
+        objective, metrics = Objective(**given.objective), given.metrics or []
+        objective.check(here, given.kind)
+        check_metrics(here, given.kind, metrics, objective.quantiles)
         weights = given.class_weights
         some = weights is None or isinstance(weights, str) or any(weights.values())
         require(some, f"{here}.class_weights={shown(weights)}: at least one weight must be greater than 0")
@@ -107,7 +136,11 @@ class Labels(LabelOptions):
     def collect(self, found: Counts | Moments, frame: pl.DataFrame, where: str) -> None:
         """Add the labels of some training rows. Raises InputError, which names the first bad cell."""
         self._check_type(frame, where)
-        found.add(frame[self.column] if isinstance(found, Counts) else self.numbers(frame, where))
+        if isinstance(found, Counts):
+            found.add(frame[self.column])
+        else:
+            values = self.numbers(frame, where)
+            found.add(values.log() if self.transform else values)
 
     def conclude(self, found: Counts | Moments, where: str) -> TaskSpec:
         """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError."""
@@ -115,7 +148,11 @@ class Labels(LabelOptions):
             return self._of_classes(found, where)
         self._require_labels(found.count, where)
         mean, std = self._scale(found.mean, found.std)
-        return TaskSpec(self.name, "regression", weight=self.weight, metrics=tuple(self.metrics), mean=mean, std=std)
+        if self.loss == "poisson":
+            require(found.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
+            mean, std = math.log(mean or 1.0), 1.0
+        scale = {"mean": mean, "std": std, **self.objective}
+        return TaskSpec(self.name, "regression", weight=self.weight, metrics=tuple(self.metrics), **scale)
 
     def _of_classes(self, found: Counts, where: str) -> TaskSpec:
         here, table = f"{where}, column {self.column!r}", found.table()
@@ -133,7 +170,8 @@ class Labels(LabelOptions):
         else:
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1
-        return TaskSpec(self.name, self.kind, many, self.weight, metrics, classes=tuple(classes), **weights)
+        options = {"classes": tuple(classes), **weights, **self.objective}
+        return TaskSpec(self.name, self.kind, many, self.weight, metrics, **options)
 
     def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:
         """Log the share of each class of the training rows, and which class is predicted."""
@@ -176,8 +214,13 @@ class Labels(LabelOptions):
         return tuple(given.get(name, 1.0) for name in classes)
 
     def numbers(self, frame: pl.DataFrame, where: str) -> pl.Series:
-        """Return the labels of a regression task; raise InputError, with file and row, if a label is too large."""
+        """Return the labels of a regression; raise InputError, with file and row, if one is too large or negative."""
         values = numbers(frame, self.column, where)
+        if self.transform or self.loss == "poisson":
+            low = (values <= 0 if self.transform else values < 0).arg_true()
+            asked = "transform=log takes positive labels" if self.transform else "loss=poisson takes no negative labels"
+            if len(low):
+                raise InputError(f"{cell(frame, self.column, low[0], where)}: {asked} of task {self.name!r}; empty it")
         large = (values.fill_nan(0.0).abs() > LARGEST).arg_true()
         if len(large):
             raise InputError(

@@ -56,7 +56,7 @@ class Teacher:
             other = known.get(task.name)
             if other is None:
                 yield f"it has no task {task.name}, only {', '.join(known)}"
-            elif (other.kind, other.num_classes) != (task.kind, task.num_classes):
+            elif (other.kind, other.outputs) != (task.kind, task.outputs):
                 yield f"its task {task.name} is {_described(other)}, here it is {_described(task)}"
 
     def _wrong_sizes(self, student: Mapping[str, Any]) -> Iterator[str]:
@@ -103,8 +103,11 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
 def _task(entry: Mapping[str, Any]) -> TaskSpec:
     """Return the task that a checkpoint describes."""
     mean, std = float(entry["mean"]), float(entry["std"])
-    return TaskSpec(str(entry["name"]), entry["kind"], entry["num_classes"], mean=mean, std=std)
+    scale: dict[str, Any] = {name: entry.get(name) for name in ("loss", "transform")}
+    scale["quantiles"] = tuple(entry.get("quantiles", ()))
+    return TaskSpec(str(entry["name"]), entry["kind"], entry["num_classes"], mean=mean, std=std, **scale)
 
 
 def _described(task: TaskSpec) -> str:
-    return f"{task.kind} of {task.num_classes} classes" if task.kind == "multiclass" else task.kind
+    several = f"{task.outputs} {'quantiles' if task.quantiles else 'classes'}"
+    return task.kind if task.outputs == 1 else f"{task.kind} of {several}"

@@ -17,7 +17,8 @@ from mtl.types import TaskSpec
 class Heads(nn.Module):
     """One head per task, stacked: ``units`` dense layers with dropout, then an output layer.
 
-    Tasks with the same number of outputs share one batched product. A multiclass task has C outputs, others have 1.
+    Tasks with the same number of outputs share one batched product. A multiclass task has C outputs, one
+    with quantiles has Q, others have 1.
     """
 
     @validated
@@ -32,7 +33,7 @@ class Heads(nn.Module):
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)
         self.members: dict[int, list[int]] = {}  # number of outputs -> indices of the tasks with that number
         for index, task in enumerate(self.tasks):
-            self.members.setdefault(task.num_classes, []).append(index)
+            self.members.setdefault(task.outputs, []).append(index)
         self.output = nn.ModuleDict(
             {
                 str(width): StackedLinear(len(rows), self.hidden.output_dim, width)
@@ -53,14 +54,14 @@ class Heads(nn.Module):
             taken = hidden if len(columns) == len(wanted) else hidden[:, columns]
             outputs = self.output[str(width)](taken, subset)  # [B, columns, width]
             names = [self.tasks[wanted[column]].name for column in columns]
-            if self.tasks[rows[0]].kind != "multiclass":
+            if width == 1:
                 outputs = outputs.squeeze(-1)
             predictions |= zip(names, outputs.unbind(1), strict=True)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
 
     def extra_repr(self) -> str:
         """Return the outputs of each task and the number of inputs, as ``print`` shows them."""
-        return f"{{{', '.join(f'{task.name}: {task.num_classes}' for task in self.tasks)}}}, inputs={self.input_dim}"
+        return f"{{{', '.join(f'{task.name}: {task.outputs}' for task in self.tasks)}}}, inputs={self.input_dim}"
 
     def task_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are of single tasks: all."""
@@ -71,10 +72,10 @@ class Heads(nn.Module):
         """Return the head of one task, with copies of its parameters."""
         spec = self.tasks[task]
         head = Heads([spec], self.input_dim, self.units, self.dropout)
-        row = self.members[spec.num_classes].index(task)
+        row = self.members[spec.outputs].index(task)
         for new, old in zip(head.hidden.parameters(), self.hidden.parameters(), strict=True):
             new.copy_(old[[task]]).requires_grad_(old.requires_grad)
-        for new, old in zip(head.output.parameters(), self.output[str(spec.num_classes)].parameters(), strict=True):
+        for new, old in zip(head.output.parameters(), self.output[str(spec.outputs)].parameters(), strict=True):
             new.copy_(old[[row]]).requires_grad_(old.requires_grad)
         return head.train(self.training)
 
@@ -116,7 +117,7 @@ class SumHeads(nn.Module):
     @validated
     def __init__(self, tasks: Sequence[TaskSpec], input_dim: Count) -> None:
         super().__init__()
-        many = [f"{task.name} ({task.kind})" for task in tasks if task.kind not in ("binary", "regression")]
+        many = [f"{task.name} ({task.loss or task.kind})" for task in tasks if task.outputs > 1 or task.kind == "span"]
         require(not many, f"heads: SumHeads gives one number a task, too little for {', '.join(many)}")
         self.tasks, self.input_dim = list(tasks), input_dim
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import polars as pl
 
 from mtl.checks import require
+from mtl.predictions import main_column
 from mtl.python.fit import fit
 from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import higher_is_better, mean_of_defined
@@ -52,8 +53,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         Classes are text. ``model_.predict`` has the probabilities too.
         """
         found = self.model_.predict(X)
-        ends = {task.name: "prediction" if task.kind == "regression" else "class" for task in self.model_.spec.tasks}
-        columns = {f"{name}_{end}": name for name, end in ends.items()}
+        columns = {main_column(task): task.name for task in self.model_.spec.tasks}
         table = found[list(columns)]
         return table.rename(columns) if isinstance(table, pl.DataFrame) else table.rename(columns=columns)
 

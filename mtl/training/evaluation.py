@@ -13,7 +13,7 @@ from torch import Tensor
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.functional import KeepsDigits, at_least_float32
-from mtl.training.losses import summed_losses
+from mtl.training.losses import pinball, summed_losses
 from mtl.training.metrics import ALL, ERRORS, Rows, averages, mean_of_defined, metric_names, value_of
 from mtl.training.spans import best_spans
 from mtl.types import TaskSpec, has_float64, labelled, metric_family, side_by_side, widest
@@ -93,15 +93,21 @@ class MeanErrors(TaskSums):
         super().__init__(tasks, 3)
 
     def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-        """Add a batch: ``predictions[task] [B]``, in standard units, and ``targets[task] [B]``, of any tasks."""
+        """Add a batch: ``predictions[task]``, in standard units, and ``targets[task] [B]``, of any tasks."""
         names = [name for name in predictions if name in self.index_of]
         if not names:
             return
-        prediction, target = side_by_side(predictions, names).double(), side_by_side(targets, names).double()  # [n, B]
-        index = torch.tensor([self.index_of[name] for name in names], device=prediction.device)
-        units = prediction.new_tensor([(self.tasks[task].std, self.tasks[task].mean) for task in index.tolist()])
+        numbers = [self.index_of[name] for name in names]
+        tasks = [self.tasks[number] for number in numbers]
+        single = {task.name: task.single(predictions[task.name]) for task in tasks}
+        prediction, target = side_by_side(single, names).double(), side_by_side(targets, names).double()  # [n, B]
+        index = torch.tensor(numbers, device=prediction.device)
+        units = prediction.new_tensor([(task.std, task.mean) for task in tasks])
+        values = prediction * units[:, :1] + units[:, 1:]
+        if logs := [number for number, task in enumerate(tasks) if task.is_log]:
+            values[logs] = values[logs].exp()
         mask = ~target.isnan()
-        error = torch.where(mask, prediction * units[:, :1] + units[:, 1:] - target, 0.0)
+        error = torch.where(mask, values - target, 0.0)
         added = torch.stack([error.square().sum(-1), error.abs().sum(-1), mask.sum(-1).double()])
         self.sums.index_add_(1, index, added)
 
@@ -169,7 +175,13 @@ class Evaluation(KeepsDigits):
         mask = labelled(task, target)
         prediction, label = prediction[mask], target[mask]
         if task.kind == "regression":
-            return {"prediction": task.in_units(prediction), "label": label.double()}
+            values, label = task.in_units(prediction), label.double()
+            columns = {"prediction": task.single(values), "label": label}
+            if task.quantiles:
+                several = values.reshape(len(label), -1)  # [N, Q], ascending
+                above = (several[:, 0] <= label) | (task.outputs == 1)
+                columns |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
+            return columns
         label = label.long()
         if task.kind == "binary":
             columns = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,6 @@ from torch import Tensor
 
 from mtl.functional import at_least_float32
 from mtl.types import MISSING_CLASS, TaskSpec, labelled, side_by_side
-
-STACKED = ("binary", "regression")  # kinds whose tasks have predictions of one shape
 
 
 def summed_loss(
@@ -22,9 +21,18 @@ def summed_loss(
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``, in standard units; ``span``: the mean of the cross-entropies
-    of the first and of the last token, over the positions of ``[B, S, 2]``. A row without a label adds exactly 0 to
-    loss and gradient. ``weight [B]``, ``TaskSpec.pos_weight`` and ``TaskSpec.class_weights`` multiply the losses of
-    rows, but do not change the number of rows.
+    of the first and of the last token, over the positions of ``[B, S, 2]``. The other losses of ``Objective``, with
+    p the predicted probability of the label, e = prediction - target in standard units, and m the mean label:
+
+    * ``focal``: -(1 - p)^gamma log p (Lin et al. 2017, equation 4)
+    * ``huber``: e^2 / 2 for |e| <= delta, else delta (|e| - delta / 2) (Huber 1964); ``mae``: |e|
+    * ``quantile``: max(-t e, (1 - t) e), the mean over the quantiles t (Koenker and Bassett 1978)
+    * ``poisson``: half the deviance, y log(y / f) - y + f with the rate f and the label y, both divided by m
+
+    ``smoothing`` s replaces a label of 1 by 1 - s + s / C and of 0 by s / C, with C classes (Szegedy et al. 2016).
+
+    A row without a label adds exactly 0 to loss and gradient. ``weight [B]``, ``TaskSpec.pos_weight`` and
+    ``TaskSpec.class_weights`` multiply the losses of rows, but do not change the number of rows.
     """
     weights = {} if weight is None else {task.name: weight}
     _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
@@ -42,18 +50,20 @@ def summed_losses(
     ``weights[task] [B]``: the weights of the rows, for all tasks or none. Tasks of the same kind are computed in one
     operation: with 128 tasks, a loop would take longer than the network.
     """
-    kinds: dict[tuple[str, str], list[str]] = {}
+    kinds: dict[tuple[object, ...], list[str]] = {}
     for name in predictions:
-        kind = tasks[name].kind
-        kinds.setdefault((kind, "" if kind in STACKED else name), []).append(name)
+        task = tasks[name]
+        alike = (task.loss, task.is_log, "") if _is_stacked(task) else (None, False, name)
+        kinds.setdefault((task.kind, *alike), []).append(name)
     names, totals, counts = [], [], []
     for members in kinds.values():
         specs = [tasks[name] for name in members]
-        if specs[0].kind in STACKED:
+        if _is_stacked(specs[0]):
             prediction, target = side_by_side(predictions, members), side_by_side(targets, members)
             each, mask = _stacked(specs, at_least_float32(prediction), target)  # [N, B]
         else:
-            each = _of_classes(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
+            compute = _of_quantiles if specs[0].quantiles else _of_classes
+            each = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
             mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
         if weights:
             each = each * side_by_side(weights, members).to(each.dtype)
@@ -63,36 +73,96 @@ def summed_losses(
     return names, torch.cat(totals), torch.cat(counts)
 
 
+def _is_stacked(task: TaskSpec) -> bool:
+    """Return whether tasks like this one have predictions of one shape."""
+    return task.kind in ("binary", "regression") and not task.quantiles
+
+
 def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``."""
+    """Return the loss of each row of N binary tasks or N regressions, and whether it has a label: both ``[N, B]``.
+
+    The N tasks have the same loss and transform.
+    """
+    loss = tasks[0].loss
     mask = target == target  # false for NaN
     if tasks[0].kind == "binary":
         # Use 0 for prediction and target where the label is missing: masking only the loss would leave NaN * 0 = NaN in
         # the gradient
         prediction = torch.where(mask, prediction, 0.0)
         target = torch.where(mask, target, 0.0).to(prediction.dtype)
-        own = _constants_of(tasks, "pos_weight", 1.0, target)
-        each = F.binary_cross_entropy_with_logits(prediction, target, reduction="none", pos_weight=own)
+        own, smoothing = (_constants_of(tasks, *field, target) for field in (("pos_weight", 1.0), ("smoothing", 0.0)))
+        soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
+        each = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none", pos_weight=own)
+        if loss == "focal":
+            log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
+            each = each * (log_rest * _of_each(tasks, "gamma", target)).exp()
         return torch.where(mask, each, 0.0), mask
+    target = _standardised(tasks, prediction, target)
+    if loss == "poisson":
+        prediction, target = (torch.where(mask, x, 0.0) for x in (prediction, target))
+        each = torch.xlogy(target, target) - target * prediction - target + prediction.exp()
+        return torch.where(mask, each, 0.0), mask
+    error = torch.where(mask, prediction - target, 0.0)  # before squaring, since the gradient at NaN is NaN
+    if loss is None:
+        return error.square(), mask
+    size = error.abs()
+    if loss == "mae":
+        return size, mask
+    slope = torch.minimum(size, _of_each(tasks, "delta", size))
+    return slope * (size - slope / 2), mask
+
+
+def _standardised(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the labels ``target [N, B]`` in standard units and in the dtype of ``prediction``.
+
+    For a Poisson loss, they are divided by the mean label, whose logarithm is ``TaskSpec.mean``.
+    """
     target = target.to(torch.promote_types(target.dtype, prediction.dtype))  # 1.7e9 +- 20 are equal in float32
     mean, std = _constants_of(tasks, "mean", 0.0, target), _constants_of(tasks, "std", 1.0, target)
+    if tasks[0].loss == "poisson":
+        return (target if mean is None else target * (-mean).exp()).to(prediction.dtype)
+    target = target.log() if tasks[0].is_log else target
     target = target if mean is None else target - mean
-    target = (target if std is None else target / std).to(prediction.dtype)
-    error = torch.where(mask, prediction - target, 0.0)  # before squaring, since the gradient at NaN is NaN
-    return error.square(), mask
+    return (target if std is None else target / std).to(prediction.dtype)
+
+
+def _of_quantiles(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the pinball loss ``[B]`` of a task with quantiles; 0 for a row without a label."""
+    standard = _standardised([task], prediction, target[None])[0]
+    return pinball(task, prediction.reshape(len(target), -1), standard)
+
+
+def pinball(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the mean over the quantiles of the pinball loss ``[B]`` of each row, 0 where ``target [B]`` is NaN.
+
+    ``prediction``: ``[B, Q]``, in the units of ``target``.
+    """
+    below = torch.where(target.isnan()[:, None], 0.0, target[:, None] - prediction)
+    levels = _constants(task.quantiles, below.device, below.dtype)
+    return torch.maximum(levels * below, (levels - 1) * below).mean(-1)
 
 
 def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the loss ``[B]`` of each row of a multiclass or span task; 0 for a row without a label."""
     own = _constants(task.class_weights, prediction.device, prediction.dtype) if task.class_weights else None
-    each = F.cross_entropy(prediction, target, own, ignore_index=MISSING_CLASS, reduction="none")
+    options: dict[str, Any] = {"ignore_index": MISSING_CLASS, "reduction": "none"}
+    each = F.cross_entropy(prediction, target, own, label_smoothing=task.smoothing, **options)
+    if task.loss == "focal":
+        rest = -torch.expm1(-F.cross_entropy(prediction, target, **options))  # 1 - p
+        # A power below 1 has no gradient at 0, nor has the loss of a row without a label
+        each = each * rest.clamp(min=torch.finfo(rest.dtype).tiny) ** task.gamma
     return each if task.kind == "multiclass" else each.mean(-1)
 
 
 def _constants_of(tasks: Sequence[TaskSpec], name: str, usual: float, like: Tensor) -> Tensor | None:
     """Return the field ``name`` of N tasks as ``[N, 1]``, None if all have the usual value."""
-    values = tuple(getattr(task, name) for task in tasks)
-    return None if all(value == usual for value in values) else _constants(values, like.device, like.dtype)[:, None]
+    usually = all(getattr(task, name) == usual for task in tasks)
+    return None if usually else _of_each(tasks, name, like)
+
+
+def _of_each(tasks: Sequence[TaskSpec], name: str, like: Tensor) -> Tensor:
+    """Return the field ``name`` of N tasks as ``[N, 1]``."""
+    return _constants(tuple(getattr(task, name) for task in tasks), like.device, like.dtype)[:, None]
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_calibration_error
 
+from mtl.objectives import OF_QUANTILES
 from mtl.types import TaskKind, TaskSpec, metric_family
 
 UNDEFINED = torch.tensor(torch.nan)
@@ -30,8 +31,10 @@ class Rows:
     ``label [N]`` are the labels. ``prediction [N]`` is a probability (binary), the most probable class (multiclass) or
     a value in the units of the labels (regression). A multiclass task also has ``confidence [N]``, the probability of
     the predicted class; ``likelihood [N]``, the probability of the label; and, if a metric needs them, all
-    probabilities ``scores [N, C]``. A binary task may have ``groups [N]``: ranking metrics rank the rows of each group
-    separately, and a negative number means no group.
+    probabilities ``scores [N, C]``. A task with quantiles has ``pinball [N]``, the pinball loss of each row, and
+    ``covered [N]``, whether the label is between the outermost quantiles or, if there is but one, not above it. A
+    binary task may have ``groups [N]``: ranking metrics rank the rows of each group separately, and a negative number
+    means no group.
     """
 
     prediction: Tensor
@@ -40,6 +43,8 @@ class Rows:
     likelihood: Tensor = UNDEFINED
     scores: Tensor = UNDEFINED
     groups: Tensor = UNDEFINED
+    pinball: Tensor = UNDEFINED
+    covered: Tensor = UNDEFINED
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,8 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except ERRORS a
         "r2": Metric(r2, needs="labels that differ"),
         "pearson": Metric(lambda rows: pearson(rows.prediction, rows.label)),
         "spearman": Metric(lambda rows: pearson(ranks(rows.prediction), ranks(rows.label))),
+        "pinball": Metric(lambda rows: rows.pinball.mean(), False),
+        "coverage": Metric(lambda rows: rows.covered.double().mean(), None),
     },
     "span": {},
 }
@@ -222,7 +229,7 @@ DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
 
 def metric_names(task: TaskSpec) -> tuple[str, ...]:
     """Return the metrics that the task names, or else the default ones of its kind; the first is the main one."""
-    return tuple(task.metrics) or DEFAULTS[task.kind]
+    return tuple(task.metrics) or (OF_QUANTILES if task.quantiles else DEFAULTS[task.kind])
 
 
 def value_of(kind: TaskKind, name: str, rows: Rows) -> float:

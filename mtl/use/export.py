@@ -20,7 +20,7 @@ from mtl.checks import InputError, require
 from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import described
-from mtl.types import Bag, Categorical, Tokens
+from mtl.types import Bag, Categorical, TaskSpec, Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, data_of, model_of
 from mtl.writing import write_json
@@ -31,6 +31,7 @@ MEANINGS = {
     "binary": "probability of the second class, [rows]",
     "multiclass": "probabilities of the classes, [rows, classes]",
     "regression": "value, [rows]",
+    "quantile": "quantiles, ascending, [rows, quantiles]",
     "span": "logits of each token to be the first and the last of the answer, [rows, length, 2]",
 }
 
@@ -94,9 +95,13 @@ def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig
 
 
 def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of predictions; for regressions, in standard deviations of the labels."""
-    scales = {task.name: task.std for task in model.spec.tasks}
-    return max(float((found[name] - expected[name]).abs().max()) / scales[name] for name in scales)
+    """Return the largest difference of predictions; for regressions, in standard units of the labels."""
+    pairs = ((task, found[task.name], expected[task.name]) for task in model.spec.tasks)
+    return max(float((task.standardised(one) - task.standardised(other)).abs().max()) for task, one, other in pairs)
+
+
+def _meaning(task: TaskSpec) -> str:
+    return "quantile" if task.quantiles and task.outputs > 1 else task.kind
 
 
 def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -110,6 +115,6 @@ def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[s
         described_inputs[name] = {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
     return {
         "inputs": described_inputs,
-        "outputs": {task.name: {**described(task), "meaning": MEANINGS[task.kind]} for task in model.spec.tasks},
+        "outputs": {task.name: {**described(task), "meaning": MEANINGS[_meaning(task)]} for task in model.spec.tasks},
         "data": checkpoint.data(),
     }

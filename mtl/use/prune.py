@@ -90,7 +90,7 @@ def prune_run(
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
     between the predictions of the exported program and of the full network on a batch of test rows; for a regression
-    it is in standard deviations of the labels.
+    it is in standard units of the labels.
     """
     network, data = network_and_data(path, trust, data_dir)
     inputs = dict(next(iter(data.test_dataloader())).inputs)
@@ -101,7 +101,9 @@ def prune_run(
     for task, pruned in cuts.items():
         exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
-        difference = (exported(inputs) - _Predictor(network, spec)(inputs)).abs().max() / spec.std
-        report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {"difference": float(difference)}
+        found, full = (spec.standardised(predict(inputs)) for predict in (exported, _Predictor(network, spec)))
+        report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {
+            "difference": float((found - full).abs().max())
+        }
     write_json(folder / "savings.json", report)
     return report

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNormalizedDCG
 
 from mtl.checks import InputError
+from mtl.objectives import OF_QUANTILES
 from mtl.training import evaluation as evaluations
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_loss
@@ -213,10 +214,10 @@ def test_class_weights_multiply_the_losses_of_classes() -> None:
 
 
 def test_direction_of_every_metric() -> None:
-    everything = {name.replace("@K", "@5") for names in METRICS.values() for name in names}
-    lower = {"logloss", "ece", "mse", "mae", "rmse"}
+    everything = {name.replace("@K", "@5") for names in [*METRICS.values(), OF_QUANTILES] for name in names}
+    lower = {"logloss", "ece", "mse", "mae", "rmse", "pinball"}
     better = {name: higher_is_better(f"val/x/{name}") for name in everything | {"loss"}}
-    assert {name for name, higher in better.items() if higher is None} == {"base_rate"}
+    assert {name for name, higher in better.items() if higher is None} == {"base_rate", "coverage"}
     assert {name for name, higher in better.items() if higher is False} == lower | {"loss"}
     assert (higher_is_better("val/average"), higher_is_better("val/experts_per_sample")) == (True, None)
 
@@ -293,7 +294,9 @@ def test_tasks_without_labels_are_left_out_of_the_averages() -> None:
 def test_every_metric_that_a_task_may_name_is_built() -> None:
     built = {kind: set(metrics) for kind, metrics in ALL.items()}
     built["regression"] |= set(ERRORS)
-    assert built | {"span": set(METRICS["span"])} == {kind: set(names) for kind, names in METRICS.items()}
+    named = {kind: set(names) for kind, names in METRICS.items()}
+    named["regression"] |= set(OF_QUANTILES)
+    assert built | {"span": set(METRICS["span"])} == named
 
 
 RANKS = ["ndcg", "ndcg@", "ndcg@K", "ndcg@0", "ndcg@-1", "ndcg@1.5", "mrr@3", "hit_rate@ten"]  # not whole numbers

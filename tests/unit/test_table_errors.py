@@ -158,6 +158,24 @@ def test_bad_labels_are_errors_whatever_on_bad_says(value: str, message: str, st
     assert f"t.parquet, column 'y', row 7: {value!r} {message}" in found
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("options", "value", "message"),
+    [
+        ({"transform": "log"}, 0.0, "transform=log takes positive labels of task 'y'"),
+        ({"loss": "poisson"}, -1.0, "loss=poisson takes no negative labels of task 'y'"),
+    ],
+)
+def test_labels_that_a_loss_refuses(
+    options: dict[str, Any], value: float, message: str, streamed: bool, tmp_path: Path
+) -> None:
+    frame = pl.DataFrame({"a": [row + 0.5 for row in range(40)], "y": [*[3.0] * 6, value, *[2.0] * 33]})
+    path = save(tmp_path / "t.parquet", parquet(frame))
+    files = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path)}
+    found = refusal(path, {"y": {"kind": "regression"} | options}, streamed=streamed, **files)
+    assert f"t.parquet, column 'y', row 7: {value!r}: {message}" in found
+
+
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"path": None}, "data.path is not given"),
     ({"path": "nowhere.parquet"}, "nowhere.parquet: no such file"),
@@ -204,6 +222,7 @@ ALONE = [  # of tables in memory
     ({"weight_column": "a", "numeric": ["a"]}, "data.weight_column=a: this column is also named as an input"),
     ({"weight_column": "w"}, "column 'w', row 1: -1.0 is not a weight; data.weight_column takes numbers from 0 to 1e"),
     ({"weight_column": "zero"}, "column 'zero': all labels of task 'y' have weight 0"),
+    ({"tasks": {"y": {"kind": "binary", "weight_column": "ww"}}}, "data.tasks.y.weight_column: .* has no column 'ww'"),
     ({"path": "{0}/mixed"}, r"mixed: .csv and .parquet files: give a pattern that matches one format"),
     ({"path": "{0}/d.xlsx"}, "accepted formats are .csv, .csv.gz, .tsv, .parquet"),
 ]
@@ -211,6 +230,10 @@ STREAMED = [
     ({"path": "{0}/a.csv"}, r"data=table_stream reads .parquet files; convert it with polars.scan_csv\('a.csv'\)"),
     ({"window_rows": 0}, "window_rows=0"),
     ({"path": "{0}/none.parquet"}, "none.parquet, of its 0 rows, data.split leaves none for train"),
+    (
+        {"tasks": {"y": {"kind": "binary", "weight_column": "a"}}},
+        "data.tasks.y.weight_column: rows of data=table_stream",
+    ),
 ]
 
 
@@ -241,7 +264,7 @@ def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message:
     assert re.search(message, refusal(**given))
 
 
-BINARY = {"column": "y", "kind": "binary"}
+BINARY, REGRESSION = ({"column": "y", "kind": kind} for kind in ("binary", "regression"))
 BAD_TASKS: list[Any] = [
     5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binry"}, {"y": {}}, {"y": {"kind": None}},
     {"y": {"kind": ["binary"]}}, {"y": {"kind": True}}, {"y": {"kind": "ranking"}}, {"a/b": BINARY}, {"a.b": BINARY},
@@ -254,6 +277,13 @@ BAD_TASKS: list[Any] = [
     {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"metrics": "auroc"}}, {"y": BINARY | {"pos_weight": 0}},
     {"y": BINARY | {"pos_weight": "even"}}, {"y": {"kind": "multiclass", "class_weights": {"1": -1}}},
     {"y": {"kind": "multiclass", "class_weights": [1, 2]}}, {"y": BINARY | {"weight": -1}},
+    {"y": BINARY | {"loss": "quantile"}}, {"y": BINARY | {"transform": "log"}}, {"y": BINARY | {"loss": "hubr"}},
+    {"y": BINARY | {"loss": "focal", "smoothing": 0.1}}, {"y": BINARY | {"gamma": 1}}, {"y": BINARY | {"smoothing": 1}},
+    {"y": REGRESSION | {"loss": "focal"}}, {"y": REGRESSION | {"smoothing": 0.1}}, {"y": REGRESSION | {"delta": 2}},
+    {"y": REGRESSION | {"loss": "poisson", "transform": "log"}}, {"y": REGRESSION | {"metrics": ["pinball"]}},
+    {"y": REGRESSION | {"loss": "quantile", "quantiles": []}}, {"y": REGRESSION | {"quantiles": [0.5]}},
+    {"y": REGRESSION | {"loss": "quantile", "quantiles": [0.1, 1.5]}},
+    {"y": REGRESSION | {"loss": "huber", "delta": 0}},
     {"y": BINARY | {"weight": math.nan}}, {"y": BINARY | {"weight": None}}, {"y": BINARY | {"weight": 1e30}},
 ]  # fmt: skip
 

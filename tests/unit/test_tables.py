@@ -573,7 +573,11 @@ def test_labels_far_from_1_are_reported_unless_standardised(tmp_path: Path, capl
 def test_weights_of_rows(tmp_path: Path) -> None:
     """They have a mean of 1 over the labels of each split, and the loss is the weighted mean."""
     tasks = {"click": BINARY, "stars": REGRESSION | {"standardise": False}}
+    own = labelled(tmp_path / "own", "csv", tasks | {"stars": tasks["stars"] | {"weight_column": "w"}})
     data = labelled(tmp_path, "csv", tasks, weight_column="w")
+    for split, rows in data.splits.items():
+        assert (own.splits[split].weights["click"] == 1).all()
+        assert torch.equal(own.splits[split].weights["stars"], rows.weights["stars"])
     assert data.spec.inputs[NUMERIC] == Numeric(1)  # x alone
     for rows in data.splits.values():
         for task, target in rows.targets.items():

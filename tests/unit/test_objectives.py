@@ -1,0 +1,184 @@
+"""Losses by task: values by hand and from scikit-learn, gradients, missing labels, weights, units, quantiles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import mtl
+from mtl.checks import InputError
+from mtl.predictions import columns, in_units
+from mtl.training.evaluation import Evaluation
+from mtl.training.losses import summed_loss, summed_losses
+from mtl.types import MISSING_CLASS, TaskSpec
+
+NAN = math.nan
+# Labels and predictions in the units of the labels, and weights of the rows; the third row has no label
+LABELS, VALUES, WEIGHTS = [0.5, 2.0, NAN, 7.0, 1.0], [1.0, 1.5, 9.0, 2.0, 4.0], [1.0, 2.0, 5.0, 0.5, 3.0]
+QUANTILES = {"loss": "quantile", "quantiles": (0.1, 0.5, 0.9)}
+# Sums of weights times losses: scikit-learn 1.9.1's weighted means times 6.5, the sum of the weights; Huber by hand:
+# |e| = 0.5, 0.5, 5, 3 and delta = 2 give 0.125, 0.125, 8, 4
+GOLDEN: dict[str, tuple[dict[str, Any], float]] = {
+    "mae": ({"loss": "mae"}, 2.0 * 6.5),
+    "huber": ({"loss": "huber", "delta": 2.0}, 0.125 + 2 * 0.125 + 0.5 * 8 + 3 * 4),
+    "poisson": ({"loss": "poisson"}, 1.0815295393694255 * 6.5),
+    "one quantile": ({"loss": "quantile", "quantiles": (0.9,)}, 0.6307692307692307 * 6.5),
+    "quantiles": (QUANTILES, (1.3692307692307695 + 1.0 + 0.6307692307692307) / 3 * 6.5),
+    "log": ({"transform": "log"}, sum(w * math.log(x) ** 2 for x, w in ((2, 1), (0.75, 2), (3.5, 0.5), (4, 3)))),
+}
+
+
+def predicted(task: TaskSpec) -> torch.Tensor:
+    """Return what a network would predict for VALUES, with gradients."""
+    standard = task.standardised(torch.tensor(VALUES))
+    return (standard if task.outputs == 1 else standard[:, None].repeat(1, task.outputs)).requires_grad_()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_values_of_regressions(name: str) -> None:
+    """Of a task in its own units; with another scale, the loss is that in standard units."""
+    options, golden = GOLDEN[name]
+    task, label, weight = TaskSpec("y", "regression", **options), torch.tensor(LABELS).double(), torch.tensor(WEIGHTS)
+    prediction = predicted(task)
+    total, count = summed_loss(task, prediction, label, weight)
+    assert (float(total.detach()), int(count)) == (pytest.approx(golden, rel=1e-6), 4)
+    total.backward()
+    assert (prediction.grad[2] == 0).all()
+    assert (prediction.grad[[0, 1, 3, 4]] != 0).all()
+    if task.is_log:
+        return
+    scaled = TaskSpec("y", "regression", mean=3.0, std=2.0, **options)
+    again = summed_loss(scaled, predicted(scaled), label, weight)[0]
+    own = {**options, "delta": 4.0} if name == "huber" else options  # delta is in standard units
+    expected = summed_loss(TaskSpec("y", "regression", **own), prediction, label, weight)[0]
+    torch.testing.assert_close(again, expected / (4 if name == "huber" else 2))
+
+
+def test_a_poisson_loss_does_not_depend_on_the_unit() -> None:
+    """Counts a thousand times as large have the same loss if the mean is, and metrics in their own units."""
+    task = TaskSpec("y", "regression", metrics=("mae",), loss="poisson", mean=math.log(1000))
+    plain = TaskSpec("y", "regression", loss="poisson")
+    label, z = torch.tensor([0.0, 2.0, NAN]), torch.tensor([0.3, -0.2, 1.0])
+    assert float(summed_loss(task, z, label * 1000)[0]) == pytest.approx(
+        float(summed_loss(plain, z, label)[0]), rel=1e-6
+    )
+    evaluation = Evaluation([task])
+    evaluation.update({"y": z}, {"y": label * 1000})
+    expected = 1000 * (math.exp(0.3) + abs(math.exp(-0.2) - 2)) / 2
+    assert evaluation.compute()["y/mae"] == pytest.approx(expected, rel=1e-6)
+
+
+LOGITS = [0.3, -2.0, 1.0]
+BINARY_LABELS = [1.0, 0.0, NAN]
+
+
+def test_golden_values_of_classes() -> None:
+    p, q = 1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(-2.0))  # of the labels of both rows
+    logits, labels = torch.tensor(LOGITS).double(), torch.tensor(BINARY_LABELS)
+    focal = TaskSpec("y", "binary", loss="focal", gamma=1.5, pos_weight=3.0)
+    expected = -3 * (1 - p) ** 1.5 * math.log(p) - (1 - q) ** 1.5 * math.log(q)
+    assert float(summed_loss(focal, logits, labels)[0]) == pytest.approx(expected)
+    smooth = TaskSpec("y", "binary", smoothing=0.2)
+    expected = -sum(0.9 * math.log(x) + 0.1 * math.log(1 - x) for x in (p, q))
+    assert float(summed_loss(smooth, logits, labels)[0]) == pytest.approx(expected)
+    scores = torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]).double()
+    r = math.exp(1) / (1 + math.exp(1) + math.exp(2))
+    focal = TaskSpec("y", "multiclass", 3, loss="focal", gamma=2.0, class_weights=(1.0, 4.0, 1.0))
+    labels = torch.tensor([1, MISSING_CLASS])
+    assert float(summed_loss(focal, scores, labels)[0]) == pytest.approx(-4 * (1 - r) ** 2 * math.log(r))
+    smooth = TaskSpec("y", "multiclass", 3, smoothing=0.3)
+    others = math.log(r / math.e) + math.log(r * math.e)
+    assert float(summed_loss(smooth, scores, labels)[0]) == pytest.approx(-0.8 * math.log(r) - 0.1 * others)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("kind", ["binary", "multiclass"])
+def test_the_gradient_of_a_focal_loss_is_finite(kind: Any, gamma: float) -> None:
+    task = TaskSpec("y", kind, 2 if kind == "multiclass" else 1, loss="focal", gamma=gamma)
+    logits = torch.tensor([-1e4, -30.0, 0.0, 30.0, 1e4])
+    logits = (torch.stack([-logits, logits], 1) if kind == "multiclass" else logits).requires_grad_()
+    label = torch.tensor([1, 0, MISSING_CLASS, 1, 1]) if kind == "multiclass" else torch.tensor([1.0, 0, NAN, 1, 1])
+    summed_loss(task, logits, label)[0].backward()
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[2] == 0).all()
+
+
+def test_tasks_of_many_losses_at_once_equal_one_at_a_time() -> None:
+    options = [{}, *(options for options, _ in GOLDEN.values()), {"loss": "huber"}, {"transform": "log", "loss": "mae"}]
+    tasks = {str(i): TaskSpec(str(i), "regression", mean=0.5 * i, std=1.0 + i, **o) for i, o in enumerate(options)}
+    tasks |= {f"c{g}": TaskSpec(f"c{g}", "binary", loss="focal", gamma=g) for g in (1.0, 2.0)}
+    tasks |= {f"s{s}": TaskSpec(f"s{s}", "binary", smoothing=s) for s in (0.0, 0.1)}
+    predictions = {name: torch.randn(5, *([task.outputs] if task.outputs > 1 else [])) for name, task in tasks.items()}
+    targets = {n: torch.tensor([1.0, 0, NAN, 1, 1] if t.kind == "binary" else LABELS) for n, t in tasks.items()}
+    names, totals, _ = summed_losses(tasks, predictions, targets)
+    assert sorted(names) == sorted(tasks)
+    for name, total in zip(names, totals, strict=True):
+        torch.testing.assert_close(total, summed_loss(tasks[name], predictions[name], targets[name])[0])
+
+
+def test_quantiles_are_columns_that_do_not_cross() -> None:
+    task = TaskSpec("price", "regression", mean=1.0, std=2.0, **QUANTILES)
+    values = in_units(task, torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0]]))
+    found = {name: column.to_list() for name, column in columns(task, values).items()}
+    assert found == {f"price_quantile_{q}": [v, v] for q, v in ((0.1, 1.0), (0.5, 3.0), (0.9, 5.0))}
+    [name] = columns(TaskSpec("price", "regression", loss="quantile", quantiles=(0.95,)), torch.zeros(2))
+    assert name == "price_quantile_0.95"
+
+
+def test_metrics_of_quantiles() -> None:
+    """Predictions 0, 1 and 4 of labels -1, 2, 4 and none: e = label - prediction, metrics of one value take 1."""
+    task = TaskSpec("y", "regression", metrics=("pinball", "coverage", "mae", "r2"), **QUANTILES)
+    evaluation = Evaluation([task])
+    evaluation.update({"y": torch.tensor([[4.0, 1.0, 0.0]] * 4)}, {"y": torch.tensor([-1.0, 2.0, 4.0, NAN])})
+    found = evaluation.compute()
+    each = [(0.9 + 1.0 + 0.5) / 3, (0.2 + 0.5 + 0.2) / 3, (0.4 + 1.5 + 0.0) / 3]
+    assert found["y/pinball"] == pytest.approx(sum(each) / 3)
+    assert found["y/coverage"] == pytest.approx(2 / 3)
+    assert found["y/mae"] == pytest.approx((2 + 1 + 3) / 3)
+    one = TaskSpec("y", "regression", loss="quantile", quantiles=(0.9,))
+    evaluation = Evaluation([one])
+    evaluation.update({"y": torch.tensor([1.0, 1.0, NAN])}, {"y": torch.tensor([0.0, 2.0, NAN])})
+    assert evaluation.compute()["y/coverage"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("binary", {"loss": "quantile", "quantiles": (0.5,)}, "loss=quantile is for kind=regression, not binary"),
+        ("regression", {"loss": "quantile"}, "loss=quantile needs quantiles"),
+        ("regression", {"loss": "quantile", "quantiles": (0.9, 0.1)}, "must ascend between 0 and 1"),
+        ("regression", {"loss": "hubr"}, "loss=hubr is for kind=no task"),
+        ("binary", {"transform": "log"}, "transform=log is for kind=regression, not binary"),
+    ],
+)
+def test_losses_that_do_not_fit_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"task 'y': .*{message}"):
+        TaskSpec("y", kind, **options)
+
+
+@pytest.mark.slow
+def test_coverage_of_quantiles_on_simulated_data() -> None:
+    """y = x + (0.5 + x) e with normal e: the share of labels below each quantile is its level, within 2 %."""
+    draw = np.random.default_rng(0)
+
+    def rows(count: int) -> pl.DataFrame:
+        x = draw.random(count)
+        return pl.DataFrame({"x": x, "y": np.exp(x + (0.5 + x) * draw.standard_normal(count))})
+
+    levels = [0.1, 0.5, 0.9]
+    task = {"kind": "regression", "loss": "quantile", "quantiles": levels, "transform": "log"}
+    sizes = {"recipe.expert_units": [16], "recipe.head_units": [], "recipe.num_experts": 2, "recipe.dropout": 0.0}
+    model = mtl.fit(rows(20_000), {"y": task}, gate="softmax", max_epochs=15, lr=3e-3, options=sizes, progress=False)
+    fresh = rows(20_000)
+    found, z = model.predict(fresh), {0.1: -1.2815515655446004, 0.5: 0.0, 0.9: 1.2815515655446004}
+    for level in levels:
+        column = found[f"y_quantile_{level}"]
+        assert float((fresh["y"] <= column).mean()) == pytest.approx(level, abs=0.02)
+        true = (fresh["x"] + (0.5 + fresh["x"]) * z[level]).exp()
+        assert float((column.log() - true.log()).abs().mean()) < 0.1
+    assert model.evaluate(fresh)["y/coverage"] == pytest.approx(0.8, abs=0.02)
