@@ -18,6 +18,7 @@ from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split
+from .tables.after import chained
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
 from .tables.formats import ACCEPTED, is_format
@@ -145,7 +146,8 @@ class TableBase(TensorDataModule):
     def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
         """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
         pairs = zip(self.labels, tasks, strict=True)
-        return {task.name: task.targets(known, frame, where) for task, known in pairs}
+        targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
+        return chained(self.labels, targets, frame, where)
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
+from mtl.chains import chain
 from mtl.checks import InputError
 from mtl.types import TaskSpec
 
@@ -27,6 +29,28 @@ def in_units(task: TaskSpec, output: Tensor) -> Tensor:
     return task.in_units(output) if task.kind == "regression" else output.float()
 
 
+def readable(tasks: Mapping[str, TaskSpec], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``in_units`` of the network's ``outputs`` by task.
+
+    A task after another has two entries: under its name its probability, the product over its chain, and under
+    ``conditional(task)`` the probability given the task before it.
+    """
+    values = {name: in_units(tasks[name], output) for name, output in outputs.items()}
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if tasks[name].after is None:
+            found[name] = value
+        else:
+            steps = [values[one.name] for one in chain(tasks[name], tasks)]
+            found |= {name: torch.stack(steps).prod(0), conditional(tasks[name]): value}
+    return found
+
+
+def conditional(task: TaskSpec) -> str:
+    """Return the name of the probability of ``task`` given the task before it."""
+    return f"{task.name}_given_{task.after}"
+
+
 def class_names(task: TaskSpec) -> list[str]:
     """Return the names of the classes of a binary or multiclass task; numbers from 0 if they have none."""
     return list(task.classes) or [str(number) for number in range(max(2, task.num_classes))]
@@ -36,7 +60,8 @@ def described(task: TaskSpec) -> dict[str, Any]:
     """Return the kind of a task and the names of its classes, if any, as plain data for other programs."""
     classes = {"classes": class_names(task)} if task.kind in ("binary", "multiclass") else {}
     quantiles = {"quantiles": list(task.quantiles)} if task.quantiles else {}
-    return {"kind": task.kind, **classes, **quantiles}
+    after = {"after": task.after} if task.after else {}
+    return {"kind": task.kind, **classes, **quantiles, **after}
 
 
 def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:

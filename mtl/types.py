@@ -162,7 +162,8 @@ class TaskSpec(Objective):
     logarithm of the target if ``is_log``. Targets and metrics are in the task's own units (see ``in_units``) and in
     float64, since float32 has too few digits for labels such as 1.7e9 +- 20. ``pos_weight`` multiplies the losses of
     the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
-    of a multiclass task.
+    of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
+    network then predicts the probability given that task, see ``mtl.chains``.
     """
 
     name: str
@@ -177,6 +178,7 @@ class TaskSpec(Objective):
     classes: tuple[str, ...] = ()
     pos_weight: float = 1.0
     class_weights: tuple[float, ...] = ()
+    after: str | None = None
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -185,6 +187,8 @@ class TaskSpec(Objective):
         many = self.kind == "multiclass"
         fits = self.num_classes >= 2 if many else self.num_classes == 1
         require(fits, f"task {self.name!r}: num_classes={self.num_classes} does not fit kind={self.kind}")
+        fits = self.after is None or self.kind == "binary"
+        require(fits, f"task {self.name!r}: after={self.after} is for kind=binary, not {self.kind}")
         named = {"binary": 2, "multiclass": self.num_classes}.get(self.kind, 0)
         require(
             len(self.classes) in (0, named),

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.annotations import shown
+from mtl.chains import check_chains
 from mtl.checks import InputError, require
 from mtl.objectives import Loss, Objective
 from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, valid
@@ -81,11 +82,12 @@ class Reading(Model):
 class LabelOptions(Reading):
     """The options of a task's labels; ``column`` is by default the column with the task's name.
 
-    ``weight_column``: as for the whole table, for this task alone.
+    ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``.
     """
 
     column: Name | int | None = None
     weight_column: Name | None = None
+    after: Name | None = None
 
 
 class Labels(LabelOptions):
@@ -101,7 +103,9 @@ class Labels(LabelOptions):
         if isinstance(tasks, Mapping):
             tasks = {name: {"kind": given} if isinstance(given, str) else given for name, given in tasks.items()}
         options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
-        return [Labels.of(name, given) for name, given in options.items()]
+        found = [Labels.of(name, given) for name, given in options.items()]
+        check_chains(found, "data.tasks.")
+        return found
 
     @staticmethod
     def of(name: str, given: LabelOptions) -> Labels:
@@ -170,7 +174,7 @@ class Labels(LabelOptions):
         else:
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1
-        options = {"classes": tuple(classes), **weights, **self.objective}
+        options = {"classes": tuple(classes), "after": self.after, **weights, **self.objective}
         return TaskSpec(self.name, self.kind, many, self.weight, metrics, **options)
 
     def _log_classes(self, classes: list[str], counts: list[int], metrics: tuple[str, ...]) -> None:

@@ -23,8 +23,9 @@ CONF = Path(str(files("mtl.conf")))
 BUILT = {
     "gate": ("gate",),
     "experts": ("experts",),
+    "heads": ("heads",),
     "permutation": ("permutation",),
-    "network": ("network", "gate", "experts", "permutation"),
+    "network": ("network", "gate", "experts", "heads", "permutation"),
     "data": ("data",),
     "optimizer": ("optimizer",),
     "weighting": ("weighting",),

@@ -88,6 +88,7 @@ OBJECTS = {  # sections that describe an object: whether they may be null
     "trainer": False,
     "gate": True,
     "experts": True,
+    "heads": True,
     "permutation": True,
     "weighting": True,
 }

@@ -43,8 +43,7 @@ class Heads(nn.Module):
 
     def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
         """Map ``x [B, len(wanted), H]`` to predictions by task name, ``[B]`` or ``[B, C]``."""
-        everything = len(wanted) == len(self.tasks)
-        hidden = self.hidden(x, None if everything else wanted)
+        hidden = self.features(x, wanted)
         predictions: dict[str, Tensor] = {}
         for width, rows in self.members.items():
             columns = [column for column, task in enumerate(wanted) if task in rows]
@@ -58,6 +57,11 @@ class Heads(nn.Module):
                 outputs = outputs.squeeze(-1)
             predictions |= zip(names, outputs.unbind(1), strict=True)
         return {self.tasks[task].name: predictions[self.tasks[task].name] for task in wanted}
+
+    def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
+        """Return what the output layers read, ``[B, len(wanted), H']``, after the dense layers."""
+        hidden: Tensor = self.hidden(x, None if len(wanted) == len(self.tasks) else wanted)
+        return hidden
 
     def extra_repr(self) -> str:
         """Return the outputs of each task and the number of inputs, as ``print`` shows them."""

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.functional import KeepsDigits, at_least_float32
@@ -153,6 +154,7 @@ class Evaluation(KeepsDigits):
         if not all(has_float64(prediction.device) for prediction in predictions.values()):
             predictions, targets, weights = _on_cpu(predictions), _on_cpu(targets), _on_cpu(weights or {})
             rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
+        predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
         self.errors.update(predictions, targets)
         for name, prediction in predictions.items():

@@ -12,9 +12,10 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from mtl.annotations import listed
+from mtl.chains import check_chains, joint_logits
 from mtl.checks import require
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.predictions import in_units
+from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
@@ -57,6 +58,7 @@ class MultiTaskModule(LightningModule):
         weighting: Weighting | None = None,
     ) -> None:
         super().__init__()
+        check_chains(tasks, "task ")
         self.network = network
         self.tasks = {task.name: task for task in tasks}
         self.config = dict(config or {})
@@ -144,7 +146,8 @@ class MultiTaskModule(LightningModule):
 
     def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Terms, Tensor]:
         """Return the weighted losses of the tasks of a batch, and their sum over the rows of all processes."""
-        names, totals, counts = summed_losses(self.tasks, output.predictions, batch.targets, batch.weights)
+        predictions = joint_logits(self.tasks, output.predictions)
+        names, totals, counts = summed_losses(self.tasks, predictions, batch.targets, batch.weights)
         # A task's loss is the mean over the labels of all processes
         everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
@@ -172,9 +175,9 @@ class MultiTaskModule(LightningModule):
         return self._evaluate(batch)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return the predictions of ``mtl.predictions.in_units`` for each task of a batch."""
+        """Return the predictions of ``mtl.predictions.readable`` for the tasks of a batch."""
         output = self(self._converted(batch).inputs, list(batch.targets))
-        return {name: in_units(self.tasks[name], value) for name, value in output.predictions.items()}
+        return readable(self.tasks, output.predictions)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -210,7 +213,7 @@ class MultiTaskModule(LightningModule):
         checkpoint["config"] = self.config
         tasks = self.tasks.values()
         # The meaning of the predictions
-        fields = ("name", "kind", "num_classes", "mean", "std", "loss", "quantiles", "transform")
+        fields = ("name", "kind", "num_classes", "mean", "std", "loss", "quantiles", "transform", "after")
         checkpoint["tasks"] = [{name: getattr(task, name) for name in fields} for task in tasks]
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}

@@ -19,7 +19,7 @@ from mtl.checkpoints.files import Checkpoint, read
 from mtl.checks import InputError, require
 from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.predictions import described
+from mtl.predictions import conditional, described
 from mtl.types import Bag, Categorical, TaskSpec, Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, data_of, model_of
@@ -52,11 +52,11 @@ def export_run(
     cfg = config_to_load(checkpoint, trust, data_dir)
     model = model_of(checkpoint, cfg, "cpu")
     inputs, of_test = rows_to_compare(model, checkpoint, cfg)
-    names = [task.name for task in model.spec.tasks]
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
     write_json(folder / "preprocessing.json", preprocessing(model, checkpoint, inputs))
     expected = program.Readable(model.network)(inputs)
+    names = list(expected)
     found = program.save(exported, folder / "model.pt2")(inputs)
     differences = {"model.pt2": difference(model, found, expected)}
     if onnx:
@@ -96,8 +96,12 @@ def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig
 
 def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Return the largest difference of predictions; for regressions, in standard units of the labels."""
-    pairs = ((task, found[task.name], expected[task.name]) for task in model.spec.tasks)
-    return max(float((task.standardised(one) - task.standardised(other)).abs().max()) for task, one, other in pairs)
+    tasks = {task.name: task for task in model.spec.tasks}
+
+    def standard(name: str, value: Tensor) -> Tensor:
+        return tasks[name].standardised(value) if name in tasks else value
+
+    return max(float((standard(name, found[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 
 
 def _meaning(task: TaskSpec) -> str:
@@ -113,8 +117,13 @@ def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[s
     for name, spec in model.spec.inputs.items():
         shape = ["rows", "length"] if isinstance(spec, Tokens) else ["rows", *inputs[name].shape[1:]]
         described_inputs[name] = {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
+    outputs = {}
+    for task in model.spec.tasks:
+        outputs[task.name] = {**described(task), "meaning": MEANINGS[_meaning(task)]}
+        if task.after is not None:
+            outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {
         "inputs": described_inputs,
-        "outputs": {task.name: {**described(task), "meaning": MEANINGS[_meaning(task)]} for task in model.spec.tasks},
+        "outputs": outputs,
         "data": checkpoint.data(),
     }

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mtl.checks import InputError
-from mtl.predictions import in_units
+from mtl.predictions import readable
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
 from mtl.writing import reported, write_bytes
 
 
 class Readable(nn.Module):
-    """Map inputs to the predictions of ``network`` by task, as ``mtl.predictions.in_units`` gives them."""
+    """Map inputs to the predictions of ``network`` by name, as ``mtl.predictions.readable`` gives them."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Readable(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs: dict[str, Tensor] = self.network(inputs).predictions
         tasks: Any = self.network.tasks
-        return {task.name: in_units(task, outputs[task.name]) for task in tasks}
+        return readable({task.name: task for task in tasks}, {task.name: outputs[task.name] for task in tasks})
 
 
 def exportable(network: nn.Module) -> nn.Module:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mtl import predictions
 from mtl.annotations import listed
+from mtl.chains import with_earlier
 from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
@@ -83,29 +84,34 @@ class TrainedModel:
 
         ``rows``: a DataFrame of polars or pandas, a dict of columns, or a dict of the network's input tensors. For a
         pandas DataFrame the result is one too, with the same index. ``tasks``: the tasks to predict, by default all.
-        For the columns of the result see ``mtl.predictions.columns``; ``experts`` adds TASK_experts, the experts
-        that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several layers).
+        For the columns of the result see ``mtl.predictions.columns``; a task after another also has
+        TASK_probability_given_BEFORE, while TASK_probability is that of the whole chain. ``experts`` adds TASK_experts,
+        the experts that the row used with their weights, as in "3:0.71 0:0.29" (TASK_experts_LAYER if there are several
+        layers).
         ``where`` names the rows in messages. Raises InputError if a column is missing or a cell cannot be read.
         """
-        specs = self.tasks_named(tasks)
+        specs, known = self.tasks_named(tasks), {task.name: task for task in self.spec.tasks}
         given = rows if _is_tensors(rows) else to_polars(rows)
-        values: dict[str, list[Tensor]] = {task.name: [] for task in specs}
+        values: dict[str, list[Tensor]] = {}
         used: dict[tuple[str, str], list[pl.Series]] = {}
-        for batch, output in self._outputs(given, specs, batch_size, where):
-            for task in specs:
-                if task.name in output.predictions:
-                    values[task.name].append(predictions.in_units(task, output.predictions[task.name].cpu()))
+        for batch, output in self._outputs(given, with_earlier(specs, known), batch_size, where):
+            found = predictions.readable(known, {name: value.cpu() for name, value in output.predictions.items()})
+            for name, value in found.items():
+                values.setdefault(name, []).append(value)
             if experts:
-                for name, weights in self._weights(batch, output):
-                    used.setdefault(name, []).append(experts_used(weights))
+                for key, weights in self._weights(batch, output):
+                    used.setdefault(key, []).append(experts_used(weights))
         table: dict[str, pl.Series] = {}
         for task in specs:
-            parts = values[task.name]
+            parts = values.get(task.name)
             table |= predictions.columns(task, torch.cat(parts) if parts else predictions.empty(task))
-            names = [name for name in used if name[0] == task.name]
-            table |= {_experts_column(*name, len(names)): pl.concat(used[name]) for name in names}
-        found = pl.DataFrame(table)
-        return found if isinstance(given, dict) or not is_pandas(rows) else like_pandas(found, rows)
+            if task.after is not None:
+                parts = values.get(predictions.conditional(task), [predictions.empty(task)])
+                table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
+            keys = [key for key in used if key[0] == task.name]
+            table |= {_experts_column(*key, len(keys)): pl.concat(used[key]) for key in keys}
+        frame = pl.DataFrame(table)
+        return frame if isinstance(given, dict) or not is_pandas(rows) else like_pandas(frame, rows)
 
     def explain(
         self, rows: Any, tasks: Sequence[str] | None = None, batch_size: int = 4096, where: str = ROWS

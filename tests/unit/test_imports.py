@@ -20,6 +20,7 @@ ROWS = [
     {"annotations", "checks", "compat", "distributed", "dropout", "linear", "memory", "records"},
     {"objectives"},
     {"options", "types", "writing"},
+    {"chains"},
     {"checkpoints", "data_modules", "experts", "functional", "loggers", "predictions"},
     {"gates", "training"},
     {"networks", "runs"},

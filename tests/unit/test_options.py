@@ -115,7 +115,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("network.num_experts", [0, 10**12], "network.num_experts"),
         ("network.gate", [None, 5, {"a": 1}], "network.gate=.*section with _target_"),
         ("network.bottom.embedding_dim", [0, "abc"], "network.bottom.embedding_dim"),
-        ("network.heads.dropout", [2], "network.heads.dropout=2"),
+        ("heads.dropout", [2], "heads.dropout=2"),
         ("experts.units", [[[4]], 4, [0]], "experts.units"),
         ("experts.dropout", [1.0], "experts.dropout"),
         ("gate", [None, 5, "abc", []], "gate=.*section"),

@@ -1,0 +1,68 @@
+"""Heads that pass information along a chain of tasks (AITM: Xi et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mtl.chains import chain
+from mtl.checks import InputError, require
+from mtl.networks.heads import Heads
+from mtl.options import Count, Dropout, validated
+from mtl.types import TaskSpec
+
+
+class Transfer(nn.Module):
+    """Attention between a task's own features and those of the task before it (equations 2 to 5).
+
+    z_t = sum_u w_u h1(u) over u in {p, q_t}, with p = g(z_(t-1)) and w = softmax(<h2(u), h3(u)> / sqrt(H)). The
+    functions h1, h2 and h3 are linear, and g is a dense layer with a relu.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.passed = nn.Sequential(nn.Linear(width, width), nn.ReLU())  # g
+        self.value, self.key, self.query = (nn.Linear(width, width) for _ in range(3))  # h1, h2, h3
+
+    def forward(self, before: Tensor, own: Tensor) -> Tensor:
+        """Map z_(t-1) and q_t, ``[B, H]`` each, to z_t ``[B, H]``."""
+        both = torch.stack([self.passed(before), own], 1)  # [B, 2, H]
+        scores = (self.key(both) * self.query(both)).sum(-1, keepdim=True) / both.shape[-1] ** 0.5
+        mixed: Tensor = (scores.softmax(1) * self.value(both)).sum(1)
+        return mixed
+
+
+class AITM(Heads):
+    """``Heads`` whose hidden features pass along the chains of tasks, from each task to the one after it.
+
+    The paper predicts P(t) itself and penalises P(t) > P(before). Here the output is the logit of P(t | before), as of
+    any heads, so that P(t) cannot exceed P(before).
+    """
+
+    @validated
+    def __init__(
+        self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
+    ) -> None:
+        super().__init__(tasks, input_dim, units, dropout)
+        known = {task.name: task for task in tasks}
+        later = [task for task in tasks if task.after in known]
+        require(bool(later), "heads=aitm: no task is after another; name it, as in data.tasks.purchase.after=click")
+        self.order = sorted((task.name for task in later), key=lambda name: len(chain(known[name], known)))
+        self.transfers = nn.ModuleList(Transfer(self.hidden.output_dim) for _ in self.order)
+
+    def features(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
+        """See ``Heads``. A task needs the tasks before it among the ``wanted`` ones."""
+        features = dict(zip(wanted, super().features(x, wanted).unbind(1), strict=True))
+        index = {task.name: number for number, task in enumerate(self.tasks)}
+        for name, transfer in zip(self.order, self.transfers, strict=True):
+            number, before = index[name], index[str(self.tasks[index[name]].after)]
+            if number in features:
+                require(before in features, f"heads=aitm: {name} needs a prediction of {self.tasks[before].name} too")
+                features[number] = transfer(features[before], features[number])
+        return torch.stack([features[number] for number in wanted], 1)
+
+    def only(self, task: int) -> Heads:
+        """Raise InputError: the head of a task reads those of the tasks before it."""
+        raise InputError("heads=aitm: a head reads the features of other tasks, so no task can be cut out alone")
