@@ -39,6 +39,10 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
     "network=frozen_experts": ["data=synthetic_recovery"],
+    "heads=aitm": [
+        *("data=table", "data.path=${paths.data_dir}/rows.parquet"),
+        "data.tasks={click: {kind: binary}, again: {column: click, kind: binary, after: click}}",
+    ],
     "weighting=krum": ["data.tasks_per_group=4"],
     "schedule=temperature": ["gate=softmax_selector"],
     "schedule=matrix_temperature": ["network=routed_mnists", "data=four_mnists", "gate=gumbel_matrix"],
@@ -76,8 +80,8 @@ BRINGS = {  # files that the run of another file trains, as the test makes sure:
     "data=text": ["recipe=text", "experts=ffn"],
 }
 DEFAULTS = [
-    *("callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "logger=tensorboard", "network=mmoe"),
-    *("optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
+    *("callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "heads=dense", "network=mmoe"),
+    *("logger=tensorboard", "optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
     *("distillation=none", "lr_schedule=constant", "weighting=fixed"),
     *("schedule=entropy_weight", "trainer=default"),
 ]
