@@ -48,9 +48,7 @@ class AITM(Heads):
         super().__init__(tasks, input_dim, units, dropout)
         known = {task.name: task for task in tasks}
         later = [task for task in tasks if task.after in known]
-        require(
-            bool(later), "no task is after another, as heads=aitm needs: say so with data.tasks.purchase.after=click"
-        )
+        require(bool(later), "AITM needs a task after another: give one, as data.tasks.purchase.after=click")
         self.order = sorted((task.name for task in later), key=lambda name: len(chain(known[name], known)))
         self.transfers = nn.ModuleList(Transfer(self.hidden.output_dim) for _ in self.order)
 

@@ -138,7 +138,7 @@ def test_aitm_is_the_paper_s_attention() -> None:
     torch.testing.assert_close(found["cart"], expected)
     with pytest.raises(InputError, match="cart needs a prediction of click"):
         heads(x[:, :1], [0])
-    with pytest.raises(InputError, match="no task is after another"):
+    with pytest.raises(InputError, match="AITM needs a task after another"):
         AITM([CLICK], 4)
 
 
