@@ -16,7 +16,7 @@ from mtl.paper.searches import Pairs, judge_search
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
-from mtl.report.section import section_of
+from mtl.report.section import PUBLISHED, section_of
 from mtl.report.trials import Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
@@ -27,6 +27,7 @@ KEPT = (
     "setting",
     "seed",
     FLOPS,
+    PUBLISHED,
     BINARY,
     "training flops_selected",
     "parameters",

@@ -21,11 +21,12 @@ CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
 _PICTURES = ("expert_share*.png", "weights_over_training*.png")
 _SMALL = 0.001  # a relative standard error of a cost below this is not shown
-FLOPS, TRAINING = "test flops_selected", "training flops_selected"
+FLOPS, TRAINING, PUBLISHED = "test flops_selected", "training flops_selected", "test multiply_adds"
 _COSTS = {  # columns of the table of runs
     "test experts_per_sample": "experts per sample",
     FLOPS: "FLOPs per sample",
     "test flops_dense": "FLOPs per sample, all experts",
+    PUBLISHED: "multiply-adds per sample",
     TRAINING: "FLOPs per training sample",
     "parameters": "parameters",
     "epochs": "epochs",
@@ -67,6 +68,8 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
     header = [runs.heading, *(_COSTS[name] for name in columns)]
     rows = [[name, *(_cost(group[column].to_list()) for column in columns)] for name, group in groups.items()]
     note = f"Means over finished runs, with standard errors above {_SMALL:.1%}. FLOPs: of the test, with what it used."
+    if PUBLISHED in columns:
+        note += " Multiply-adds: an expert once for each task, and of COMET's trees only the paths in use."
     if baseline is not None:
         require(baseline in groups, f"baseline={baseline}: must be one of the settings {', '.join(groups)}")
         require({FLOPS, "epochs"} <= set(columns), f"baseline={baseline}: no run has FLOPs and epochs")
