@@ -104,4 +104,4 @@ def main_column(task: TaskSpec) -> str:
 def empty(task: TaskSpec) -> Tensor:
     """Return the result of ``in_units`` for 0 rows."""
     rows = torch.zeros(0, dtype=torch.float64 if task.kind == "regression" else torch.float32)
-    return rows if task.outputs == 1 else rows.expand(0, task.outputs)
+    return rows if task.outputs == 1 else rows[:, None].expand(0, task.outputs)

@@ -144,21 +144,24 @@ def test_aitm_is_the_paper_s_attention() -> None:
 
 @pytest.mark.parametrize("heads", ["dense", "aitm"])
 def test_predicted_exported_and_served_values_are_equal(heads: str) -> None:
-    rows = pl.concat([ROWS] * 5)
+    rows = pl.concat([ROWS] * 5).with_columns(price=pl.col("x"), x=pl.col("x") % 7)
+    price = {"price": {"kind": "regression", "loss": "quantile", "transform": "log"}}
     sizes = {"recipe.expert_units": [8], "recipe.head_units": [8], "heads": heads}
-    model = mtl.fit(rows, TASKS, gate="softmax", max_epochs=1, options=sizes, progress=False)
+    model = mtl.fit(rows, TASKS | price, gate="softmax", max_epochs=1, options=sizes, progress=False)
     found = model.predict(ROWS)
     names = ["click_class", "click_probability", "cart_class", "cart_probability", "cart_probability_given_click"]
+    names += [f"price_quantile_{level}" for level in (0.1, 0.5, 0.9)]
     assert found.columns == names
     joint = (found["click_probability"] * found["cart_probability_given_click"]).to_list()
     assert found["cart_probability"].to_list() == pytest.approx(joint, rel=1e-6)
-    assert model.predict(ROWS, ["cart"]).equals(found[names[2:]])
+    assert model.predict(ROWS, ["cart"]).equals(found[names[2:5]])
     assert model.predict(ROWS[:0]).columns == names
     inputs = model.encode(ROWS.with_row_index("\0row", offset=1))
     exported = program.export(program.Readable(program.exportable(model.network)), inputs).module()(inputs)
     for name, column in {"click": names[1], "cart": names[3], "cart_given_click": names[4]}.items():
         assert exported[name].tolist() == pytest.approx(found[column].to_list(), abs=1e-6)
+    torch.testing.assert_close(exported["price"], found[names[5:]].to_torch(), rtol=1e-6, atol=0.0)
     with Predictor(model) as predictor:
         served = predictor.submit([{"x": value} for value in ROWS["x"]]).result()
-    assert [row[names[4]] for row in served] == pytest.approx(found[names[4]].to_list(), abs=1e-6)
-    assert [row[names[3]] for row in served] == pytest.approx(found[names[3]].to_list(), abs=1e-6)
+    for name in names[3:]:
+        assert [row[name] for row in served] == pytest.approx(found[name].to_list(), rel=1e-6)
