@@ -81,14 +81,14 @@ class CGCGate(Gate):
         num_tasks, num_shared = tasks.num_tasks, tasks.num_experts - num_own
         width = tasks.input_dim and tasks.input_dim * (num_tasks + 1 if own_inputs else 1)
         super().__init__(num_tasks + (shared is not None), num_shared + num_tasks * num_own, width)
-        self.tasks, self.shared_gate, self.own_inputs = tasks, shared, own_inputs
+        self.task_gate, self.shared_gate, self.own_inputs = tasks, shared, own_inputs
         self.reads_inputs = tasks.reads_inputs
         own = num_shared + torch.arange(num_tasks * num_own).view(num_tasks, num_own)
         columns = torch.cat([torch.arange(num_shared).expand(num_tasks, -1), own], 1)  # [T, S + O]
         self.register_buffer("columns", columns, persistent=False)
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        count = self.tasks.num_tasks
+        count = self.task_gate.num_tasks
         wanted = None if tasks is None else [task for task in tasks if task < count]
         own = shared = x
         if x is not None and self.own_inputs:
@@ -97,7 +97,7 @@ class CGCGate(Gate):
         routings = []
         if wanted != []:
             columns = self.columns if wanted is None else self.columns[wanted]
-            routings.append(self._spread(self.tasks(own, inputs, wanted), columns))
+            routings.append(self._spread(self.task_gate(own, inputs, wanted), columns))
         if self.shared_gate is not None and (tasks is None or count in tasks):
             routings.append(self.shared_gate(shared, inputs))
         return joined(routings)
@@ -117,10 +117,10 @@ class CGCGate(Gate):
             return 1.0
         own, shared = selectors[..., : len(self.columns), :, :], selectors[..., len(self.columns) :, :, :]
         index = self.columns[:, None].expand(*own.shape[:-1], -1)
-        parts = [(self.tasks, own.gather(-1, index))]
+        parts = [(self.task_gate, own.gather(-1, index))]
         parts += [] if self.shared_gate is None else [(self.shared_gate, shared)]
         products = [sum(p.numel() for p in gate.parameters()) for gate, _ in parts]
         return sum(n * gate.needed(s) for n, (gate, s) in zip(products, parts, strict=True)) / sum(products)
 
     def task_parameters(self) -> list[nn.Parameter]:
-        return self.tasks.task_parameters()
+        return self.task_gate.task_parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from mtl.analysis.patterns import connections
@@ -18,7 +20,7 @@ from mtl.analysis.tally import Probabilities, Tally
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, FixedGate, SoftmaxGate, TopKGate
+from mtl.gates import CometGate, FixedGate, SoftmaxGate, SoftmaxSelectorGate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import ImageBottom, TabularBottom
 from mtl.networks.heads import Heads
@@ -27,6 +29,7 @@ from mtl.networks.ple import PLE
 from mtl.training.weighting import shared_parameters
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
 from mtl.use.trained import TrainedModel
+from tests.conftest import ROOT
 from tests.experts import GatedExperts
 from tests.gate_cases import CASES, IDS, GateCase, harden
 from tests.integration.helpers import composed
@@ -76,7 +79,7 @@ def reference(p: dict[str, NDArray[Any]], x: NDArray[Any], num_tasks: int, level
             of_tasks = [outputs(level, 1 + k, own[k]) for k in range(num_tasks)]
             mixed = []
             for k in range(num_tasks):
-                weights = softmax(p[f"{gate}.tasks.weight"][k] @ own[k] + p[f"{gate}.tasks.bias"][k])
+                weights = softmax(p[f"{gate}.task_gate.weight"][k] @ own[k] + p[f"{gate}.task_gate.bias"][k])
                 mixed.append(weights @ np.stack(of_all + of_tasks[k]))
             if level < levels - 1:
                 weights = softmax(p[f"{gate}.shared_gate.weight"][0] @ shared + p[f"{gate}.shared_gate.bias"][0])
@@ -146,7 +149,7 @@ def test_without_own_experts_it_is_mmoe(case: GateCase, static: bool) -> None:
         ple(1, case.make, num_own=0, **options),
         MMoE(SPEC, 4, gate=case.make, **PARTS, **options).double(),
     )
-    renamed = {"mixture.gate.": "levels.0.gate.tasks.", "mixture.experts.": "levels.0.experts.parts.0."}
+    renamed = {"mixture.gate.": "levels.0.gate.task_gate.", "mixture.experts.": "levels.0.experts.parts.0."}
     renamed["mixture.dispatch."] = "levels.0.dispatch."
     state = theirs.state_dict()
     for old, new in renamed.items():
@@ -250,6 +253,15 @@ def test_the_shared_gate_has_a_row_in_tables_and_none_among_the_connections_of_t
     lines = (tmp_path / "expert_share.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["task", "a", "b", "c", "shared experts"]
     assert torch.equal(connections(layer.gate, 3), layer.gate(None).weights[:3] != 0)
+
+
+@pytest.mark.parametrize("name", ["entropy_weight", "temperature"])
+def test_schedules_reach_every_gate(name: str) -> None:
+    network = ple(2, SoftmaxSelectorGate, permutation=Permutation)
+    target = str(OmegaConf.load(ROOT / f"conf/schedule/{name}.yaml").target)
+    known = [f"network.{key}" for key, _ in network.named_buffers() if key.endswith(f".{name}")]
+    assert len(known) == 3
+    assert fnmatch.filter(known, target) == known
 
 
 def test_the_products_that_comets_trees_need() -> None:
