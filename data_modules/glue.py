@@ -1,4 +1,4 @@
-"""GLUE: tasks of English texts and pairs of texts (Wang et al. 2019), as in MT-TaG and COMET-BERT."""
+"""GLUE and GLUE++: tasks of English texts and pairs of texts, as in MT-TaG and COMET-BERT."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from mtl.checks import require
 from mtl.options import Address, FilePath, Some, validated
 from mtl.types import TaskSpec
 
 from .files import glue as glue_files
-from .files.glue import SOURCES
+from .files.glue_tasks import SOURCES, Task
 from .splits import SPLITS, stratified_split
-from .text_tasks import SMALL, TextTasksDataModule
+from .text_tasks import SMALL, Length, TextTasksDataModule
+from .texts.glue import read_part
 from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 
 TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
 SHARES = (0.9, 0.1)  # shares of the training rows for training and validation
-METRICS = {  # the main metric first
-    "cola": ("matthews",),
-    "stsb": ("spearman", "pearson"),
-    "mrpc": ("accuracy", "f1"),
-    "qqp": ("accuracy", "f1"),
-}
 
 
 class GlueDataModule(TextTasksDataModule):
-    """Serve ``tasks`` of GLUE: rte, mrpc, stsb, cola, sst2, wnli, qqp, qnli, mnli.
+    """Serve ``tasks`` of GLUE (rte, mrpc, stsb, cola, sst2, wnli, qqp, qnli, mnli) and others that MT-TaG has.
+
+    These are cb, copa, multirc, boolq and wic of SuperGLUE, imdb, rt (Rotten Tomatoes) and yelp, which together with
+    GLUE's are GLUE++, and scitail. A row of copa is one of the two choices of a question; the metric ``hit_rate@1`` is
+    the share of questions whose right choice is the more probable one. The head of wic also reads the two words.
 
     Files are expected in ``data_dir``/glue in their official layout, ``glue/RTE/train.tsv`` and so on. The labels of
     the test files are not public. By default, a tenth of the training rows of each class, drawn with ``seed``,
@@ -44,16 +44,18 @@ class GlueDataModule(TextTasksDataModule):
     The development rows of MNLI are the matched and the mismatched ones together. The two kinds are almost equally
     many, so the accuracy on all rows is close to the mean of the two accuracies, which is usually reported.
 
-    ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. With
-    ``loss_scale``, the loss of a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
+    ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. Rows of one question
+    or passage stay together. ``max_lengths[task]`` is used in place of ``max_length``. With ``loss_scale``, the loss of
+    a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
     """
 
     @validated
     def __init__(
         self,
         data_dir: FilePath,
-        tasks: Some[glue_files.Task] = TASKS,
-        max_rows: dict[glue_files.Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
+        tasks: Some[Task] = TASKS,
+        max_rows: dict[Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
+        max_lengths: dict[Task, Length] | None = None,
         published_split: bool = False,
         loss_scale: bool = True,
         download: bool = True,
@@ -61,7 +63,7 @@ class GlueDataModule(TextTasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(data_dir, **common)
-        self.names, self.limits = tasks, max_rows or {}
+        self.names, self.limits, self.lengths = tasks, max_rows or {}, max_lengths or {}
         self.published_split, self.loss_scale = published_split, loss_scale
         self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "glue"
@@ -73,11 +75,13 @@ class GlueDataModule(TextTasksDataModule):
 
     def source_files(self) -> dict[str, Path]:
         """Return the files of the tasks, by their paths in the folder of GLUE."""
-        paths = [f"{SOURCES[name].folder}/{stem}.tsv" for name in self.names for stem in SOURCES[name].rows]
-        return {path: self.folder / path for path in paths}
+        return {path: self.folder / path for name in self.names for path in SOURCES[name].paths()}
 
     def text_columns(self) -> dict[str, Sequence[str]]:
         return {name: SOURCES[name].texts for name in self.names}
+
+    def length_of(self, task: str) -> int:
+        return dict[str, int](self.lengths).get(task, self.max_length)
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         """Return the tasks and their rows; the splits share rows only if ``published_split``."""
@@ -86,11 +90,11 @@ class GlueDataModule(TextTasksDataModule):
         for name in self.names:
             train, test = self._rows(name, ["train"], odd), self._rows(name, SOURCES[name].dev, odd)
             generator = self.generator(name)
-            train = train.select(torch.randperm(len(train), generator=generator)[: self.limits.get(name)].sort().values)
+            train = drawn(train, self.limits.get(name), generator)
             val = test
             if not self.published_split:
                 classes = train.labels.long() if SOURCES[name].classes else torch.zeros(len(train), dtype=torch.int64)
-                parts = stratified_split(classes, SHARES, generator)
+                parts = shares_of(train, classes, generator)
                 require(all(map(len, parts)), f"task {name}: {len(train)} training rows are too few for train and val")
                 train, val = (train.select(part.sort().values) for part in parts)
             for split, rows in zip(SPLITS, (train, val, test), strict=True):
@@ -99,25 +103,43 @@ class GlueDataModule(TextTasksDataModule):
             logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
         return [self._spec_of(name) for name in self.names], splits
 
-    def _rows(self, name: str, stems: Sequence[str], odd: list[str]) -> Texts:
-        """Return the rows of one or several files; add files with an unofficial number of rows to ``odd``."""
-        source = SOURCES[name]
-        columns: list[list[str]] = [[] for _ in source.texts]
-        labels = []
-        for stem in stems:
-            file = self.folder / source.folder / f"{stem}.tsv"
-            texts, values = glue_files.read(file, name)
-            if len(values) != source.rows[stem]:
-                odd.append(f"{source.folder}/{stem}.tsv has {len(values)} rows instead of {source.rows[stem]}")
-            for column, more in zip(columns, texts, strict=True):
-                column += more
-            labels.append(values)
-        return Texts.of(columns, torch.cat(labels))
+    def _rows(self, name: str, parts: Sequence[str], odd: list[str]) -> Texts:
+        """Return the rows of one or several parts; add those with an unofficial number of rows to ``odd``."""
+        source, found = SOURCES[name], []
+        for part in parts:
+            found.append(read_part(self.folder, name, part))
+            if len(found[-1]) != source.rows[part]:
+                files = " and ".join(source.paths(part))
+                odd.append(f"{files} has {len(found[-1])} rows instead of {source.rows[part]}")
+        if len(found) == 1:
+            return found[0]
+        first = [text for each in found for text in each.first]
+        second = [text for each in found for text in each.second or ()]
+        return Texts(first, second or None, torch.cat([each.labels for each in found]))
 
     def _spec_of(self, name: str) -> TaskSpec:
         source = SOURCES[name]
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
         small = source.rows["train"] <= SMALL
-        metrics = METRICS.get(name, ("accuracy",))
-        return TaskSpec(name, source.kind, classes, weight, metrics, small, classes=source.classes)
+        named = {"classes": source.classes, "marked": source.marked}
+        return TaskSpec(name, source.kind, classes, weight, source.metrics, small, **named)
+
+
+def drawn(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:
+    """Return at most ``limit`` of the rows, drawn at random, in their order; groups stay whole."""
+    if rows.groups is None:
+        return rows.select(torch.randperm(len(rows), generator=generator)[:limit].sort().values)
+    numbers, index, sizes = rows.groups.unique(return_inverse=True, return_counts=True)
+    order = torch.randperm(len(numbers), generator=generator)
+    kept = order[sizes[order].cumsum(0) <= (limit or len(rows))]
+    return rows.select(torch.isin(index, kept).nonzero()[:, 0])
+
+
+def shares_of(rows: Texts, classes: Tensor, generator: torch.Generator) -> list[Tensor]:
+    """Return the indices of the rows for training and validation: shares of each class, or of the groups."""
+    if rows.groups is None:
+        return stratified_split(classes, SHARES, generator)
+    numbers, index = rows.groups.unique(return_inverse=True)
+    parts = stratified_split(torch.zeros(len(numbers), dtype=torch.int64), SHARES, generator)
+    return [torch.isin(index, part).nonzero()[:, 0] for part in parts]

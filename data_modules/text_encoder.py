@@ -16,17 +16,21 @@ from mtl.checks import InputError, require
 from .tables.encoder import check_columns
 from .tables.reading import read_blocks
 from .texts.encoder import Encoder
-from .texts.rows import RaggedRows, Texts
+from .texts.rows import Texts
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A tokenizer, the largest number of tokens in a row, and the one or two columns of texts of each task."""
+    """A tokenizer, the largest number of tokens in a row of each task, and its one or two columns of texts.
+
+    The texts of tasks in ``marked`` mark a word, see ``Texts.marked``.
+    """
 
     tokenizer: Encoder
-    max_length: int
+    max_length: Mapping[str, int]
     text: Mapping[str, Sequence[str]]
     separator: str = ","
+    marked: Sequence[str] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -62,8 +66,10 @@ class TextEncoder:
             texts.append(frame[name].cast(pl.String).fill_null("").to_list())
         if not len(frame):
             return {name: torch.zeros(0, 1, dtype=torch.int64) for name in ("tokens", "segments")}
-        found = self.tokenizer.encode(Texts.of(texts, torch.zeros(len(frame))), self.max_length)
-        return RaggedRows(**found, targets={}, pad=self.tokenizer.pad).select(torch.arange(len(frame))).inputs
+        labels = torch.zeros(len(frame))
+        rows = Texts.marked(texts, labels, where) if task in self.marked else Texts.of(texts, labels)
+        found = self.tokenizer.encode(rows, self.max_length[task])
+        return self.tokenizer.ragged(found, {}).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         """Yield blocks of the rows of a file, each with the share of the file read so far."""
@@ -73,9 +79,10 @@ class TextEncoder:
         """Return the encoder as plain data."""
         return {
             "tokenizer": self.tokenizer.state(),
-            "max_length": self.max_length,
+            "max_length": dict(self.max_length),
             "text": {task: list(columns) for task, columns in self.text.items()},
             "separator": self.separator,
+            "marked": list(self.marked),
         }
 
     @staticmethod
@@ -83,4 +90,6 @@ class TextEncoder:
         """Return the encoder of a ``state``."""
         text = {str(task): [str(column) for column in columns] for task, columns in state["text"].items()}
         tokenizer = Encoder.from_state(state["tokenizer"])
-        return TextEncoder(tokenizer, int(state["max_length"]), text, str(state["separator"]))
+        length = state["max_length"]  # a number in checkpoints of earlier versions
+        lengths = {task: int(length[task] if isinstance(length, Mapping) else length) for task in text}
+        return TextEncoder(tokenizer, lengths, text, str(state["separator"]), list(state.get("marked", ())))

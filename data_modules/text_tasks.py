@@ -69,14 +69,18 @@ class TextTasksDataModule(TasksDataModule):
         specs, texts = self.read_tasks()
         if self.row_encoder is None:
             encoder = self._encoder(list(texts["train"].values()))
-            self.row_encoder = TextEncoder(encoder, self.max_length, self.text_columns(), self.separator)
+            lengths = {spec.name: self.length_of(spec.name) for spec in specs}
+            marked = [spec.name for spec in specs if spec.marked]
+            self.row_encoder = TextEncoder(encoder, lengths, self.text_columns(), self.separator, marked)
         encoder = self.encoder = self.row_encoder.tokenizer
         cache = self.data_dir / "cache"
         tasks: dict[str, dict[str, RaggedRows]] = {split: {} for split in self.wanted}
         for split in self.wanted:
             for task, rows in texts[split].items():
                 same = split == "test" and "val" in tasks and rows is texts["val"][task]
-                tasks[split][task] = tasks["val"][task] if same else encoder.rows(rows, task, self.max_length, cache)
+                tasks[split][task] = (
+                    tasks["val"][task] if same else encoder.rows(rows, task, self.length_of(task), cache)
+                )
         for task, first in tasks[self.wanted[0]].items():
             counts = ", ".join(f"{len(tasks[split][task])} {split}" for split in self.wanted)
             length = len(first.tokens) / len(first)
@@ -89,10 +93,15 @@ class TextTasksDataModule(TasksDataModule):
     def inputs_of(self, encoder: Encoder, train: Mapping[str, RaggedRows]) -> dict[str, InputSpec]:
         """Return the inputs of the network, with how often each token occurs in the training rows of all tasks."""
         counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in train.values())
+        longest = max(map(self.length_of, train))
         return {
-            "tokens": Tokens(encoder.vocab, self.max_length, encoder.pad, counts, encoder.vocabulary_digest()),
-            "segments": Tokens(2, self.max_length, PADDING_SEGMENT),
+            "tokens": Tokens(encoder.vocab, longest, encoder.pad, counts, encoder.vocabulary_digest()),
+            "segments": Tokens(2, longest, PADDING_SEGMENT),
         }
+
+    def length_of(self, task: str) -> int:
+        """Return the largest number of tokens in a row of ``task``."""
+        return self.max_length
 
     def encoder_of(self, state: Mapping[str, Any]) -> TextEncoder:
         return TextEncoder.from_state(state)

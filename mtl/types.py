@@ -164,6 +164,9 @@ class TaskSpec(Objective):
     the positive rows of a binary task; ``class_weights`` (empty: all 1) multiply the losses of the rows of each class
     of a multiclass task. ``after``: the task that a binary task comes after, as a purchase comes after a click. The
     network then predicts the probability given that task, see ``mtl.chains``.
+
+    ``marked``: each row has two texts with a marked word in each, and the input ``marks [B, 2, 2]``, the first and the
+    last token of the two words.
     """
 
     name: str
@@ -179,6 +182,7 @@ class TaskSpec(Objective):
     pos_weight: float = 1.0
     class_weights: tuple[float, ...] = ()
     after: str | None = None
+    marked: bool = False
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

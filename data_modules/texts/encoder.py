@@ -81,26 +81,41 @@ class Encoder:
         """
         key = (FORMAT, texts.digest(), self.digest(), max_length)
         content = cached(cache / "tokens" / "rows.pt", lambda: self.encode(texts, max_length), key)
-        return RaggedRows(**content, targets={task: texts.labels}, pad=self.pad)
+        return self.ragged(content, {task: texts.labels}, texts.groups)
+
+    def ragged(
+        self, content: dict[str, Tensor], targets: dict[str, Tensor], groups: Tensor | None = None
+    ) -> RaggedRows:
+        """Return the rows with the ``content`` that ``encode`` returns."""
+        inputs = {name: content[name] for name in ("marks",) if name in content}
+        fields = {name: value for name, value in content.items() if name not in inputs}
+        return RaggedRows(**fields, targets=targets, pad=self.pad, inputs=inputs, groups=groups)
 
     def encode(self, texts: Texts, max_length: int) -> dict[str, Tensor]:
         """Return ``tokens``, ``offsets`` and ``boundary`` as in ``RaggedRows``.
 
-        Of a pair that is too long, the longer text is shortened first.
+        Of a pair that is too long, the longer text is shortened first. If ``texts`` has marks, the result has ``marks
+        [N, 2, 2]`` too, the first and the last token of each marked word; raise InputError if it was cut off.
         """
         self.tokenizer.enable_truncation(max_length, strategy="longest_first")
         try:
-            tokens, lengths, boundary = [], [], []
+            tokens, lengths, boundary, marks = [], [], [], []
+            # Without the places of the characters, it is faster
+            encode = self.tokenizer.encode_batch_fast if texts.marks is None else self.tokenizer.encode_batch
             for start in range(0, len(texts), CHUNK):
                 rows: list[Any] = texts.first[start : start + CHUNK]
                 if texts.second is not None:
                     rows = list(zip(rows, texts.second[start : start + CHUNK], strict=True))
                 ids = []
-                for encoding in self.tokenizer.encode_batch_fast(rows):
+                for row, encoding in enumerate(encode(rows), start):
                     ids += encoding.ids
                     lengths.append(len(encoding.ids))
                     boundary.append(encoding.type_ids.count(0))
+                    if texts.marks is not None:
+                        marks.append(_marked(encoding, texts.marks[row].tolist(), max_length))
                 tokens.append(torch.tensor(ids, dtype=torch.int32))
+        except InputError:
+            raise
         except Exception as error:  # the tokenizer's errors have no common base class
             raise InputError(f"data.tokenizer={self.source} fails on these texts: {error}") from error
         finally:
@@ -109,7 +124,19 @@ class Encoder:
             "tokens": torch.cat(tokens),
             "offsets": torch.tensor([0, *lengths]).cumsum(0),
             "boundary": torch.tensor(boundary, dtype=torch.int32),
+            **({} if texts.marks is None else {"marks": torch.tensor(marks).view(-1, 2, 2)}),
         }
+
+
+def _marked(encoding: Any, marks: list[list[int]], max_length: int) -> list[list[int]]:
+    """Return the first and the last token of the marked word in each text; ``marks``: its begin and end."""
+    found = []
+    for text, (begin, end) in enumerate(marks):
+        places = zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        word = [token for token, (own, (low, high)) in enumerate(places) if own == text and low < end and high > begin]
+        require(bool(word), f"data.max_length={max_length} cuts off the marked word of a text: increase it")
+        found.append([word[0], word[-1]])
+    return found
 
 
 def _reset(tokenizer: Any) -> None:

@@ -9,21 +9,45 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.types import Batch
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows of one text each, or of two if ``second`` is given, and their ``labels [N]``."""
+    """Rows of one text each, or of two if ``second`` is given, and their ``labels [N]``.
+
+    ``groups [N]``, from 0: rows that belong together, such as the choices of a question. ``marks [N, 2, 2]``: the first
+    character of the marked word in each of the two texts, and the one after its last.
+    """
 
     first: list[str]
     second: list[str] | None
     labels: Tensor
+    groups: Tensor | None = None
+    marks: Tensor | None = None
 
     @staticmethod
-    def of(columns: Sequence[list[str]], labels: Tensor) -> Texts:
+    def of(
+        columns: Sequence[list[str]], labels: Tensor, groups: Tensor | None = None, marks: Tensor | None = None
+    ) -> Texts:
         """Return the rows of one or two ``columns``."""
-        return Texts(columns[0], columns[1] if len(columns) > 1 else None, labels)
+        return Texts(columns[0], columns[1] if len(columns) > 1 else None, labels, groups, marks)
+
+    @staticmethod
+    def marked(columns: Sequence[list[str]], labels: Tensor, where: str) -> Texts:
+        """Return the rows of two ``columns`` whose texts each have one word in double brackets, as in "[[word]]"."""
+        clean: list[list[str]] = [[] for _ in columns]
+        marks = []
+        for row, texts in enumerate(zip(*columns, strict=True), 1):
+            for text, column in zip(texts, clean, strict=True):
+                before, _, rest = text.partition("[[")
+                word, _, after = rest.partition("]]")
+                one = word and f"{before}[[{word}]]{after}" == text and "[[" not in word + after
+                require(bool(one), f"{where}, row {row}: each text must mark one word, as in 'to [[run]] home'")
+                column.append(before + word + after)
+                marks.append((len(before), len(before) + len(word)))
+        return Texts.of(clean, labels, marks=torch.tensor(marks).view(-1, 2, 2))
 
     def __len__(self) -> int:
         return len(self.first)
@@ -32,15 +56,18 @@ class Texts:
         """Return the rows of ``index [N]``."""
         chosen = index.tolist()
         second = None if self.second is None else [self.second[row] for row in chosen]
-        return Texts([self.first[row] for row in chosen], second, self.labels[index])
+        groups, marks = (None if value is None else value[index] for value in (self.groups, self.marks))
+        return Texts([self.first[row] for row in chosen], second, self.labels[index], groups, marks)
 
     def digest(self) -> str:
-        """Return a digest of the texts; the labels do not count."""
+        """Return a digest of the texts and their marks; labels and groups do not count."""
         found = hashlib.sha256()
         for column in (self.first, self.second or []):
             # With their lengths, so that texts with other boundaries have another digest
             found.update("".join(f"{len(text)}:{text}" for text in column).encode("utf-8", "surrogatepass"))
             found.update(b"|")
+        if self.marks is not None:
+            found.update(str(self.marks.tolist()).encode())
         return found.hexdigest()
 
 
@@ -50,7 +77,7 @@ class RaggedRows:
 
     ``tokens``: the ids of all rows one after the other, int32. Row r has ``tokens[offsets[r] : offsets[r + 1]]``, of
     which the first ``boundary[r]`` are segment 0; ``offsets [N + 1]`` int64, ``boundary [N]`` int32.
-    ``inputs [N]``: more inputs by name, with one value per row.
+    ``inputs [N, ...]``: more inputs by name, with one value per row. ``groups [N]``: see ``Batch``.
     """
 
     tokens: Tensor
@@ -59,6 +86,7 @@ class RaggedRows:
     targets: dict[str, Tensor]
     pad: int
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.boundary)
@@ -82,4 +110,5 @@ class RaggedRows:
         segments = (real & (position >= self.boundary[index][:, None])).long()
         targets = {name: value.index_select(0, index) for name, value in self.targets.items()}
         more = {name: value.index_select(0, index) for name, value in self.inputs.items()}
-        return Batch({"tokens": tokens, "segments": segments, **more}, targets)
+        groups = None if self.groups is None else self.groups[index]
+        return Batch({"tokens": tokens, "segments": segments, **more}, targets, groups=groups)

@@ -70,7 +70,8 @@ class Transformer(nn.Module):
     """A Transformer encoder with mixtures of feed-forward experts, one gate and one head per task.
 
     Input ``tokens [B, S]``, and ``segments [B, S]`` if there are two texts. A task's head reads the state of the first
-    token; the head of a span task reads the state of every token. Only real tokens pass through gates, experts and
+    token, and, if the task has marked words (input ``marks [B, 2, 2]``), the mean states of the tokens of the two
+    words; the head of a span task reads the state of every token. Only real tokens pass through gates, experts and
     norms. Each task needs a separate pass, since its gates change all states; text data have one task per batch.
 
     Encoder: ``pretrained``, a folder or a name on the hub, or ``config`` with options of `transformers` for random
@@ -151,7 +152,10 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
         self.heads = nn.ModuleDict(
-            {task_key(task.name): heads(tasks=[outputs(task)], input_dim=size) for task in self.tasks}
+            {
+                task_key(task.name): heads(tasks=[outputs(task)], input_dim=size * (3 if task.marked else 1))
+                for task in self.tasks
+            }
         )
         for name, parameter in self.heads.named_parameters():
             if name.endswith("weight"):
@@ -162,15 +166,15 @@ class Transformer(nn.Module):
         wanted = wanted_tasks(self.tasks, tasks)
         if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
             nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
-            return NetworkOutput(self._predict(nothing, real_tokens(inputs["tokens"], self.pad), wanted))
+            return NetworkOutput(self._predict(nothing, real_tokens(inputs["tokens"], self.pad), wanted, inputs))
         if not any(layer.mixture for layer in self.layers):
             hidden, packing, _ = self.encode(inputs, [])
-            return NetworkOutput(self._predict(hidden[-1], packing, wanted), hidden=hidden)
+            return NetworkOutput(self._predict(hidden[-1], packing, wanted, inputs), hidden=hidden)
         predictions: dict[str, Tensor] = {}
         passes: list[dict[str, Routing]] = []
         for task in wanted:
             hidden, packing, routings = self.encode(inputs, [task])
-            predictions |= self._predict(hidden[-1], packing, [task])
+            predictions |= self._predict(hidden[-1], packing, [task], inputs)
             passes.append(routings)
         together = {name: joined([routings[name] for routings in passes]) for name in passes[0]}
         return NetworkOutput(predictions, together, sum_losses(together), hidden)
@@ -270,7 +274,9 @@ class Transformer(nn.Module):
         scores = read_importance(self.importance, self.depth, width)
         return scores[layer].argsort(descending=True, stable=True)
 
-    def _predict(self, states: Tensor, packing: Packing, wanted: Sequence[int]) -> dict[str, Tensor]:
+    def _predict(
+        self, states: Tensor, packing: Packing, wanted: Sequence[int], inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Return the predictions of the ``wanted`` tasks from the states ``[N, D]`` of the last layer."""
         first = self.dropout(states.index_select(0, packing.first))[:, None]
         predictions: dict[str, Tensor] = {}
@@ -280,9 +286,19 @@ class Transformer(nn.Module):
                 logits = head(self.dropout(states)[:, None], [0])[spec.name]  # [N, 2]
                 lowest = torch.finfo(logits.dtype).min
                 predictions[spec.name] = packing.pad(logits).masked_fill(~packing.mask[..., None], lowest)
+            elif spec.marked:
+                words = self.dropout(mean_states(packing.pad(states), inputs["marks"]))  # [B, 2, D]
+                predictions |= head(torch.cat([first, words.flatten(1)[:, None]], dim=-1), [0])
             else:
                 predictions |= head(first, [0])
         return predictions
+
+
+def mean_states(states: Tensor, marks: Tensor) -> Tensor:
+    """Return the mean states ``[B, 2, D]`` of two words; ``states [B, S, D]``, ``marks [B, 2, 2]`` (first, last)."""
+    position = torch.arange(states.shape[1], device=states.device)
+    inside = (position >= marks[..., :1]) & (position <= marks[..., 1:])  # [B, 2, S]
+    return inside.to(states.dtype) @ states / inside.sum(-1, keepdim=True)
 
 
 def outputs(task: TaskSpec) -> TaskSpec:

@@ -52,6 +52,8 @@ def export_run(
     cfg = config_to_load(checkpoint, trust, data_dir)
     model = model_of(checkpoint, cfg, "cpu")
     inputs, of_test = rows_to_compare(model, checkpoint, cfg)
+    marked = [task.name for task in model.spec.tasks if task.marked]
+    require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
     write_json(folder / "preprocessing.json", preprocessing(model, checkpoint, inputs))

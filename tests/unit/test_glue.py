@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.files import glue as glue_files
-from mtl.data_modules.files.glue import SOURCES
+from mtl.data_modules.files.glue_tasks import SOURCES
 from mtl.data_modules.glue import TASKS, GlueDataModule
 
 from mtl.checks import InputError
@@ -73,20 +73,22 @@ def test_all_tasks_have_the_metrics_and_weights_of_the_paper() -> None:
     assert len(TASKS) == 8
     data = GlueDataModule("nowhere", tasks=list(SOURCES), batch_size=2)
     specs = {name: data._spec_of(name) for name in SOURCES}
-    assert {name for name, spec in specs.items() if spec.small} == {"rte", "mrpc", "stsb", "cola", "wnli"}
+    small = {"rte", "mrpc", "stsb", "cola", "wnli"} | {"rt", "wic", "cb", "boolq", "copa"}  # in GLUE, and in GLUE++
+    assert {name for name, spec in specs.items() if spec.small} == small
     assert (specs["mnli"].kind, specs["mnli"].num_classes) == ("multiclass", 3)
-    weights = {"stsb": 1.0, "mnli": 1 / math.log(3)}
+    weights = {"stsb": 1.0, **dict.fromkeys(("mnli", "cb"), 1 / math.log(3))}
     assert {name: spec.weight for name, spec in specs.items()} == {n: weights.get(n, 1 / math.log(2)) for n in SOURCES}
     assert specs["qqp"].metrics == specs["mrpc"].metrics == ("accuracy", "f1")
     plain = GlueDataModule("nowhere", tasks=["rte"], loss_scale=False, batch_size=2)
     assert plain._spec_of("rte").weight == 1.0
 
 
-@pytest.mark.parametrize("task", SOURCES)
-def test_every_layout_is_read(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", [name for name, one in SOURCES.items() if one.paths()[0].endswith(".tsv")])
+def test_every_table_is_read(task: str, tmp_path: Path) -> None:
     write_task(tmp_path, task, train=12)
-    texts, labels = glue_files.read(tmp_path / SOURCES[task].folder / "train.tsv", task)
-    lines = (tmp_path / SOURCES[task].folder / "train.tsv").read_text().splitlines()[task in HEADERS :]
+    [file] = [tmp_path / path for path in SOURCES[task].paths("train")]
+    texts, labels = glue_files.read(file, task)
+    lines = file.read_text().splitlines()[task in HEADERS :]
     assert len(labels) == len(lines) == 12
     assert all(text in line for column in texts for text, line in zip(column, lines, strict=True))
     assert len({*texts[0], *texts[-1]}) == 12 * len(texts)
