@@ -21,7 +21,7 @@ class SelectionReport(Callback):
     ``test/jaccard_related`` and ``test/jaccard_unrelated``: mean Jaccard index of the selections of two tasks in the
     same group and in different groups of ``extras["task_group"]``; ``test/distinct_experts``: how many experts a task
     selects, where selectors that agree count once.
-    Real data has neither entry, so nothing is logged.
+    Other data have neither entry, so nothing is logged.
     """
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -27,7 +27,7 @@ class FourMNISTsDataModule(TasksDataModule):
     rotated by 90 degrees clockwise. In training, each task has its own order. Test: the official test images.
     Validation, which the paper does not have: a sixth of the training images, drawn with ``seed`` and the same for all
     tasks, so that no task is validated on images that another one is trained on. ``rows`` limits train, val and test
-    of each task; None takes all.
+    of each task; None takes all. ``extras["task_group"] [4]`` has the same number for the copies of a task.
     """
 
     @validated
@@ -71,7 +71,8 @@ class FourMNISTsDataModule(TasksDataModule):
                     tasks[split][task] = Batch({"image": pixels[:limit, None]}, {task: digits[:limit]})
         mean, std = pixel_statistics(tasks["train"]["mnist_1"].inputs["image"])  # the same for rotated images
         specs = [TaskSpec(task, "multiclass", CLASSES) for task in tasks["train"]]
-        return DataSpec({"image": Image(1, SIDE, SIDE, mean, std)}, specs), tasks
+        copies = {"task_group": torch.arange(2).repeat_interleave(2)}
+        return DataSpec({"image": Image(1, SIDE, SIDE, mean, std)}, specs, copies), tasks
 
 
 def clockwise(images: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class OmniglotDataModule(TasksDataModule):
         for name in self.names:
             image, character = self._read(name)
             counts = character.bincount()
-            specs.append(TaskSpec(name, "multiclass", len(counts)))
+            specs.append(TaskSpec(name, "multiclass", len(counts), metrics=("accuracy",)))
             odd += [f"{name} has {count}" for count in counts.tolist() if count != sum(SHARES)]
             rows = Batch({"image": image}, {name: character})
             for split, index in zip(SPLITS, resplit(name, character, self._generator(name)), strict=True):

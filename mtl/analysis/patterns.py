@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from scipy.stats import hypergeom
 from torch import Tensor, nn
 
 from mtl.gates.base import Gate
@@ -83,11 +84,12 @@ def compare_groups(matrices: Sequence[Tensor], group: Tensor) -> dict[str, float
 
 
 def active_by_kind(kinds: Sequence[Sequence[str]], matrices: Sequence[Tensor]) -> dict[str, float]:
-    """Return the share of active connections of each kind of component, over all layers."""
+    """Return the share of active connections of each kind of component: KIND over all layers, and KIND_layer_N."""
     columns: dict[str, list[float]] = {}
-    for names, matrix in zip(kinds, matrices, strict=True):
-        for name, column in zip(names, widest(matrix).mean(0).tolist(), strict=True):
-            columns.setdefault(name, []).append(column)
+    for layer, (names, matrix) in enumerate(zip(kinds, matrices, strict=True)):
+        for kind, column in zip(names, widest(matrix).mean(0).tolist(), strict=True):
+            for name in (kind, f"{kind}_layer_{layer}"):
+                columns.setdefault(name, []).append(column)
     return {name: sum(shares) / len(shares) for name, shares in columns.items()}
 
 
@@ -114,6 +116,12 @@ def jaccard(chosen: Tensor) -> Tensor:
     common = chosen @ chosen.transpose(-1, -2)
     size = chosen.sum(-1)
     return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)
+
+
+def random_jaccard(num_experts: int, k: int) -> float:
+    """Return the expected Jaccard index of two tasks that each select ``k`` of the experts at random."""
+    common = range(k + 1)
+    return float(sum(hypergeom.pmf(c, num_experts, k, k) * c / (2 * k - c) for c in common))
 
 
 def jaccard_by_group(chosen: Tensor, group: Tensor) -> dict[str, Tensor]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
 from omegaconf import DictConfig
 from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial
 
 from mtl.checks import require
 from mtl.paper.definition import Paper, Part, read
 from mtl.paper.page import write
+from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
 from mtl.runs.console import make_lasting
 from mtl.tune.command import Composer, best_trials, checked, queues_of, say
-from mtl.tune.launch import Launcher
+from mtl.tune.launch import Launcher, run_folder
 from mtl.tune.queue import study_of
 from mtl.tune.space import words
 from mtl.tune.storage import open_storage, reached
@@ -58,9 +61,9 @@ def reproduce(
             with stoppable():
                 work(queues_of(searches, monitor, storage, cfg, paper.scale.n_trials), launch, cfg.max_failures, say)
                 if seeds := paper.scale.seeds:
-                    found = [paper.definition(*pair, *choice(paper, *pair, storage)) for pair in paper.pairs()]
+                    found = [paper.definition(*pair, *choice(paper, *pair, storage, folder)) for pair in paper.pairs()]
                     work(queues_of(found, monitor, storage, cfg, seeds), launch, cfg.max_failures, say)
-        chosen = {(group.key, gate.key): choice(paper, group, gate, storage) for group, gate in paper.pairs()}
+        chosen = {(group.key, gate.key): choice(paper, group, gate, storage, folder) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
@@ -68,12 +71,21 @@ def reproduce(
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
-def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage) -> tuple[list[str], int]:
-    """Return the words of the search's best trial, and its number; ([], 0) without a search."""
+def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:
+    """Return the words of the search's best trial, and its number; ([], 0) without a search.
+
+    Trials within the gate's limit come before those beyond it.
+    """
     if not paper.space_of(gate):
         return [], 0
-    study = study_of(paper.definition(group, gate, chosen=None).name, storage)
-    best = best_trials(study)[:1] if study else []
+    definition = paper.definition(group, gate, chosen=None)
+
+    def beyond(trial: FrozenTrial) -> bool:
+        found = numbers(read_results(run_folder(folder, definition.label, trial.number))[0])
+        return not all(found.get(column, math.inf) <= most for column, most in gate.limit.items())
+
+    study = study_of(definition.name, storage)
+    best = sorted(best_trials(study) if study else [], key=beyond)[:1]
     return (words(best[0].params), best[0].number) if best else ([], 0)
 
 

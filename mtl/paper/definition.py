@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -26,7 +27,8 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
 
 
 Words = Annotated[list[str], Field(default_factory=list)]
-Number = float | Annotated[list[float], Field(min_length=2, max_length=2)]  # or [mean, standard error]
+# Or [mean, standard error], or [mean, standard deviation, number of runs]
+Number = float | Annotated[list[float], Field(min_length=2, max_length=3)]
 
 
 class Claim(Model):
@@ -35,8 +37,9 @@ class Claim(Model):
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least the
     share ``by`` of the latter (below 0: that it is worse by at most so much); ``higher`` says whether higher values are
     better. With ``times``, it is that the gate's search needs so many times fewer trials to reach the expected value of
-    each search in ``than``. Otherwise it is that the mean is at least ``at_least`` or at most ``at_most``. Group and
-    gates are given by their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
+    each search in ``than``. ``other`` is another column of the gate, with which to compare instead. Otherwise the claim
+    is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by their keys.
+    ``binary``: the claim is about the selected experts, which soft selectors leave open.
     """
 
     text: str
@@ -44,6 +47,7 @@ class Claim(Model):
     column: str
     gate: str
     than: Words
+    other: str | None = None
     by: float | None = None
     times: Positive | None = None
     higher: bool = False
@@ -72,6 +76,21 @@ class Described(Model):
     name: Name | None = None
     fixed: list[str] | None = None
     space: MaybeSpace
+    limit: Annotated[dict[str, float], Field(default_factory=dict)]  # of the search's best trial: the most of a column
+
+
+class Figure(Model):
+    """A figure with a panel for each of ``columns``.
+
+    ``at`` gives places on the axis ``label`` to groups, between which each gate has a line, or to gates, between which
+    each group has one. ``random``: the columns whose panels show the expected Jaccard index of random selections.
+    """
+
+    title: str
+    label: str
+    at: Annotated[dict[str, float], Field(min_length=2)]
+    columns: Annotated[list[str], Field(min_length=1)]
+    random: Words
 
 
 class Numbers(Model):
@@ -100,6 +119,9 @@ class File(Searches):
     baseline: str | None
     columns: list[str]
     published: Numbers
+    figures: list[Figure]
+    curves: dict[str, Long]
+    pictures: dict[str, list[str]]
     claims: list[Claim]
     remarks: list[str]
 
@@ -112,6 +134,7 @@ class Part:
     name: str
     words: list[str]
     space: Space = field(default_factory=dict)
+    limit: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,11 +159,9 @@ class Paper:
         """Return the published (mean, standard error or None) in our units, by group, gate and column."""
 
         def ours(column: str, value: Number) -> tuple[float, float | None]:
-            (mean, *error), unit = (
-                value if isinstance(value, list) else [value],
-                self.file.published.units.get(column, 1),
-            )
-            return mean / unit, error[0] / unit if error else None
+            mean, *spread = value if isinstance(value, list) else [value]
+            unit, runs = self.file.published.units.get(column, 1), math.prod(spread[1:])
+            return mean / unit, spread[0] / unit / math.sqrt(runs) if spread else None
 
         return {
             group: {
@@ -182,6 +203,8 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]
     used += [("published.values", group, file.groups) for group in file.published.values]
     used += [("published.values", gate, file.gates) for rows in file.published.values.values() for gate in rows]
+    used += [("figures", key, {**file.groups, **file.gates}) for figure in file.figures for key in figure.at]
+    used += [("pictures", gate, file.gates) for gates in file.pictures.values() for gate in gates]
     used += [("baseline", file.baseline, file.gates)] if file.baseline else []
     for where, key, known in used:
         require(key in known, f"{where}: {key} is none of {', '.join(known)}")
@@ -193,7 +216,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     shared = [*file.fixed, *scale.fixed]
     groups = [Part(key, name_of(key, part), [*shared, *(part.fixed or [])]) for key, part in _wanted(file.groups, only)]
     gates = [
-        Part(key, name_of(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space)
+        Part(key, name_of(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space, part.limit)
         for key, part in _wanted(file.gates, only)
     ]
     require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")

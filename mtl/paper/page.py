@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.paper.definition import Paper, Part, name_of
+from mtl.paper.figures import figure_of
 from mtl.paper.searches import Pairs, judge_search
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
@@ -63,6 +64,8 @@ def write(
             sections.append(section(paper, group, groups[group.key], chosen, searches.get(group.key)))
         if group.key in searches and not best:
             sections.append(section_of_trials(searches[group.key], f"{group.name}: search"))
+    figures = [drawn for figure in paper.file.figures if (drawn := figure_of(paper, figure, groups))]
+    sections += [Section("Figures", figures=figures)] if figures else []
     title = f"{paper.file.title}: {paper.file.source}"
     intro = f"These are not the runs of the file: the command line has {' '.join(changed)}.\n\n" if changed else ""
     intro += f"Scale {paper.file.scale}: {paper.scale.note}.\n\n"
@@ -98,6 +101,8 @@ def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Tria
             continue
         runs = groups.get(claim.group)
         own = {key: values(runs, name, claim.column) for key, name in names.items()} if runs else {}
+        if runs and claim.other:
+            own[claim.other] = values(runs, names[claim.gate], claim.other)
         shares = {key: list(values(runs, name, BINARY).values()) for key, name in names.items()} if runs else {}
         found.append(judge(claim, own, names, shares))
     return found
@@ -148,7 +153,10 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trial
     known = [column for column in paper.file.columns if column in runs.table.columns]
     measured = [gate for gate in paper.gates if any(values(runs, gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
+    names = {gate.key: gate.name for gate in paper.gates}
+    pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
     shown: dict[str, Any] = {"columns": known, "published": published, "baseline": baseline}
+    shown |= {"curves": paper.file.curves, "pictures": pictures}
     if paper.scale.best and trials:
         return section_of_trials(trials, group.name, best=paper.scale.best, **shown)
     found = section_of(runs, group.name, **shown)

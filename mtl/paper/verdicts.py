@@ -82,14 +82,15 @@ def judge(
 ) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
-    ``values``: the values of the claim's column by the key of the gate and the seed; ``names``: of the gates;
-    ``binary``: the shares of binary selectors of those gates that have selectors.
+    ``values``: the values of the claim's column by the key of the gate and the seed, and those of ``claim.other`` by
+    its name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors.
     """
     own = values.get(claim.gate, {})
-    if not claim.than:
+    others = [*claim.than, *([claim.other] if claim.other else [])]
+    if not others:
         found = [_bounded(claim, own)]
     else:
-        found = [_compared(claim, own, values.get(other, {}), names[other]) for other in claim.than]
+        found = [_compared(claim, own, values.get(other, {}), names.get(other, other)) for other in others]
     order = list(Verdict)
     verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}

@@ -46,6 +46,12 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
     return course.unique("step", keep="last").sort("step")
 
 
+def smoothed(course: pl.DataFrame, window: int) -> pl.DataFrame:
+    """Return for each step the mean value of the latest ``window`` steps, from the first complete window on."""
+    means = course.with_columns(pl.col("value").rolling_mean_by("step", f"{window}i"))
+    return means.filter(pl.col("step") >= pl.col("step").min() + window - 1)
+
+
 def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
     """Return the logged name that ``metric`` stands for."""
     for name in (metric, curve_name(metric)):
@@ -55,18 +61,18 @@ def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
 
 
 def curves_of(
-    runs: Sequence[tuple[str, str]], metric: str, band: float = BAND
+    runs: Sequence[tuple[str, str]], metric: str, band: float = BAND, window: int = 1
 ) -> tuple[pl.DataFrame, list[InputError]]:
     """Return a curve for each setting among ``runs``, pairs of (folder, setting), and an error for each run left out.
 
     A curve has a row for each step that all of its runs logged, with the columns ``setting``, ``runs`` (their number),
     ``step``, ``mean``, ``low`` and ``high``: the last two are the ends of Student's t confidence interval of level
-    ``band``.
+    ``band``. Each value is the mean of what a run logged in the latest ``window`` steps.
     """
     courses, missing = [], []
     for number, (folder, setting) in enumerate(runs):
         try:
-            course = read_course(Path(folder), metric)
+            course = smoothed(read_course(Path(folder), metric), window)
         except InputError as error:
             missing.append(error)
         else:
@@ -102,8 +108,11 @@ def read_curves(folder: Path, metric: str, band: float) -> tuple[str, pl.DataFra
     return heading, curves
 
 
-def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND) -> Figure:
-    """Draw curves with their bands in one panel; the legend beside it needs ``savefig(bbox_inches="tight")``."""
+def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND, window: int = 1) -> Figure:
+    """Draw curves with their bands in one panel; the legend beside it needs ``savefig(bbox_inches="tight")``.
+
+    ``window``: as in ``curves_of``, for the title.
+    """
     figure = Figure(figsize=_SIZE)
     axes = figure.add_subplot()
     counts, settings = set(curves["runs"]), curves["setting"].n_unique()
@@ -115,7 +124,10 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND) ->
         axes.plot(curve["step"], curve["mean"], style, color=colour, linewidth=1.6, marker=point, label=name)
         faint = _FAINT / settings + _FAINTEST
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=faint, linewidth=0)
-    axes.set(xlabel="training step", ylabel=metric, title=f"{metric}: mean and its {band:.0%} confidence interval")
+    over = f" of {window} steps" if window > 1 else ""
+    axes.set(
+        xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {band:.0%} confidence interval"
+    )
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
     look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}

@@ -24,12 +24,12 @@ _SHRUNK = 0.8  # pictures of runs, so that two stand beside each other
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its ``caption``; ``width`` in CSS pixels. ``of_run``: whether a run drew it, not the report."""
+    """A PNG with its ``caption``; ``width`` in CSS pixels. ``beside``: whether Markdown links it as a file."""
 
     caption: str
     png: bytes = field(repr=False)
     width: int
-    of_run: bool = False
+    beside: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def picture(figure: Figure, caption: str) -> Picture:
     return Picture(caption, data.getvalue(), round(96 / _DPI * _width(data.getvalue())))
 
 
-def picture_of(path: Path, caption: str) -> Picture:
-    """Return the PNG in a file as a picture of a page."""
+def picture_of(path: Path, caption: str, beside: bool) -> Picture:
+    """Return the PNG in a file, which a run drew, as a picture of a page."""
     png = path.read_bytes()
-    return Picture(caption, png, round(96 / _DPI * _SHRUNK * _width(png)), of_run=True)
+    return Picture(caption, png, round(96 / _DPI * _SHRUNK * _width(png)), beside)
 
 
 def _width(png: bytes) -> int:
@@ -105,8 +105,8 @@ def _classes(listing: Listing) -> list[Markup]:
 
 
 def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture]:
-    """Return the pictures drawn by the report, by their file names ``NAME_1.png`` and so on."""
-    drawn = [each for section in sections for each in section.figures if not each.of_run]
+    """Return the pictures that Markdown links, by their file names ``NAME_1.png`` and so on."""
+    drawn = [each for section in sections for each in section.figures if each.beside]
     return {f"{name}_{number}.png": each for number, each in enumerate(drawn, 1)}
 
 
@@ -121,7 +121,7 @@ def render_markdown(title: str, intro: str, sections: Sequence[Section], name: s
             parts += [f"### {listing.title}", markdown_table(listing.header, listing.rows), _bullets(listing.notes)]
         parts.append(_bullets(section.notes))
         if name:
-            parts += [f"![{each.caption}]({next(files)})" for each in section.figures if not each.of_run]
+            parts += [f"![{each.caption}]({next(files)})" for each in section.figures if each.beside]
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mtl.report.tables import missing
 
 CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
-_PICTURES = ("expert_share*.png", "weights_over_training*.png")
+_PICTURES = ("expert_share*.png", "weights_over_training*.png", "connection*.png")
 _SMALL = 0.001  # a relative standard error of a cost below this is not shown
 FLOPS, TRAINING, PUBLISHED = "test flops_selected", "training flops_selected", "test multiply_adds"
 _COSTS = {  # columns of the table of runs
@@ -43,17 +43,21 @@ def section_of(
     published: Published | None = None,
     baseline: str | None = None,
     unit: str = "seeds",
+    curves: Mapping[str, int] | None = None,
+    pictures: Mapping[str, Sequence[str]] | None = None,
 ) -> Section:
     """Return the section on ``runs``: comparison, costs, the validation loss over training and the experts' weights.
 
     ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``grid``; ``baseline``: as in ``costs_of``.
+    ``curves``: further metrics to draw over training, each smoothed over so many steps. ``pictures``: which of the
+    runs' pictures Markdown links too, the settings by the name of the file without its end.
     """
     comparison, published = compare(runs, also, columns, unit), published or {}
     shown = {quantity.column for quantity in comparison.quantities}
     lacking = {column for values in published.values() for column in values if column not in shown}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
     costs = costs_of(runs, baseline)
-    figures = [*_curves(runs), *_weights(runs)]
+    figures = [*_curves(runs, curves or {}), *_weights(runs, pictures or {})]
     return Section(title, "", comparison, published, [costs] if costs.rows else [], figures, notes)
 
 
@@ -100,24 +104,32 @@ def _cost(values: Sequence[float | None]) -> str:
     return rounded(found.mean, found.error if found.error and found.error > _SMALL * abs(found.mean) else None)
 
 
-def _curves(runs: Runs) -> list[Picture]:
-    """Return pictures over training of the validation loss and of the metrics that the runs monitored, if logged."""
+def _curves(runs: Runs, windows: Mapping[str, int]) -> list[Picture]:
+    """Return pictures over training of the validation loss and of the metrics that the runs monitored, if logged.
+
+    ``windows``: further metrics, each with the number of steps over which it is smoothed.
+    """
     pairs = runs.table.select("run", "setting").rows()
     monitored = [str(config(Path(run)).get("monitor", CURVE)) for run, _ in pairs]
-    drawn = {metric: curves_of(pairs, metric)[0] for metric in dict.fromkeys([*monitored, CURVE])}
-    return [
-        picture(draw(curves, runs.heading, metric), f"{metric} over training, at the steps that all runs have")
-        for metric, curves in drawn.items()
-        if not curves.is_empty()
-    ]
+    found = []
+    for metric, window in {**dict.fromkeys([*monitored, CURVE], 1), **windows}.items():
+        curves, _ = curves_of(pairs, metric, window=window)
+        if not curves.is_empty():
+            caption = f"{metric} over training, at the steps that all runs have"
+            caption += f", mean of the latest {window} steps" if window > 1 else ""
+            found.append(picture(draw(curves, runs.heading, metric, window=window), caption))
+    return found
 
 
-def _weights(runs: Runs) -> list[Picture]:
+def _weights(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
     """Return pictures of the experts that tasks use, from the first run of each setting that has any."""
     found: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():
         if not found.get(setting):
             paths = [path for pattern in _PICTURES for path in sorted((Path(run) / "routing").glob(pattern))]
             name = f"{setting} ({Path(run).name})"
-            found[setting] = [picture_of(path, f"{name}: {path.stem.replace('_', ' ')}") for path in paths]
+            found[setting] = [
+                picture_of(path, f"{name}: {path.stem.replace('_', ' ')}", setting in linked.get(path.stem, ()))
+                for path in paths
+            ]
     return [each for pictures in found.values() for each in pictures][:MOST_PICTURES]

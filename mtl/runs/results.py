@@ -106,7 +106,7 @@ def collect(
 def of_data(data: Any, tasks: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a record on the data module ``data``: its rows and files, and the true groups of ``tasks``.
 
-    Only simulated data have groups.
+    Only simulated data and 4-MNISTs have groups.
     """
     files = [each["name"] for each in (data.file_digests or {}).values()]
     group = data.spec.extras.get("task_group")

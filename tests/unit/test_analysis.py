@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from mtl.analysis.patterns import (
     connections,
     describe,
     layers_with_gates,
+    random_jaccard,
 )
 from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities
 from mtl.gates import FixedGate, GumbelMatrixGate
@@ -58,9 +60,9 @@ def test_numbers_by_hand() -> None:
     kinds = [component_names(layer) for layer in layers.values()]
     assert kinds[0] == ["3x3-3x3", "1x7-7x1", "max", "identity"]
     by_kind = active_by_kind(kinds, [first, second])
-    assert by_kind == pytest.approx(
-        {"3x3-3x3": 2 / 3, "1x7-7x1": 2 / 3, "max": (0 + 1) / 2, "identity": (0 + 1 / 3) / 2}
-    )
+    alone = {f"{kind}{end}": 2 / 3 for kind in ("3x3-3x3", "1x7-7x1") for end in ("", "_layer_0")}
+    layers_apart = {"max_layer_0": 0, "max_layer_1": 1, "identity_layer_0": 0, "identity_layer_1": 1 / 3}
+    assert by_kind == pytest.approx(alone | layers_apart | {"max": (0 + 1) / 2, "identity": (0 + 1 / 3) / 2})
 
 
 def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:
@@ -75,6 +77,13 @@ def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:
     assert found["groups_recovered"] == 0  # tasks of a group apart in one layer
     assert found["jaccard_related"] == pytest.approx((2 / 4 + 1) / 2)
     assert "jaccard_unrelated" not in compare_groups([first[:2]], group[:2])  # one group alone
+
+
+def test_jaccard_index_of_random_selections() -> None:
+    pairs = list(product(combinations(range(6), 2), repeat=2))
+    index = [len({*a} & {*b}) / len({*a} | {*b}) for a, b in pairs]
+    assert random_jaccard(6, 2) == pytest.approx(sum(index) / len(pairs))
+    assert random_jaccard(4, 4) == pytest.approx(1)
 
 
 def test_connections_are_those_of_evaluation() -> None:

@@ -84,6 +84,12 @@ def test_a_curve_is_found_by_the_name_that_monitors_have(tmp_path: Path) -> None
         assert curves.read_course(tmp_path, name).rows() == [(3, 0.5), (7, 0.75)]
 
 
+def test_curves_are_smoothed_over_steps(tmp_path: Path) -> None:
+    write_curve(tmp_path / "a", 0.0, 0, {0: 1.0, 1: 3.0, 2: 5.0, 5: 7.0, 6: 1.0}, "train/step_loss")
+    found, _ = curves.curves_of([(str(tmp_path / "a"), "a")], "train/step_loss", window=3)
+    assert found.select("step", "mean").rows() == [(2, 3.0), (5, 7.0), (6, 4.0)]
+
+
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no metric val/auc; it has val/loss"):
         curves.read_curves(sweep, "val/auc", 0.9)

@@ -29,6 +29,10 @@ loss = abs(float(words.get("x", 2)) - (3 if words["gate"] == "b" else 2)) + 0.00
 test = {"loss": loss, "one/mse": loss, "two/mse": 3 * loss}
 record = {"best_val_loss": loss, "test": test, "seed": int(words["seed"])}
 test["flops_selected"] = 10 if words["gate"] == "b" else 40
+test["jaccard"], test["distance"] = loss, abs(float(words.get("x", 2)) - 7)  # best loss: 2, smallest distance: 5
+(folder / "config.yaml").write_text("recipe: {num_experts: 8, k: 4}")
+(folder / "routing").mkdir()
+(folder / "routing" / "weights_over_training.png").write_bytes(bytes(24))
 record["epochs"] = 2
 record["higher_is_better"] = {"loss": False, "mse": False}
 (folder / "results.json").write_text(json.dumps(record))
@@ -119,6 +123,36 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     assert "| gate <a>, published |  | 0.1 ± 0.005" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
     assert markdown.count("Tuning budget: validation loss") == 1
+
+
+def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
+    figures = [
+        {"title": "F", "label": "tasks", "at": {"first": 16, "second": 32}, "columns": ["test jaccard"]},
+        {"title": "G", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test loss", "test absent"]},
+        {"title": "H", "label": "budget", "at": {"a": 0.5, "c": 1}, "columns": ["test absent"]},
+    ]
+    figures[0]["random"] = ["test jaccard"]
+    pictures = {"weights_over_training": ["c"]}
+    few = {"laptop": {"seeds": 2, "note": "x"}}
+    reproduce(tmp_path, page=str(tmp_path / "page"), only="a,c", figures=figures, pictures=pictures, scales=few)
+    page = (tmp_path / "page" / "mine.md").read_text()
+    assert re.findall(r"!\[(.+)\]\((.+)\)", page) == [
+        ("c (trial_00000): weights over training", "mine_1.png"),
+        ("c (trial_00000): weights over training", "mine_2.png"),
+        ("F: means over runs, with standard errors", "mine_3.png"),
+        ("G: means over runs, with standard errors", "mine_4.png"),
+    ]
+    with pytest.raises(InputError, match="figures: no is none of first, second, a, b, c"):
+        reproduce(tmp_path, figures=[figures[0] | {"at": {"no": 1, "first": 2}}])
+
+
+def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
+    for name, limit, chosen in (("low", 2.3, "5"), ("none", 0, "2")):
+        gates = {"a": {"space": {"x": [2, 5, 9]}, "limit": {"test distance": limit}}}
+        (tmp_path / name).mkdir()
+        reproduce(tmp_path / name, only="first", gates=gates, claims=[], published={}, baseline=None)
+        told = [json.loads(line) for line in (tmp_path / name / "words.txt").read_text().splitlines()]
+        assert {words["x"] for words in told if words["data.rows"] == "1"} == {chosen}
 
 
 def test_report_of_what_there_is(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ BOTH = {"than": ["b", "c"]}
 @pytest.mark.parametrize(
     ("values", "claim", "expected", "reason"),
     [
-        # a significant difference of the right sign holds
+        # a significant difference of the right sign holds, also between two columns of the gate
+        ({"a": HIGH, "x": LOW}, UP | {"than": [], "other": "x"}, HOLDS, None),
+        ({"a": HIGH}, {"than": [], "other": "x"}, NOT_RUN, "3 runs against 0 runs of x"),
         (
             {"a": LOW, "b": HIGH},
             {},

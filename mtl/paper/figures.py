@@ -1,0 +1,63 @@
+"""Draw a column of the tables over numbers, such as those of tasks or the budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+
+from mtl.analysis.figures import COLOURS, LINES
+from mtl.analysis.patterns import random_jaccard
+from mtl.paper.definition import Figure, Paper
+from mtl.report.page import Picture, picture
+from mtl.report.runs import FINISHED, Runs, config
+from mtl.report.statistics import summarise
+
+Line = list[tuple[float, float, float]]  # (place, mean, standard error)
+
+
+def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Picture | None:
+    """Return the figure, means over finished runs with standard errors; None if no run has any of its columns."""
+    panels = {column: lines for column in figure.columns if (lines := _lines(paper, figure, groups, column))}
+    if not panels:
+        return None
+    drawn = matplotlib.figure.Figure(figsize=(4.2 * len(panels) + 1.6, 3.4), layout="constrained")
+    [grid] = drawn.subplots(1, len(panels), squeeze=False)
+    order = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    names: dict[str, Any] = {}  # the line of each name, for the legend
+    for axes, (column, lines) in zip(grid, panels.items(), strict=True):
+        for name, line in lines.items():
+            index = order.index(name)
+            places, means, errors = zip(*line, strict=True)
+            look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
+            names[name] = axes.errorbar(places, means, errors, **look, marker="o", markersize=4, capsize=3)
+        if column in figure.random:
+            points = sorted((place, value) for key, place in figure.at.items() if (value := _random(groups.get(key))))
+            [names["random selection"]] = axes.plot(*zip(*points, strict=True), color="0.5", linestyle=":")
+        axes.set(xlabel=figure.label, ylabel=column, xticks=sorted(figure.at.values()))
+        axes.grid(alpha=0.25)
+    drawn.legend(names.values(), names.keys(), loc="outside right upper", fontsize=8)
+    return picture(drawn, f"{figure.title}: means over runs, with standard errors")
+
+
+def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str) -> dict[str, Line]:
+    """Return the points of each gate over groups, or of each group over gates."""
+    found: dict[str, Line] = {}
+    for group, gate in paper.pairs():
+        place, name = (
+            (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)
+        )
+        if place is None or group.key not in groups or column not in groups[group.key].table.columns:
+            continue
+        values = summarise(groups[group.key].table.filter(setting=gate.name, state=FINISHED)[column].to_list())
+        if values.mean is not None:
+            found.setdefault(name, []).append((place, values.mean, values.error or 0.0))
+    return {name: sorted(line) for name, line in found.items()}
+
+
+def _random(runs: Runs | None) -> float | None:
+    """Return the expected Jaccard index of random selections of as many experts as the runs' gates select."""
+    recipe = config(Path(runs.table["run"][0])).get("recipe", {}) if runs else {}
+    return random_jaccard(recipe["num_experts"], recipe["k"]) if {"num_experts", "k"} <= set(recipe) else None
