@@ -34,8 +34,12 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
             look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
             names[name] = axes.errorbar(places, means, errors, **look, marker="o", markersize=4, capsize=3)
         if column in figure.random:
-            points = sorted((place, value) for key, place in figure.at.items() if (value := _random(groups.get(key))))
-            [names["random selection"]] = axes.plot(*zip(*points, strict=True), color="0.5", linestyle=":")
+            measured = {place for line in lines.values() for place, _, _ in line}
+            points = [
+                (at, value) for key, at in figure.at.items() if at in measured and (value := _random(groups.get(key)))
+            ]
+            if points:
+                [names["random selection"]] = axes.plot(*zip(*sorted(points), strict=True), color="0.5", linestyle=":")
         axes.set(xlabel=figure.label, ylabel=column, xticks=sorted(figure.at.values()))
         axes.grid(alpha=0.25)
     drawn.legend(names.values(), names.keys(), loc="outside right upper", fontsize=8)
