@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtl.annotations import shown
 from mtl.checks import InputError, require
-from mtl.options import Count, FilePath, Long, Name, Names, validated
+from mtl.options import Count, FilePath, Long, Model, Name, Names, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
@@ -39,6 +39,13 @@ Separator = Annotated[
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
+class ListOptions(Model):
+    """How to read a column of lists, and the column of categories to compare its elements with; see ``Given``."""
+
+    separator: str | None = None
+    target: Name | None = None
+
+
 class TableBase(TensorDataModule):
     """Check the options that all tables of a user have; subclasses read the rows.
 
@@ -49,8 +56,9 @@ class TableBase(TensorDataModule):
     ids; unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
     standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour
     and age, see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do;
-    ``lists`` maps columns to the separator of their elements, such as "|". Kinds, categories, means and classes come
-    from the training rows only.
+    ``lists`` maps columns to the separator of their elements, such as "|", or to a separator and a ``target``, a column
+    of categories: the list then shares the vocabulary of its target, and networks compare its elements with the
+    target's cell. Kinds, categories, means and classes come from the training rows only.
 
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
@@ -73,7 +81,7 @@ class TableBase(TensorDataModule):
         categorical: Names = (),
         numeric: Names = (),
         dates: Names = (),
-        lists: Mapping[Name, str | None] | None = None,
+        lists: Mapping[Name, str | ListOptions | None] | None = None,
         max_length: Count | None = None,
         on_bad: Literal["error", "missing"] = "error",
         ignore: Names = (),
@@ -102,10 +110,16 @@ class TableBase(TensorDataModule):
         both = split_column is not None and bool(own_files)
         require(not both, "data.split_column with data.val_path or data.test_path: give one or the other")
         self.split_column, self.group_column = split_column, group_column
-        separators = {name: text or "" for name, text in (lists or {}).items()}
+        separators, targets = dict[str, str](), dict[str, str]()
+        for column, one in (lists or {}).items():
+            read = one if isinstance(one, ListOptions) else ListOptions(separator=one)
+            separators[column] = read.separator or ""
+            targets |= {column: read.target} if read.target is not None else {}
         for column, form in (formats or {}).items():
             require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
-        self.given = Given(categorical, numeric, dates, separators, min_count, max_length, on_bad, dict(formats or {}))
+        self.given = Given(
+            *(categorical, numeric, dates, separators, targets, min_count, max_length, on_bad), dict(formats or {})
+        )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self._check_listed()
 
@@ -162,6 +176,7 @@ class TableBase(TensorDataModule):
         wanted |= {option: [column] for option, column in self.weight_columns.items()}
         if self.row_encoder is None:  # a restored encoder knows its columns
             wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
+            wanted["data.lists"] += self.given.targets.values()
             wanted |= {"data.formats": [*self.given.formats], "data.ignore": [*self.ignore]}
         for option, names in wanted.items():
             check_columns(columns, names, f"{option}: {path}", "")

@@ -133,7 +133,12 @@ class TableEncoder:
             "numeric": {name: scaling.state() for name, scaling in self.numeric.items()},
             "dates": {name: newest.isoformat() for name, newest in self.dates.items()},
             "elements": {
-                name: {"values": list(known.vocabulary.values), "length": known.length, "separator": known.separator}
+                name: {
+                    "values": list(known.vocabulary.values),
+                    "length": known.length,
+                    "separator": known.separator,
+                    "target": known.target,
+                }
                 for name, known in self.elements.items()
             },
             "on_bad": self.on_bad,
@@ -154,12 +159,14 @@ class TableEncoder:
             },
             {str(name): datetime.fromisoformat(newest) for name, newest in state["dates"].items()},
             {
-                str(name): Elements(_vocabulary(one["values"]), int(one["length"]), str(one["separator"]))
+                str(name): Elements(
+                    _vocabulary(one["values"]), int(one["length"]), str(one["separator"]), _text(one.get("target"))
+                )
                 for name, one in state["elements"].items()
             },
             "missing" if state["on_bad"] == "missing" else "error",
             {str(name): str(form) for name, form in state.get("formats", {}).items()},  # not in older checkpoints
-            None if state["separator"] is None else str(state["separator"]),
+            _text(state["separator"]),
             [str(value) for value in state["null_values"]],
             bool(state["from_text"]),
         )
@@ -167,6 +174,10 @@ class TableEncoder:
 
 def _vocabulary(values: Sequence[Any]) -> Vocabulary:
     return Vocabulary([str(value) for value in values])
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _bounds(pair: Sequence[Any] | None) -> tuple[float, float] | None:

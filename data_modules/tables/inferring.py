@@ -45,6 +45,7 @@ class Column:
     counts: Counts | None = field(default_factory=Counts)
     elements: Counts = field(default_factory=Counts)  # list
     longest: int = 1  # list
+    alike: Sequence[Counts] = ()  # of the columns with the same vocabulary: a target and its lists
     newest: datetime | None = None
     parts: dict[str, Counts] = field(default_factory=dict)  # of dates
     moments: Moments = field(default_factory=Moments)
@@ -57,7 +58,8 @@ class Column:
             check_type(column, where, ignoring(self.name), None)
             self.first, self.kind = column[:1], self.given.kind(column)
             check_type(column, where, ignoring(self.name), self.kind)
-            self.why = "given" if self.name in self.given.columns else ""
+            target = self.given.targets.get(self.name)
+            self.why = f"compared with {target}" if target else "given" if self.name in self.given.columns else ""
             self.form = format_of(column, self.given, self.kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
@@ -149,7 +151,8 @@ class Column:
         if self.kind == "list":
             length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
             separator = self.given.lists.get(name, "")
-            encoder.elements[name] = Elements(self._vocabulary(self.elements), length, separator)
+            vocabulary = self._vocabulary(self.elements)
+            encoder.elements[name] = Elements(vocabulary, length, separator, self.given.targets.get(name))
         elif self.kind == "date":
             assert self.newest is not None
             encoder.dates[name] = self.newest
@@ -162,9 +165,9 @@ class Column:
 
     def _vocabulary(self, counts: Counts) -> Vocabulary:
         """Return the categories with enough training rows, in sorted order."""
-        table = counts.table()
-        text = table.select(value=as_text(table["value"]).fill_null(MISSING), count="count")
-        sums = text.group_by("value").agg(pl.col("count").sum())
+        tables = [one.table() for one in self.alike or [counts]]
+        texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
+        sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())
         return Vocabulary(sorted(sums.filter(pl.col("count") >= self.given.min_count)["value"].to_list()))
 
     def _scaling(self, blocks: Blocks) -> Scaling:

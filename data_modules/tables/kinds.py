@@ -36,8 +36,9 @@ NAMED = re.compile(
 class Given:
     """The user's options for columns: the columns whose kind is given, and how to read them.
 
-    ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``min_count``: the
-    number of training rows that a category needs for its own id. ``max_length``: the number of elements that are read
+    ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
+    categorical column that the elements of a list are compared with, by list. ``min_count``: the number of training
+    rows that a category needs for its own id. ``max_length``: the number of elements that are read
     from a list; None: the length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be
     read as a number or date is an error or a missing value. ``formats``: how the dates or numbers of a column are
     written, see ``formats.py``.
@@ -47,6 +48,7 @@ class Given:
     numeric: Collection[str] = ()
     dates: Collection[str] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
     min_count: int = 1
     max_length: int | None = None
     on_bad: OnBad = "error"
@@ -57,12 +59,13 @@ class Given:
     @property
     def columns(self) -> list[str]:
         """The columns whose kind is given."""
-        return [name for option in self.NAMING for name in getattr(self, option)]
+        named = [name for option in self.NAMING for name in getattr(self, option)]
+        return named + [name for name in dict.fromkeys(self.targets.values()) if name not in self.categorical]
 
     def kind(self, column: pl.Series) -> Kind | None:
         """Return the kind of ``column`` that is given or follows from its type; None if it depends on the cells."""
         kinds: dict[Kind, Collection[str]] = {
-            "categorical": self.categorical,
+            "categorical": [*self.categorical, *self.targets.values()],
             "numeric": self.numeric,
             "date": self.dates,
             "list": self.lists,

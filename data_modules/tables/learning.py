@@ -80,6 +80,7 @@ def learn(
             require(not taken, f"{where}: rename the column {listing(taken)}: {named}")
     none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
     require(any(column.used for column in found), none)
+    share_vocabularies(found, given, where)
     measured = [column for column in found if column.measured]
     for frame, file in blocks([column.name for column in measured]) if measured else ():
         for column in measured:
@@ -87,3 +88,16 @@ def learn(
     for column in found:
         column.teach(encoder, blocks, where)
     return encoder, specs
+
+
+def share_vocabularies(columns: Sequence[Column], given: Given, where: str) -> None:
+    """Let each target and its lists have one vocabulary. Raises InputError if a target is no input."""
+    used = {column.name: column for column in columns if column.used}
+    for target in dict.fromkeys(given.targets.values()):
+        lists = [name for name, other in given.targets.items() if other == target and name in used]
+        if lists:
+            constant = f"{where}, column {target!r}: it is constant in the training rows, or no input"
+            require(target in used, f"{constant}; take it from data.lists.{lists[0]}.target")
+            alike = [used[target].counts, *(used[name].elements for name in lists)]
+            for name in (target, *lists):
+                used[name].alike = [counts for counts in alike if counts is not None]

@@ -22,16 +22,17 @@ class Elements:
     """The vocabulary of the lists in the training rows, with ids from 2; id 1 is unknown, and id 0 is padding.
 
     Only the first ``length`` elements of a list are read. ``separator``: the separator of the elements if a cell is
-    text; "" if a cell is a list.
+    text; "" if a cell is a list. ``target``: the categorical column that has the same vocabulary, if there is one.
     """
 
     vocabulary: Vocabulary
     length: int
     separator: str
+    target: str | None = None
 
     @property
     def spec(self) -> Bag:
-        return Bag(self.vocabulary.size + 1, self.length)
+        return Bag(self.vocabulary.size + 1, self.length, self.target)
 
     def encode(self, column: pl.Series, empty: Sequence[str] = ()) -> Tensor:
         """Return the ids of the elements of each cell, ``[N, length]`` int64."""

@@ -21,11 +21,12 @@ CONF = Path(str(files("mtl.conf")))
 
 # The sections whose objects are built from a checkpoint's configuration, and the sections that they refer to
 BUILT = {
+    "bottom": ("bottom",),
     "gate": ("gate",),
     "experts": ("experts",),
     "heads": ("heads",),
     "permutation": ("permutation",),
-    "network": ("network", "gate", "experts", "heads", "permutation"),
+    "network": ("network", "bottom", "gate", "experts", "heads", "permutation"),
     "data": ("data",),
     "optimizer": ("optimizer",),
     "weighting": ("weighting",),

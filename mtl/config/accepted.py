@@ -86,6 +86,7 @@ OBJECTS = {  # sections that describe an object: whether they may be null
     "network": False,
     "optimizer": False,
     "trainer": False,
+    "bottom": True,
     "gate": True,
     "experts": True,
     "heads": True,

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.functional import at_least_float32
+from mtl.networks.attention import TargetAttention
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
 
 
-def bottom_for(inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> TabularBottom | ImageBottom:
+def bottom_for(
+    inputs: Mapping[str, InputSpec], embedding_dim: Count = 128, attention_units: Sequence[Count] = (36,)
+) -> TabularBottom | ImageBottom:
     """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
-    return TabularBottom(inputs, embedding_dim)
+    return TabularBottom(inputs, embedding_dim, attention_units)
 
 
 class ImageBottom(nn.Module):
@@ -57,19 +60,29 @@ class TabularBottom(nn.Module):
     """Concatenate an embedding of each categorical input and of each list with the unchanged numeric inputs.
 
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). That of a list is the mean over its elements,
-    zeros for an empty one. ``output_dim`` D is known after construction.
+    zeros for an empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of
+    ``attention_units`` sums them. ``output_dim`` D is known after construction.
     """
 
     @validated
-    def __init__(self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128) -> None:
+    def __init__(
+        self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128, attention_units: Sequence[Count] = (36,)
+    ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
         self.categorical: list[str] = []  # and lists, in the order of their embeddings
         self.numeric = [name for name, spec in inputs.items() if isinstance(spec, Numeric)]
         self.output_dim = 0
+        attended = {name: spec for name, spec in inputs.items() if isinstance(spec, Bag) and spec.target is not None}
+        self.targets = {name: str(spec.target) for name, spec in attended.items()}  # of each list that has one
+        self.attention = nn.ModuleList(TargetAttention(embedding_dim, attention_units) for _ in attended)
+        sizes = {str(spec.target): spec.size for spec in attended.values()}
         for name, spec in inputs.items():
-            if isinstance(spec, Categorical | Bag):
-                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(spec.size, embedding_dim)
+            if name in attended:
+                self.output_dim += embedding_dim
+            elif isinstance(spec, Categorical | Bag):
+                size = sizes.get(name, spec.size)  # a target's table begins with the padding of lists
+                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(size, embedding_dim)
                 if isinstance(spec, Bag):
                     table = nn.EmbeddingBag(spec.size, embedding_dim, mode="mean", padding_idx=0)
                 nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
@@ -87,10 +100,15 @@ class TabularBottom(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the number of inputs of each kind and the width of the result, as ``print`` shows them."""
-        return f"embedded={len(self.categorical)}, numeric={len(self.numeric)}, outputs={self.output_dim}"
+        embedded = len(self.categorical) + len(self.targets)
+        return f"embedded={embedded}, numeric={len(self.numeric)}, outputs={self.output_dim}"
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs[name]: [B]``, ``[B, length]`` or ``[B, width]`` to ``[B, D]``."""
-        parts = [table(inputs[name]) for name, table in zip(self.categorical, self.embeddings, strict=True)]
+        tables = dict(zip(self.categorical, self.embeddings, strict=True))
+        embedded = {name: table(inputs[name] + (name in self.targets.values())) for name, table in tables.items()}
+        parts = [*embedded.values()]
+        for (name, target), attention in zip(self.targets.items(), self.attention, strict=True):
+            parts.append(attention(tables[target](inputs[name]), embedded[target], inputs[name] != 0))
         parts += [at_least_float32(inputs[name]) for name in self.numeric]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

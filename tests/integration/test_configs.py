@@ -80,7 +80,8 @@ BRINGS = {  # files that the run of another file trains, as the test makes sure:
     "data=text": ["recipe=text", "experts=ffn"],
 }
 DEFAULTS = [
-    *("callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "heads=dense", "network=mmoe"),
+    *("bottom=embedding", "callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "heads=dense"),
+    "network=mmoe",
     *("logger=tensorboard", "optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
     *("distillation=none", "lr_schedule=constant", "weighting=fixed"),
     *("schedule=entropy_weight", "trainer=default"),

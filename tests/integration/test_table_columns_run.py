@@ -22,7 +22,8 @@ from tests.integration.helpers import resume_small, train_table
 ROWS = 300
 WORDS = [
     "data.tasks={click: {column: clicked, kind: binary}, minutes: {kind: regression}}",
-    'data.lists={tags: "|"}',
+    'data.lists={tags: "|", been: {separator: "|", target: city}}',
+    "bottom=cross",
     "data.on_bad=missing",
     "gate=topk",
     "trainer.max_epochs=2",
@@ -32,10 +33,12 @@ WORDS = [
 def table() -> pl.DataFrame:
     number = pl.int_range(ROWS)
     stamp = pl.datetime(2026, 1, 1) + pl.duration(hours=number * 29)
+    been = pl.Series(["|".join(["Lyon", "Bergen", "Rome"][i % 3 : i % 5]) for i in range(ROWS)])
     tags = pl.Series(["|".join(["new", "sale", "red", "blue"][i % 3 : i % 5]) for i in range(ROWS)])
     return visits()[:ROWS].with_columns(
         signup=pl.when(number == 7).then(pl.lit("soon")).otherwise(stamp.dt.to_string("%Y-%m-%d %H:%M")),
         tags=tags,
+        been=been,
         comment=pl.format("visit number {} was very nice", number),
         age=pl.when(number == 4).then(pl.lit("old")).otherwise(pl.col("age").cast(pl.String)),
     )
@@ -55,15 +58,16 @@ def test_inputs(model: TrainedModel) -> None:
     kinds = {name: type(spec).__name__ for name, spec in model.spec.inputs.items()}
     assert kinds == dict.fromkeys(
         ("user", "city", "hour", "device", "signup month", "signup day", "signup weekday", "signup hour"), "Categorical"
-    ) | {"tags": "Bag", "numeric columns": "Numeric"}
+    ) | {"tags": "Bag", "been": "Bag", "numeric columns": "Numeric"}
     assert model.spec.inputs["tags"] == Bag(6, 4)
-    assert set(model.columns) == {"user", "city", "age", "hour", "device", "signup", "tags"}
+    assert model.spec.inputs["been"] == Bag(model.spec.inputs["city"].size + 1, 3, "city")
+    assert set(model.columns) == {"user", "city", "age", "hour", "device", "signup", "tags", "been"}
 
 
 def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: TrainedModel, tmp_path: Path) -> None:
     text = table()
     typed = text.with_columns(
-        pl.col("signup").str.to_datetime("%Y-%m-%d %H:%M", strict=False), pl.col("tags").str.split("|")
+        pl.col("signup").str.to_datetime("%Y-%m-%d %H:%M", strict=False), pl.col("tags", "been").str.split("|")
     )
     expected = model.predict(text)
     assert expected.equals(model.predict(typed))
@@ -74,7 +78,8 @@ def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: T
         predict([str(trained / "checkpoints" / "best.ckpt"), str(tmp_path / f"rows{suffix}"), "-o", str(out)])
         assert pl.read_parquet(out).select(expected.columns).equals(expected)
     rows = text[:20].select(model.columns).to_dicts()
-    rows[10:] = [{**row, "tags": row["tags"].split("|")} for row in rows[10:]]
+    rows[10:] = [{**row, "tags": row["tags"].split("|"), "been": row["been"].split("|")} for row in rows[10:]]
+    rows[3] |= {"city": "Atlantis", "been": "Atlantis"}  # unknown to the network
     with Predictor(model, max_wait=0.0) as predictor:
         answers = predictor.submit(rows).result(20)
         for tags in (5, {"a": 1}, [["a"]]):
@@ -82,6 +87,7 @@ def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: T
                 mtl.checks.InputError, match=r"column 'tags', row 1: .* is not a list of texts or numbers"
             ):
                 predictor.submit([{**rows[0], "tags": tags}])
+    expected = model.predict(pl.DataFrame(rows[:10]))
     for answer, row in zip(answers, expected.to_dicts(), strict=False):
         assert answer == pytest.approx(row, abs=1e-5)
 

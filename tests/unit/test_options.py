@@ -114,7 +114,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("network.execution", ["foo", None], "network.execution=.*one of auto, dense, sparse"),
         ("network.num_experts", [0, 10**12], "network.num_experts"),
         ("network.gate", [None, 5, {"a": 1}], "network.gate=.*section with _target_"),
-        ("network.bottom.embedding_dim", [0, "abc"], "network.bottom.embedding_dim"),
+        ("bottom.embedding_dim", [0, "abc"], "bottom.embedding_dim"),
         ("heads.dropout", [2], "heads.dropout=2"),
         ("experts.units", [[[4]], 4, [0]], "experts.units"),
         ("experts.dropout", [1.0], "experts.dropout"),

@@ -212,6 +212,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"categorical": ["cty"]}, r"data.categorical: .* has no column 'cty' \(did you mean 'city'"),
     ({"lists": {"bb": "|"}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
     ({"lists": {"a": "|"}, "categorical": ["a"]}, "a is named more than once"),
+    ({"lists": {"a": {"target": "b"}}, "numeric": ["b"]}, "b is named more than once"),
+    ({"lists": {"a": {"target": "bb"}}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
+    ({"lists": {"a": {"target": "y"}}}, "its column 'y' is also named as an input"),
+    ({"lists": {"a": {"by": ","}}}, "lists.a.by: no such option"),
     ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]

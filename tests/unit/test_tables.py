@@ -224,6 +224,29 @@ def test_elements_of_lists(form: str, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_list_and_its_target_have_one_vocabulary(way: str, tmp_path: Path) -> None:
+    seen = pl.Series([["7", "3"], [], ["5", "5", "3"], []] * 10)
+    frame = pl.DataFrame({"item": [3, 9, 7, None] * 10, "seen": seen, "liked": seen.list.head(1)})
+    if way == "csv":
+        frame = frame.with_columns(pl.col("seen", "liked").list.join("|"))
+    lists = {name: {"separator": "|", "target": "item"} for name in ("seen", "liked")}
+    data = served(frame, tmp_path, way, lists=lists)
+    assert data.spec.inputs == {"item": Categorical(6), "seen": Bag(7, 3, "item"), "liked": Bag(7, 1, "item")}
+    assert data.row_encoder.categorical["item"].values == ["\0missing", "3", "5", "7", "9"]
+    found = rows_of(data).inputs
+    assert found["item"][:4].tolist() == [2, 5, 4, 1]
+    assert found["seen"][:4].tolist() == [[5, 3, 0], [0, 0, 0], [4, 4, 3], [0, 0, 0]]
+    unknown = again(data).encode(pl.DataFrame({"item": [8], "seen": [["8", "9"]], "liked": [["3"]]}), "rows")
+    assert (unknown["item"].tolist(), unknown["seen"].tolist()) == ([0], [[1, 6, 0]])
+
+
+def test_a_target_that_is_constant_is_refused(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"item": [3] * 40, "seen": GENRES, "x": HALVES})
+    with pytest.raises(InputError, match=r"column 'item': it is constant .* take it from data.lists.seen.target"):
+        served(frame, tmp_path, "parquet", lists={"seen": {"target": "item"}})
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_learning_is_from_the_training_rows_only(way: str, tmp_path: Path) -> None:
     train = pl.DataFrame({"city": ["Bern", "Ulm"] * 20, "size": [1.5, 3.5] * 20, "y": [0, 1] * 20})
     test = pl.DataFrame({"city": ["Rom", "Bern", None], "size": [1e6, None, 2.5], "y": [1, 0, None]})

@@ -1,0 +1,125 @@
+"""Target attention (DIN) and cross layers (DCN V2): the equations in numpy, padding, and every network on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mtl.checks import InputError
+from mtl.config import build
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.cross import CrossBottom
+from mtl.types import Bag, Categorical, DataSpec, Image, InputSpec, Numeric, TaskSpec
+from tests.integration.helpers import composed
+
+Values = dict[str, NDArray[Any]]
+INPUTS: dict[str, InputSpec] = {
+    "item": Categorical(4),
+    "seen": Bag(5, 3, "item"),
+    "liked": Bag(5, 2, "item"),
+    "tags": Bag(3, 2),
+    "x": Numeric(2),
+}
+ROWS = {
+    "item": torch.tensor([0, 1, 3, 2]),  # 0: unknown in training
+    "seen": torch.tensor([[2, 4, 0], [0, 0, 0], [1, 2, 2], [3, 0, 0]]),
+    "liked": torch.tensor([[4, 0], [0, 0], [4, 3], [0, 0]]),
+    "tags": torch.tensor([[1, 2], [2, 0], [0, 0], [1, 0]]),
+    "x": torch.arange(8, dtype=torch.float64).view(4, 2) - 3,
+}
+
+
+def attended(p: Values, unit: str, table: NDArray[Any], history: list[int], target: int) -> NDArray[Any]:
+    """Return v of Zhou et al. 2018, equation 3: a list is in the table's ids, its target in those less 1."""
+    total = np.zeros(table.shape[1], dtype=complex)
+    for id in history:
+        if id != 0:
+            h, t = table[id], table[target + 1]
+            hidden = p[f"{unit}.0.weight"] @ np.concatenate([h, t, h - t, h * t]) + p[f"{unit}.0.bias"]
+            hidden = np.where(hidden.real > 0, hidden, p[f"{unit}.1.weight"] * hidden)
+            total = total + (p[f"{unit}.2.weight"] @ hidden + p[f"{unit}.2.bias"]) * h
+    return total
+
+
+def embedded(p: Values) -> NDArray[Any]:
+    """Return the features ``[B, D]`` of ``ROWS``."""
+    items, tags, features = p["embeddings.0.weight"], p["embeddings.1.weight"], []
+    for row in range(4):
+        item, seen, liked, tagged, x = (values[row].tolist() for values in ROWS.values())
+        some = [tags[tag] for tag in tagged if tag] or [np.zeros(tags.shape[1])]
+        parts = [items[item + 1], np.mean(some, 0)]
+        parts += [attended(p, f"attention.{n}.unit", items, ids, item) for n, ids in enumerate((seen, liked))]
+        features.append(np.concatenate([*parts, x]))
+    return np.array(features)
+
+
+def crossed(p: Values) -> NDArray[Any]:
+    """Return x_L of Wang et al. 2021, equations 1 and 2."""
+    first = x = embedded(p)
+    for layer in range(2):
+        here = f"layers.{layer}"
+        if f"{here}.weight" in p:
+            weight, bias = p[f"{here}.weight"], p[f"{here}.bias"]
+        else:
+            weight, bias = p[f"{here}.1.weight"] @ p[f"{here}.0.weight"], p[f"{here}.1.bias"]
+        x = first * (x @ weight.T + bias) + x
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [(TabularBottom, embedded), (CrossBottom, crossed), (partial(CrossBottom, rank=2), crossed)],
+    ids=["attention", "cross", "low rank"],
+)
+def test_values_and_gradients_equal_the_equations(
+    make: Callable[..., nn.Module], reference: Callable[[Values], NDArray[Any]]
+) -> None:
+    """Gradients by complex steps: f'(p) = Im f(p + ih) / h, without rounding errors."""
+    torch.manual_seed(1)
+    bottom: Any = make(INPUTS, embedding_dim=2, attention_units=[3]).double()
+    with torch.no_grad():
+        for parameter in bottom.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 2)
+    found = bottom(ROWS)
+    assert found.shape == (4, bottom.output_dim) == (4, 10)
+    values = {name: p.detach().numpy().astype(complex) for name, p in bottom.named_parameters()}
+    assert np.abs(found.detach().numpy() - reference(values)).max() < 1e-10
+    factors = torch.linspace(-1, 1, 40, dtype=torch.float64).view(4, 10)
+    (found * factors).sum().backward()
+    for name, parameter in bottom.named_parameters():
+        for place in np.ndindex(parameter.shape):
+            values[name][place] += 1e-30j
+            slope = (reference(values) * factors.numpy()).sum().imag / 1e-30
+            values[name][place] = values[name][place].real
+            assert abs(slope - float(parameter.grad[place])) < 1e-10 * max(1, abs(slope)), (name, place)
+    assert bottom.embeddings[0].weight.grad[0].tolist() == [0, 0]  # padding
+
+
+def test_more_padding_changes_nothing() -> None:
+    bottom = TabularBottom(INPUTS, 4)
+    longer = ROWS | {"seen": nn.functional.pad(ROWS["seen"], (0, 5))}
+    torch.testing.assert_close(bottom(longer), bottom(ROWS))
+
+
+def test_crosses_need_vectors() -> None:
+    with pytest.raises(InputError, match="'photo' is Image"):
+        CrossBottom({"photo": Image(1, 8, 8)})
+
+
+@pytest.mark.parametrize("network", ["mmoe", "cgc", "ple", "headless", "shared_bottom", "single_task", "routed_dense"])
+def test_every_network_has_every_bottom(network: str) -> None:
+    tasks = [TaskSpec("a", "regression"), TaskSpec("b", "regression")]
+    rows: dict[str, Tensor] = ROWS | {"x": ROWS["x"].float()}
+    for name in ("embedding", "cross"):
+        built = build.build_network(composed([f"network={network}", f"bottom={name}"]), DataSpec(INPUTS, tasks))
+        sum(value.sum() for value in built(rows).predictions.values()).backward()
+        units = [p for path, p in built.named_parameters() if "bottom" in path]
+        assert len(units) > 4
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in units)
