@@ -10,6 +10,7 @@ from functools import cached_property
 import polars as pl
 
 from mtl.checks import InputError
+from mtl.report.delta import DELTA, NOTE, TITLE
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise
 
@@ -110,7 +111,8 @@ def _main(runs: Runs) -> tuple[list[Quantity], list[str]]:
     """Return the loss and the main metrics, and notes on what they leave out."""
     shown = [Quantity("loss", "test loss", False)]
     shown += [Quantity(name.removeprefix("test "), name, True) for name in AVERAGES]
-    tasks, notes = _tasks(runs), []
+    shown += [Quantity(TITLE, DELTA, True)]
+    tasks, notes = _tasks(runs), [NOTE] if DELTA in runs.table.columns else []
     if len(tasks) > MOST_TASKS:
         means = {f"mean {metric}": runs.is_higher_better(metric) for metric in runs.main.values()}
         shown += [Quantity(f"mean over tasks of {name[5:]}", name, higher) for name, higher in means.items()]
@@ -130,8 +132,10 @@ def _chosen(runs: Runs, columns: Sequence[str]) -> tuple[list[Quantity], list[st
     """Return the numeric ``columns``, and a note on the others."""
     have = [name for name in columns if name in runs.table.columns and runs.table[name].dtype.is_numeric()]
     left = [name for name in columns if name not in have]
-    shown = [Quantity(name.removeprefix("test ").replace("/", " "), name, runs.is_higher_better(name)) for name in have]
-    return shown, [f"No run has {', '.join(left)}."] if left else []
+    names = [TITLE if name == DELTA else name.removeprefix("test ").replace("/", " ") for name in have]
+    shown = [Quantity(*pair, runs.is_higher_better(pair[1])) for pair in zip(names, have, strict=True)]
+    notes = [f"No run has {', '.join(left)}."] if left else []
+    return shown, [*notes, NOTE] if DELTA in have else notes
 
 
 def _also(runs: Runs, name: str) -> Quantity:

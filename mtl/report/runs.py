@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
+from mtl.report.delta import DELTA, with_delta
 from mtl.report.labels import Options, config_options, differing, given_options, labels
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
@@ -70,8 +71,9 @@ class Runs:
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
-    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``training NAME``, ``best NAME``, ``parameters``,
-    ``epochs``, ``seconds_per_epoch``. Of these, ``training flops_in_all`` and ``training epochs_until_binary`` are
+    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``delta_m`` (see ``mtl.report.delta``),
+    ``training NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these,
+    ``training flops_in_all`` and ``training epochs_until_binary`` are
     products with the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
     ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
     says for each metric whether higher values are better.
@@ -146,7 +148,10 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
         if results:
             main = results.main_metrics | main  # the first run decides
             higher |= results.higher_is_better
-    return Runs(with_means(pl.DataFrame(rows, infer_schema_length=None)), heading, main, higher)
+    table = with_means(pl.DataFrame(rows, infer_schema_length=None))
+    choices = [command(path).choices for path in named]
+    data, single = [str(c.get("data")) for c in choices], [c.get("network") == "single_task" for c in choices]
+    return Runs(with_delta(table, data, single, main, higher), heading, main, higher | {DELTA: True})
 
 
 def with_means(table: pl.DataFrame) -> pl.DataFrame:
