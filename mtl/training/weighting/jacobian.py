@@ -52,7 +52,7 @@ class JacobianWeighting(Weighting):
         others = torch.stack([term for part in parts for term in part.others]).sum()
         tasks = torch.stack([part.losses.sum() for part in parts]).sum() * world_size()
         with torch.autocast(tasks.device.type, enabled=False):  # backward passes use the dtypes of the forward pass
-            rows, used = self._rows(parts)
+            rows, used = task_rows(parts, self._shared, self.num_tasks)
             own = _gradients(tasks + others, self._own)
             rest = _gradients(others, self._shared)
         labels = by_task(parts, self.num_tasks)[2]
@@ -64,21 +64,6 @@ class JacobianWeighting(Weighting):
         keep = functools.partial(self._keep, rows, labels)
         apply: Any = _WithGradients.apply
         return apply((tasks + others).detach(), gradients, keep, *parameters)
-
-    def _rows(self, parts: Sequence[Terms]) -> tuple[Tensor, list[bool]]:
-        """Return the gradients of the tasks ``[T, P]``, and which of the shared parameters any task uses."""
-        sizes = [parameter.numel() for parameter in self._shared]
-        dtype = functools.reduce(torch.promote_types, (p.dtype for p in self._shared), torch.float32)
-        rows = torch.zeros(self.num_tasks, sum(sizes), dtype=dtype, device=self._shared[0].device)
-        used = [False] * len(sizes)
-        for part in parts:
-            for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
-                gradients = _gradients(loss, self._shared)
-                for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
-                    if gradient is not None:
-                        place += gradient.flatten()
-                        used[index] = True
-        return rows, used
 
     def _keep(self, rows: Tensor, labels: Tensor, factor: Tensor) -> None:
         """Add ``factor`` times the ``rows`` of a batch to the Jacobian of the step."""
@@ -102,6 +87,22 @@ class JacobianWeighting(Weighting):
         ):
             if parameter.grad is not None:
                 parameter.grad += piece.view_as(parameter)
+
+
+def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks: int) -> tuple[Tensor, list[bool]]:
+    """Return the gradients of the tasks at the ``shared`` parameters ``[T, P]``, and which of these any task uses."""
+    sizes = [parameter.numel() for parameter in shared]
+    dtype = functools.reduce(torch.promote_types, (p.dtype for p in shared), torch.float32)
+    rows = torch.zeros(num_tasks, sum(sizes), dtype=dtype, device=shared[0].device)
+    used = [False] * len(sizes)
+    for part in parts:
+        for task, loss in zip(part.tasks, part.losses.unbind(), strict=True):
+            gradients = _gradients(loss, shared)
+            for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
+                if gradient is not None:
+                    place += gradient.flatten()
+                    used[index] = True
+    return rows, used
 
 
 class _WithGradients(torch.autograd.Function):

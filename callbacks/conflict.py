@@ -1,0 +1,83 @@
+"""Measure during the training how the tasks' gradients agree, and draw it at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+
+from mtl.analysis.conflicts import as_table, draw
+from mtl.loggers.pictures import save_picture
+from mtl.options import Long, validated
+from mtl.training.conflict import ALL, Row, measure
+from mtl.training.module import MultiTaskModule
+from mtl.training.values import log_values
+from mtl.types import Batch
+from mtl.writing import write_text
+
+from .length import took_step
+
+MOST = 8  # validation batches of a task that are measured on in turn
+
+
+class Conflict(Callback):
+    """Every ``every_steps`` optimiser steps, take ``mtl.training.conflict.measure`` on validation batches.
+
+    The gradients are of one half of a batch, the losses of the affinities of the other half; the batches of a task take
+    turns. Logged are ``conflict/norm/TASK``, ``conflict/cosine/TASK/OTHER``, and ``conflict/affinity/TASK/OTHER``;
+    ``<dirpath>/conflict.csv`` has the layers too, and ``conflict.png`` is drawn at the end. Nothing is measured if
+    ``every_steps`` is null, or if there is one task or no shared parameter.
+    """
+
+    @validated
+    def __init__(self, dirpath: str, every_steps: Long | None = None) -> None:
+        self.folder, self.every_steps = Path(dirpath), every_steps
+        self.rows: list[tuple[int, *Row]] = []
+        self._batches: dict[tuple[str, ...], list[Batch]] = {}  # by the tasks that they have labels of
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if not self.every_steps or not took_step(trainer, batch_idx) or step % self.every_steps:
+            return
+        if len(pl_module.tasks) == 1:
+            return
+        if not self._batches:
+            self._collect(trainer)
+        number = step // self.every_steps
+        turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
+        halves = [
+            [each.select(torch.arange(k, len(each), 2, device=pl_module.device)) for each in turn] for k in (0, 1)
+        ]
+        rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+        modes = [(module, module.training) for module in pl_module.network.modules()]
+        pl_module.network.eval()
+        found = measure(pl_module, *halves, rate)
+        for module, mode in modes:
+            module.training = mode
+        self.rows += [(step, *row) for row in found]
+        overall = [(quantity, dict.fromkeys(tasks), value) for quantity, layer, *tasks, value in found if layer == ALL]
+        log_values(trainer, {"/".join(("conflict", quantity, *names)): value for quantity, names, value in overall})
+
+    def on_train_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        if self.rows and trainer.is_global_zero:
+            table = as_table(self.rows)
+            write_text(self.folder / "conflict.csv", table.write_csv())
+            save_picture(draw(table), self.folder / "conflict.png", trainer.loggers, trainer.global_step)
+
+    def _collect(self, trainer: Trainer) -> None:
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        loader = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
+        for batch in loader:
+            batches = self._batches.setdefault(tuple(batch.targets), [])
+            if len(batches) < MOST and len(batch) > 1:
+                batches.append(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [list(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = [tuple(row) for row in state_dict["rows"]]

@@ -1,0 +1,64 @@
+"""Draw the conflict between tasks: cosines of their gradients over training and by layer, and their affinities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.figure import Figure
+
+from mtl.analysis.figures import COLOURS, LINES
+
+COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
+MOST = 16  # pairs of tasks, or layers, with a line of their own
+
+
+def as_table(rows: Sequence[Any]) -> pl.DataFrame:
+    """Return the measurements as a table with the columns step, quantity, layer, task, other, value."""
+    return pl.DataFrame(rows, COLUMNS | {"value": pl.Float64}, orient="row")
+
+
+def matrix(table: pl.DataFrame, quantity: str, tasks: Sequence[str]) -> np.ndarray:
+    """Return the means over the training ``[T, T]`` of a quantity of all layers; NaN where it is never defined."""
+    values = table.filter(pl.col("quantity") == quantity, pl.col("layer") == "all", pl.col("value").is_finite())
+    means = {
+        (task, other): value for task, other, value in values.group_by("task", "other").agg(pl.mean("value")).rows()
+    }
+    return np.array([[means.get((task, other), np.nan) for other in tasks] for task in tasks], float)
+
+
+def draw(table: pl.DataFrame) -> Figure:
+    """Draw norms and cosines over the training, mean cosines by layer, and mean affinities from row to column."""
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    [[norms, cosines], [layers, affinity]] = figure.subplots(2, 2)
+    tasks = table["task"].unique(maintain_order=True).to_list()
+    known = table.filter(pl.col("value").is_finite())
+    whole = known.filter(layer="all")
+    _lines(norms, whole.filter(quantity="norm").with_columns(name=pl.col("task")), "norm of the gradient")
+    pairs = whole.filter(quantity="cosine").with_columns(name=pl.format("{}, {}", "task", "other"))
+    _lines(cosines, pairs, "cosine of two tasks")
+    by_layer = known.filter(pl.col("quantity") == "cosine", pl.col("layer") != "all")
+    means = by_layer.group_by("step", "layer", maintain_order=True).agg(pl.mean("value")).rename({"layer": "name"})
+    _lines(layers, means, "mean cosine, by layer")
+    values = 100 * matrix(table, "affinity", tasks)
+    largest = np.nanmax(np.abs(values), initial=1e-12)
+    image = affinity.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
+    affinity.set_xticks(range(len(tasks)), tasks, rotation=90 if len(tasks) > 3 else 0, fontsize=8)
+    affinity.set_yticks(range(len(tasks)), tasks, fontsize=8)
+    affinity.set(title="affinity: fall of the column's loss\nby a step for the row's task, %")
+    figure.colorbar(image, ax=affinity)
+    return figure
+
+
+def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
+    groups = list(points.group_by("name", maintain_order=True))
+    for index, ((name,), line) in enumerate(groups[:MOST]):
+        look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
+        axes.plot(line["step"], line["value"], label=str(name), marker=".", markersize=3, linewidth=1, **look)
+    more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
+    axes.set(title=f"{title}{more}", xlabel="training step")
+    axes.grid(alpha=0.25)
+    if groups:
+        axes.legend(fontsize=6)

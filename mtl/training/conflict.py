@@ -1,0 +1,75 @@
+"""Measure how the gradients of tasks agree, and how a step for one task changes the losses of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from mtl.chains import joint_logits
+from mtl.distributed import all_reduce_sum
+from mtl.training.losses import summed_losses
+from mtl.training.module import MultiTaskModule
+from mtl.training.weighting.base import Terms, by_task, shared_parameters
+from mtl.training.weighting.jacobian import task_rows
+from mtl.types import Batch
+
+Row = tuple[str, str, str, str, float]  # quantity (norm, cosine, affinity), layer, task, other task, value
+ALL = "all"  # layers together
+
+
+def measure(module: MultiTaskModule, first: Sequence[Batch], second: Sequence[Batch], rate: float) -> list[Row]:
+    """Return norms and cosines of the tasks' gradients at shared parameters, by layer, and TAG's affinities.
+
+    The affinity of task i to task j is Z(i -> j) = 1 - L_j(after a step on L_i) / L_j(before) (Fifty et al. 2021,
+    equation 1): the step is of plain gradient descent with the learning ``rate``, on shared parameters only. Gradients
+    are those on the batches ``first``, losses those on the batches ``second``, in evaluation mode; each task has labels
+    in one batch of both. A value is NaN for a task without labels or with a gradient of 0, or if a loss is 0.
+    Without shared parameters there is nothing to measure.
+    """
+    names, parameters = list(module.tasks), dict(module.network.named_parameters())
+    shared = shared_parameters(module.network)[0]
+    known = {id(parameter): name for name, parameter in parameters.items()}
+    layers = [known[id(parameter)].rpartition(".")[0] for parameter in shared]
+    if not shared:
+        return []
+    rows = all_reduce_sum(task_rows([_terms(module, batch, {}) for batch in first], shared, len(names))[0])  # [T, P]
+    pieces = torch.split(rows, [parameter.numel() for parameter in shared], 1)
+    groups = {
+        layer: torch.cat([p for p, own in zip(pieces, layers, strict=True) if own == layer], 1) for layer in layers
+    }
+    found: list[Row] = []
+    for layer, part in {ALL: rows, **groups}.items():
+        norms = part.norm(dim=1)
+        cosines = (part @ part.T / norms.outer(norms)).tolist()
+        for i, norm in enumerate(norms.tolist()):
+            found.append(("norm", layer, names[i], names[i], norm if norm else math.nan))
+            found += [("cosine", layer, names[i], names[j], cosines[i][j]) for j in range(i + 1, len(names))]
+    with torch.no_grad():
+        before = _losses(module, second, {})
+        for i, name in enumerate(names):
+            stepped = {known[id(p)]: p - rate * piece[i].view_as(p) for p, piece in zip(shared, pieces, strict=True)}
+            ratios = (_losses(module, second, stepped) / before).tolist() if bool(rows[i].any()) else [math.nan]
+            found += [("affinity", ALL, name, *pair) for pair in zip(names, [1 - r for r in ratios], strict=False)]
+    return found
+
+
+def _terms(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> Terms:
+    """Return the losses of a batch, with some parameters ``changed``."""
+    batch = batch.with_inputs_as(module.dtype)  # type: ignore[arg-type]  # it is never a str
+    output = functional_call(module.network, dict(changed), (batch.inputs, list(batch.targets)))
+    names, totals, counts = summed_losses(
+        module.tasks, joint_logits(module.tasks, output.predictions), batch.targets, batch.weights
+    )
+    everywhere = all_reduce_sum(torch.stack([totals.detach(), counts.to(totals.dtype)]))
+    chosen = module.train_meter.select(tuple(names), totals)
+    shares, means = (chosen.weights * value / everywhere[1].clamp(min=1) for value in (totals, everywhere[0]))
+    return Terms(chosen.numbers, chosen.index, shares, means, everywhere[1], [])
+
+
+def _losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:
+    """Return the losses of the tasks ``[T]``."""
+    return by_task([_terms(module, batch, changed) for batch in batches], len(module.tasks))[1]
