@@ -62,14 +62,7 @@ class BooksDataModule(InteractionsDataModule):
         self._names: tuple[list[str], list[str]] = [], []
 
     def fetch_files(self) -> None:
-        archive = self.folder / "BX-CSV-Dump.zip"
-        require(
-            self.unverified or not self.download or self.source.exists() or archive.exists(),
-            f"{self.source} is missing. It has no published checksum, so that a download cannot be verified: get "
-            f"{self.base_url}/{archive.name} in a way that you trust and put it at {archive}, or set "
-            "data.unverified=true to download it all the same",
-        )
-        self.obtain(self.source, archive, None)
+        self.obtain(self.source, self.folder / "BX-CSV-Dump.zip", None, self.unverified)
 
     def parse(self) -> dict[str, Tensor]:
         return read_records(self.source, self.max_broken)

@@ -18,8 +18,8 @@ from mtl.options import Address, FilePath, Long, Names, Share, validated
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 
 from .base import TensorDataModule
-from .files.cache import cached, locked, versions
-from .files.download import fetch, place, unpacked
+from .files.cache import cached, versions
+from .files.download import obtain
 from .sampling import draw_distinct, unique
 from .splits import SPLITS, Shares, by_split, stratified_split
 from .tables.pairs import Ids, PairEncoder
@@ -89,17 +89,9 @@ class InteractionsDataModule(TensorDataModule):
         """Fetch and unpack what is missing."""
         raise NotImplementedError
 
-    def obtain(self, file: Path, archive: Path, known_hash: str | None) -> None:
+    def obtain(self, file: Path, archive: Path, known_hash: str | None, unverified: bool = False) -> None:
         """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists. Raises InputError."""
-        if file.exists():
-            return
-        with locked(archive.with_name(f".{archive.name}.lock"), f"fetching {archive}"):
-            if not file.exists():
-                otherwise = f", or unzip it so that {file} exists"
-                fetch(f"{self.base_url}/{archive.name}", archive, known_hash, self.download, file, otherwise)
-                with unpacked(archive) as folder:
-                    place(folder, archive.parent)
-                require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
+        obtain(file, archive, f"{self.base_url}/{archive.name}", known_hash, self.download, unverified)
 
     def parse(self) -> dict[str, Tensor]:
         """Return the content of the files; by default it is also the result of ``records()``."""

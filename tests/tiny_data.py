@@ -11,6 +11,7 @@ from mtl.data_modules.omniglot import ALPHABETS
 from tests.celeba_files import write_celeba
 from tests.digit_files import write_digits
 from tests.glue_files import write_glue
+from tests.log_files import write_census, write_kuairand
 from tests.omniglot_files import write_omniglot
 from tests.rating_files import write_books, write_jester
 from tests.squad_files import write_squad
@@ -32,5 +33,7 @@ def write_tiny_data(root: Path) -> Path:
     write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
     write_glue(root / "glue")
     write_squad(root / "squad")
+    write_census(root / "census_income")
+    write_kuairand(root / "KuaiRand-Pure" / "data")
     pl.DataFrame({"user": [1, 2, 3, 4] * 50, "click": [0, 1] * 100}).write_parquet(root / "rows.parquet")
     return root

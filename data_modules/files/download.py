@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,42 @@ from tqdm import tqdm
 
 from mtl.checks import InputError, causes, require
 
-from .cache import unwritable
+from .cache import locked, unwritable
 from .reading import quote
 
 TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow server is not an error
 RETRIES = 4
 CHUNK = 1 << 16  # bytes
 MAX_BYTES = 500_000_000  # largest file and largest content of an archive, unless the caller expects more
+
+
+def obtain(
+    file: Path,
+    archive: Path,
+    url: str,
+    known_hash: str | None,
+    download: bool,
+    unverified: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> None:
+    """Fetch ``archive`` from ``url`` and unpack it into its own folder, unless ``file`` of its content exists.
+
+    Without a ``known_hash``, only if ``unverified``. Raises InputError.
+    """
+    if file.exists():
+        return
+    require(
+        known_hash is not None or unverified or not download or archive.exists(),
+        f"{file} is missing. It has no published checksum, so that a download cannot be verified: get {url} in a way "
+        f"that you trust and put it at {archive}, or set data.unverified=true to download it all the same",
+    )
+    with locked(archive.with_name(f".{archive.name}.lock"), f"fetching {archive}"):
+        if not file.exists():
+            otherwise = f", or unpack it so that {file} exists"
+            fetch(url, archive, known_hash, download, file, otherwise, max_bytes)
+            with unpacked(archive, max_bytes) as folder:
+                place(folder, archive.parent)
+            require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
 
 
 def fetch(
@@ -112,19 +142,18 @@ class _Resumed:
 def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
     """Provide a hidden folder beside ``archive`` with its content; the folder is deleted at the end.
 
-    Raises InputError if the archive is damaged or too large. The caller holds a lock.
+    A ``.tar.gz`` file in the content is unpacked as well. Raises InputError if the archive is damaged or too large. The
+    caller holds a lock.
     """
     folder = archive.with_name(f".{archive.name}.unpacked")
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
     try:
         folder.mkdir()
         try:
-            with zipfile.ZipFile(archive) as content:
-                size = sum(
-                    info.file_size for info in content.infolist()
-                )  # no member unpacks to more than its declared size
-                require(size <= max_bytes, f"{archive} unpacks to {size:,} bytes, too many: delete it and start again")
-                content.extractall(folder)  # removes "..", drives and leading slashes from paths
+            _unpack(archive, folder, max_bytes)
+            for inner in sorted(folder.rglob("*.tar.gz")):
+                _unpack(inner, inner.parent, max_bytes)
+                inner.unlink()
         except InputError:
             raise
         except Exception as error:  # on damaged bytes the reader can raise almost any exception
@@ -139,6 +168,21 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
         raise unwritable(archive.parent, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpack(archive: Path, folder: Path, max_bytes: int) -> None:
+    """Unpack a zip or ``.tar.gz`` file; no member unpacks to more than its declared size. Raises InputError."""
+    too_many = f"{archive} unpacks to {{:,}} bytes, too many: delete it and start again"
+    if archive.name.endswith(".tar.gz"):
+        with tarfile.open(archive) as tar:
+            size = sum(member.size for member in tar.getmembers())
+            require(size <= max_bytes, too_many.format(size))
+            tar.extractall(folder, filter="data")  # refuses paths and links that leave the folder
+        return
+    with zipfile.ZipFile(archive) as content:
+        size = sum(info.file_size for info in content.infolist())
+        require(size <= max_bytes, too_many.format(size))
+        content.extractall(folder)  # removes "..", drives and leading slashes from paths
 
 
 def place(source: Path, target: Path) -> None:

@@ -64,6 +64,7 @@ BRINGS = {  # files that the run of another file trains, as the test makes sure:
         f"experiment={name}_comet": [f"data={name}", f"recipe={name}"]
         for name in ("books", "celeba", "digits", "jester", "movielens", "multi_mnist")
     },
+    "experiment=census_mmoe": ["data=census_income"],
     "experiment=multi_fashion_comet": ["data=multi_fashion_mnist"],
     "experiment=four_mnists": ["network=routed_mnists", "schedule=matrix_temperature"],
     "experiment=omniglot": ["network=routed_omniglot"],

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import shutil
+import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,16 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules import movielens
+from mtl.data_modules import kuairand, movielens
 from mtl.data_modules.base import TensorDataModule
 from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.celeba import CelebADataModule
+from mtl.data_modules.census_income import CensusIncomeDataModule
 from mtl.data_modules.digits import DigitsDataModule
 from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files import squad as squad_files
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.jester import JesterDataModule
+from mtl.data_modules.kuairand import KuaiRandDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule
 from mtl.data_modules.omniglot import OmniglotDataModule
@@ -68,6 +71,7 @@ class Case:
 
 
 FACES = ("celeba/list_attr_celeba.txt", "celeba/list_eval_partition.txt", "celeba/img_align_celeba/000003.jpg")
+LOGS = "KuaiRand-Pure/data"
 DRAWING = "omniglot-py/images_background/Gujarati/character01/0001_01.png"
 PIXELS = ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte")
 SYNTHETIC = {"rows": [60, 20, 20]}
@@ -85,6 +89,22 @@ CASES = {
         ("celeba",),
         FACES,
         "celeba/list_attr_celeba.txt",
+        seeded=False,
+    ),
+    "census_income": Case(
+        CensusIncomeDataModule,
+        {},
+        ("census_income",),
+        ("census_income/census-income.data",),
+        "census-income.data",
+        seeded=False,
+    ),
+    "kuairand": Case(
+        KuaiRandDataModule,
+        {},
+        ("KuaiRand-Pure",),
+        (f"{LOGS}/log_standard_4_08_to_4_21_pure.csv",),
+        "log_standard_4_08_to_4_21_pure.csv",
         seeded=False,
     ),
     "digits": Case(DigitsDataModule, {}, ("MNIST", "SVHN"), ("SVHN/test_32x32.mat",), PIXELS[0]),
@@ -329,7 +349,16 @@ def squad_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch
     return {"base_url": url}
 
 
+def kuairand_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+    with tarfile.open(site / "KuaiRand-Pure.tar.gz", "w:gz") as archive:
+        archive.add(tiny / "KuaiRand-Pure", "KuaiRand-Pure")
+    variant = replace(kuairand.VARIANTS["pure"], md5=digest("md5", site / "KuaiRand-Pure.tar.gz"))
+    patch.setitem(kuairand.VARIANTS, "pure", variant)
+    return {"base_url": url}
+
+
 SITES = {
+    "kuairand": kuairand_site,
     "movielens": movielens_site,
     "digits": digits_site,
     "multi_mnist": mnist_site,

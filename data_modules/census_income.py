@@ -1,0 +1,107 @@
+"""Census-Income (KDD): who earns more than 50,000 dollars, and who has never married? (MMoE, Ma et al. 2018)"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from mtl.options import Address, FilePath, Names, validated
+
+from .files.download import obtain
+from .files.reading import checked, read_lines
+from .table import TableDataModule
+from .tables.encoder import numbered
+
+logger = logging.getLogger(__name__)
+
+NUMBERS = (
+    *("age", "wage per hour", "capital gains", "capital losses", "dividends from stocks"),
+    *("num persons worked for employer", "weeks worked in year", "instance weight"),
+)
+COLUMNS = (  # in the order of the file, with the names of census-income.names; a label that it does not name is last
+    *("age", "class of worker", "detailed industry recode", "detailed occupation recode", "education"),
+    *("wage per hour", "enroll in edu inst last wk", "marital stat", "major industry code", "major occupation code"),
+    *("race", "hispanic origin", "sex", "member of a labor union", "reason for unemployment"),
+    *("full or part time employment stat", "capital gains", "capital losses", "dividends from stocks"),
+    *("tax filer stat", "region of previous residence", "state of previous residence"),
+    *("detailed household and family stat", "detailed household summary in household", "instance weight"),
+    *("migration code-change in msa", "migration code-change in reg", "migration code-move within reg"),
+    *("live in this house 1 year ago", "migration prev res in sunbelt", "num persons worked for employer"),
+    *("family members under 18", "country of birth father", "country of birth mother", "country of birth self"),
+    *("citizenship", "own business or self employed", "fill inc questionnaire for veteran's admin"),
+    *("veterans benefits", "weeks worked in year", "year", "income"),
+)
+MARITAL, NEVER = "marital stat", "Never married"
+INCOMES = {"- 50000.": "no", "50000+.": "yes"}
+TASKS = {name: {"kind": "binary", "positive": "yes"} for name in ("income", "never_married")}
+ROWS = {"train": 199_523, "test": 99_762}  # of the published files
+
+
+class CensusIncomeDataModule(TableDataModule):
+    """Serve Census-Income (KDD) of UCI, a row for each person, as a table.
+
+    Tasks, both binary: ``income`` (above 50,000 dollars) and ``never_married``. The file .data trains; a random half of
+    the rows of the file .test validates, the other half tests. As in the MMoE paper, the labels of its tasks,
+    ``education`` and ``marital stat``, are no inputs, and the weight of a row is not used (``ignore``). Columns that
+    are no numbers hold categories, of which "?" is one. UCI publishes no checksum, so a download must be
+    ``unverified``; every row is checked. For the other options see ``TableBase``.
+    """
+
+    @validated
+    def __init__(
+        self,
+        data_dir: FilePath,
+        ignore: Names = (MARITAL, "education", "instance weight"),
+        download: bool = True,
+        unverified: bool = False,
+        base_url: Address = "https://archive.ics.uci.edu/static/public/117",
+        **common: Any,
+    ) -> None:
+        self.folder = data_dir / "census_income"
+        self.download, self.unverified, self.base_url = download, unverified, base_url
+        self.files = {"train": self.folder / "census-income.data", "test": self.folder / "census-income.test"}
+        categories = [name for name in COLUMNS if name not in (*NUMBERS, *ignore, "income")]
+        columns = {"categorical": categories, "numeric": [name for name in NUMBERS if name not in ignore]}
+        super().__init__(self.files["train"], TASKS, data_dir, ignore=ignore, null_values=(), **columns, **common)
+
+    def prepare_data(self) -> None:
+        """Fetch and unpack the files if they are missing."""
+        archive = self.folder / "census+income+kdd.zip"
+        for file in self.files.values():
+            obtain(file, archive, f"{self.base_url}/{archive.name}", None, self.download, self.unverified)
+
+    def source_files(self) -> dict[str, Path]:
+        """Return the files of the wanted splits, by their names."""
+        return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}
+
+    def _split(self) -> dict[str, pl.DataFrame]:
+        """Return the rows of each split."""
+        test = read_people(self.files["test"], ROWS["test"])
+        order = torch.randperm(len(test), generator=torch.Generator().manual_seed(self.seed))
+        val, rest = (part.sort().values.numpy() for part in order.tensor_split(2))
+        train = {"train": read_people(self.files["train"], ROWS["train"])} if "train" in self.wanted else {}
+        return train | {"val": test[val], "test": test[rest]}
+
+
+def read_people(file: Path, rows: int) -> pl.DataFrame:
+    """Return the rows of an official file, cells of numbers as float64, others as text; raise InputError.
+
+    ``rows``: how many the published file has.
+    """
+    cells = pl.col("line").str.split(",").list.eval(pl.element().str.strip_chars())
+    lines = read_lines(file).with_columns(cells.alias("cells"))
+    cell = pl.col("cells").list
+    lines = lines.with_columns(cell.get(index, null_on_oob=True).alias(name) for index, name in enumerate(COLUMNS))
+    lines = lines.with_columns(pl.col(NUMBERS).cast(pl.Float64, strict=False))
+    good = (cell.len() == len(COLUMNS)) & pl.col("income").is_in([*INCOMES])
+    good &= pl.all_horizontal(pl.col(name).is_finite() for name in NUMBERS)
+    lines = checked(lines, good, file, f"{len(COLUMNS)} cells, the last one {' or '.join(INCOMES)}")
+    if len(lines) != rows:
+        logger.warning("%s has %d rows, the published file %d", file, len(lines), rows)
+    married = pl.when(pl.col(MARITAL) == NEVER).then(pl.lit("yes")).otherwise(pl.lit("no"))
+    people = lines.with_columns(pl.col("income").replace_strict(INCOMES), never_married=married)
+    return numbered(people.select(*COLUMNS, "never_married"))

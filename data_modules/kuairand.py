@@ -1,0 +1,94 @@
+"""KuaiRand: what users of a video app did with each video they were shown, a task for each kind of feedback."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+import torch
+
+from mtl.checks import require
+from mtl.options import Address, FilePath, Some, validated
+
+from .files.download import obtain
+from .table import TableDataModule
+from .tables.columns import numbers
+
+YES_OR_NO = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
+TIMES = ("play_time_ms", "profile_stay_time", "comment_stay_time")
+FEEDBACK = (*YES_OR_NO, *TIMES)
+BINARY = {"kind": "binary", "positive": "1"}
+TIMED = {"kind": "regression", "metrics": ["mae", "rmse"]}  # in milliseconds
+Feedback: Any = Literal.__getitem__(FEEDBACK)
+CATEGORIES, NUMBERS = ("user_id", "video_id", "hourmin", "tab"), ("duration_ms",)
+UNREAD = ("date", "time_ms", "is_rand")
+MAX_BYTES = 6_000_000_000  # of an archive's content; that of KuaiRand-1K has 4.3 GB
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A version of KuaiRand: its name, the ending of its files, and the md5 of its archive, which Zenodo publishes."""
+
+    name: str
+    ending: str
+    md5: str
+
+
+VARIANTS = {
+    "pure": Variant("KuaiRand-Pure", "pure", "0820331067a3784d9691136f772b35a7"),
+    "1k": Variant("KuaiRand-1K", "1k", "6b0b9c8222d67fcd4c676218edca3f1f"),
+}
+
+
+class KuaiRandDataModule(TableDataModule):
+    """Serve the logs of KuaiRand (Gao et al. 2022), a row for each video that a user was shown, as a table.
+
+    ``variant`` pure has 7,583 videos, 1k all videos of 1,000 users. ``tasks`` are kinds of feedback; the paper counts
+    12, with the duration of the video, which is an input here: is_click, is_like, is_follow, is_comment, is_forward,
+    is_hate, long_view and is_profile_enter (binary), play_time_ms, profile_stay_time and comment_stay_time
+    (regressions). Inputs: the user, the video, its duration, the hour, and the scenario (``tab``). ``log`` standard has
+    the videos that the app recommended, random those that it drew at random. Rows are split by time: the first share
+    of ``split`` trains, the last one tests. For the other options see ``TableBase``.
+    """
+
+    @validated
+    def __init__(
+        self,
+        data_dir: FilePath,
+        variant: Literal["pure", "1k"] = "pure",
+        tasks: Some[Feedback] = FEEDBACK,
+        log: Literal["standard", "random"] = "standard",
+        download: bool = True,
+        base_url: Address = "https://zenodo.org/records/10439422/files",
+        **common: Any,
+    ) -> None:
+        self.variant, self.download, self.base_url = VARIANTS[variant], download, base_url
+        self.archive = data_dir / f"{self.variant.name}.tar.gz"
+        folder, ending = data_dir / self.variant.name / "data", f"{self.variant.ending}.csv"
+        spans = ("4_08_to_4_21", "4_22_to_5_08") if log == "standard" else ("4_22_to_5_08",)
+        self.logs = [folder / f"log_{log}_{span}_{ending}" for span in spans]
+        kinds = {name: BINARY if name in YES_OR_NO else TIMED for name in tasks}
+        unread = [*UNREAD, *(name for name in FEEDBACK if name not in tasks)]
+        columns = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
+        pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"
+        super().__init__(pattern, kinds, data_dir, **columns, **common)
+
+    def prepare_data(self) -> None:
+        """Fetch and unpack the logs if they are missing."""
+        for file in self.logs:
+            url = f"{self.base_url}/{self.archive.name}"
+            obtain(file, self.archive, url, f"md5:{self.variant.md5}", self.download, max_bytes=MAX_BYTES)
+
+    def _split(self) -> dict[str, pl.DataFrame]:
+        """Return the rows of each split, in order of time."""
+        rows, where = self._read("train"), str(self.paths["train"])
+        rows = rows[numbers(rows, "time_ms", where).to_numpy().argsort(kind="stable")]
+        ends = (torch.tensor([*self.shares.values()], dtype=torch.float64).cumsum(0) * len(rows)).round().long()
+        first, second, _ = ends.tolist()
+        parts = {"train": rows[:first], "val": rows[first:second], "test": rows[second:]}
+        for name, part in parts.items():
+            require(len(part) > 0, f"{where}: of its {len(rows)} rows, data.split leaves none for {name}")
+        return parts
