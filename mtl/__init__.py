@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
     from mtl.networks.mixture import MixtureOfExperts
     from mtl.python.estimator import MultiTaskModel
     from mtl.python.fit import fit
+    from mtl.python.share import share
     from mtl.types import Routing
     from mtl.use.trained import TrainedModel, load
 
@@ -56,6 +57,7 @@ __all__ = [
     "TrainedModel",
     "fit",
     "load",
+    "share",
 ]
 _MODULES = {  # the modules of names that are not in mtl.gates
     "Experts": "mtl.experts.base",
@@ -68,6 +70,7 @@ _MODULES = {  # the modules of names that are not in mtl.gates
     "TrainedModel": "mtl.use.trained",
     "fit": "mtl.python.fit",
     "load": "mtl.use.trained",
+    "share": "mtl.python.share",
 }
 
 

@@ -15,6 +15,7 @@ COMMANDS = {  # the module, which has a function named like the command or ``mai
     "evaluate": ("mtl.cli.train", "test the network of a run: mtl evaluate RUN"),
     "columns": ("mtl.cli.columns", "show what the columns of a table are taken for: mtl columns FILE"),
     "tune": ("mtl.cli.tune", "search the options of a data set"),
+    "share": ("mtl.cli.share", "find out which tasks should share a network"),
     "reproduce": ("mtl.cli.reproduce", "run a table or figure of a paper again"),
     "report": ("mtl.cli.report", "compare runs and studies in a page"),
     "predict": ("mtl.cli.use", "predict the rows of a file"),

@@ -1,4 +1,4 @@
-"""Networks without a gate: one shares everything, one shares nothing."""
+"""Networks without a gate: one shares everything, one nothing, one within groups of tasks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from mtl.checks import require
 from mtl.networks.heads import Heads, wanted_tasks
-from mtl.options import validated
+from mtl.options import Name, Some, validated
 from mtl.types import DataSpec, NetworkOutput
 
 
@@ -36,7 +37,44 @@ class SharedBottom(nn.Module):
         return NetworkOutput(self.heads(shared, wanted))
 
 
-class SingleTask(nn.Module):
+class Grouped(nn.Module):
+    """A separate ``SharedBottom`` for each of the ``groups`` of tasks; None: one group of all."""
+
+    @validated
+    def __init__(
+        self,
+        spec: DataSpec,
+        groups: Sequence[Some[Name]] | None,
+        bottom: Callable[..., nn.Module],
+        experts: Callable[..., nn.Module],
+        heads: Callable[..., Heads],
+    ) -> None:
+        super().__init__()
+        self.tasks = list(spec.tasks)
+        specs = {task.name: task for task in spec.tasks}
+        groups = [list(specs)] if groups is None else groups
+        fits = sorted(name for group in groups for name in group) == sorted(specs)
+        require(fits, f"groups={[list(group) for group in groups]}: must contain each task once: {', '.join(specs)}")
+        parts = [replace(spec, tasks=[specs[name] for name in group]) for group in groups]
+        self.networks = nn.ModuleList(SharedBottom(part, bottom, experts, heads) for part in parts)
+        self.groups = [list(group) for group in groups]
+
+    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
+        """Predict the named ``tasks`` (default all) for a batch."""
+        wanted = [self.tasks[index].name for index in wanted_tasks(self.tasks, tasks)]
+        predictions: dict[str, Tensor] = {}
+        for network, group in zip(self.networks, self.groups, strict=True):
+            if own := [name for name in group if name in wanted]:
+                predictions |= network(inputs, own).predictions
+        return NetworkOutput({name: predictions[name] for name in wanted})
+
+    def task_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the networks of single tasks."""
+        alone = [network for network, group in zip(self.networks, self.groups, strict=True) if len(group) == 1]
+        return [parameter for network in alone for parameter in network.parameters()]
+
+
+class SingleTask(Grouped):
     """A separate network for each task: nothing is shared, so one run trains T single-task baselines."""
 
     @validated
@@ -47,19 +85,4 @@ class SingleTask(nn.Module):
         experts: Callable[..., nn.Module],
         heads: Callable[..., Heads],
     ) -> None:
-        super().__init__()
-        self.tasks = list(spec.tasks)
-        self.networks = nn.ModuleList(
-            SharedBottom(replace(spec, tasks=[task]), bottom, experts, heads) for task in self.tasks
-        )
-
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        predictions: dict[str, Tensor] = {}
-        for index in wanted_tasks(self.tasks, tasks):
-            predictions |= self.networks[index](inputs).predictions
-        return NetworkOutput(predictions)
-
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that belong to single tasks: all."""
-        return list(self.parameters())
+        super().__init__(spec, [[task.name] for task in spec.tasks], bottom, experts, heads)

@@ -98,13 +98,13 @@ def fit(
     tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
     values = {"data": "table", "gate": gate, "seed": seed, **options_of(keywords, CONF)}
     values |= {} if max_epochs is None else {"trainer.max_epochs": max_epochs}
-    values |= {PLACES[split][0]: rows if _is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
+    values |= {PLACES[split][0]: rows if is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
         values["data.split"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
-    frames = {split: to_polars(rows) for split, rows in tables.items() if not _is_path(rows)}
+    frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
     python = FromPython(frames, [EpochBar()] if progress else [])
@@ -128,7 +128,7 @@ def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictC
     chosen = {option: word(option, value, option in groups(CONF) or "/" in option) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
     searched = [f"hydra.searchpath=[{in_quotes(f'file://{Path(config_dir).absolute()}')}]"] if config_dir else []
-    with _own_hydra():
+    with own_hydra():
         try:
             cfg = composed([*searched, *words])
             for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
@@ -145,7 +145,7 @@ def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictC
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def own_hydra() -> Iterator[None]:
     """Compose with a Hydra of our own, and leave that of the caller's program, if it has one, as it is."""
     theirs, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
     GlobalHydra.instance().clear()
@@ -181,5 +181,5 @@ def _undisturbed() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _is_path(rows: Rows) -> bool:
+def is_path(rows: Rows) -> bool:
     return isinstance(rows, str | Path)

@@ -145,6 +145,11 @@ class Queue:
         """Store a user attribute of a trial that has not ended."""
         self.storage.set_trial_user_attr(self._id(number), name, value)
 
+    def spend(self, number: int, seconds: float) -> None:
+        """Add to the ``seconds`` that workers have spent on trial ``number``, unless another one has it already."""
+        if self.holds(number):
+            self.set(number, "seconds", self.frozen(number).user_attrs.get("seconds", 0.0) + seconds)
+
     def renew(self, number: int) -> None:
         """Write the lease of trial ``number`` anew, for this worker."""
         self.set(number, LEASE, {"worker": self.worker, "time": time.time()})

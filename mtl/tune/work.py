@@ -50,8 +50,10 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
     try:
         outcome = launch(queue, trial)
     except BaseException:
+        queue.spend(trial.number, time.monotonic() - began)
         queue.release(trial.number, counts=False)
         raise
+    queue.spend(trial.number, time.monotonic() - began)
     if outcome is None:
         queue.release(trial.number, counts=True)
         say(f"{name}: its process was killed, or another worker has it")

@@ -14,11 +14,12 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import mtl
-from mtl.cli import reproduce, tune
+from mtl.cli import reproduce, share, tune
 from mtl.cli.main import COMMANDS
 from mtl.cli.study import split_words
 from mtl.config.check import check
 from mtl.paper.definition import read
+from mtl.sharing import settings
 from mtl.tune import definition
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -149,6 +150,17 @@ def test_commands_of_papers_are_accepted() -> None:
             name, cfg, others, _ = reproduce.configuration(command)
         assert not others, others
         assert read(cfg, name, others).pairs()
+
+
+def test_commands_of_mtl_share_are_accepted() -> None:
+    given = commands("mtl share")
+    assert len(given) > 2
+    for command in given:
+        GlobalHydra.instance().clear()
+        own, others = split_words([word for word in command if "=" in word], share.OWN)
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            assert settings.read(compose("share", own))
+            assert composed([word for word in others if not word.startswith("data.path")])
 
 
 def test_every_table_of_a_paper_is_listed() -> None:

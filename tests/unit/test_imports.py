@@ -28,7 +28,7 @@ ROWS = [
     {"callbacks", "report"},
     {"config"},
     {"tune", "use"},
-    {"paper"},
+    {"paper", "sharing"},
     {"cli"},
     {"python"},
     {"__main__"},
@@ -102,6 +102,7 @@ def exported() -> set[str]:
         "mtl.use.trained",
         "mtl.python.fit",
         "mtl.python.estimator",
+        "mtl.python.share",
     }
 
 
@@ -127,8 +128,9 @@ def test_layer_needs_neither_hydra_nor_lightning() -> None:
 
 def test_only_studies_load_optuna() -> None:
     """A run loads what reports to its study, and starts no later for it."""
-    studies = {path for name in ("tune", "paper") for path in (ROOT / "mtl" / name).glob("*.py")}
-    commands = {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce", "report")}
+    studies = {path for name in ("tune", "paper", "sharing") for path in (ROOT / "mtl" / name).glob("*.py")}
+    commands = {ROOT / "mtl" / "cli" / f"{name}.py" for name in ("tune", "reproduce", "report", "share")}
+    commands.add(ROOT / "mtl" / "python" / "share.py")
     for path in {*FILES} - commands - studies:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}

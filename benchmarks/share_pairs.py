@@ -1,0 +1,93 @@
+"""How often ``mtl share`` finds the true groups of simulated pairs: ``python benchmarks/share_pairs.py FOLDER 1 20``.
+
+FOLDER for the runs, then the relatedness rho within a pair and the number of problems, each with tasks and rows of its
+own (``data.seed``); further words are options of all runs, as in ``data.num_pairs=4``. Started again, it goes on. Runs
+are trained in this process, since starting one would take longer than its training. Prints a line for each problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mtl import compat
+
+compat.prepare_imports()
+
+import hydra  # noqa: E402
+import torch  # noqa: E402
+from optuna.trial import Trial  # noqa: E402
+
+from mtl.cli.explain import CONF  # noqa: E402
+from mtl.cli.run import run  # noqa: E402
+from mtl.cli.study import first_run  # noqa: E402
+from mtl.records import RESULTS, read_json  # noqa: E402
+from mtl.runs.commands import quoted  # noqa: E402
+from mtl.sharing.command import share  # noqa: E402
+from mtl.sharing.page import write  # noqa: E402
+from mtl.tune.launch import Launch, run_folder  # noqa: E402
+from mtl.tune.queue import Outcome, Queue  # noqa: E402
+from mtl.writing import write_json  # noqa: E402
+
+# Linear tasks with noise and few rows, trained until the validation loss rises: what a task gains from another one is
+# then what it can learn from the other's rows
+PROBLEM = (
+    *("data=synthetic_pairs", "data.num_pairs=2", "data.rows=[500,500,1000]", "data.input_dim=32", "data.num_sines=0"),
+    *("data.noise=0.5", "recipe.batch_size=250", "recipe.learning_rate=1e-2", "recipe.max_epochs=60"),
+    *("recipe.patience=6", "logger=none"),
+)
+
+
+def in_process(folder: Path) -> Launch:
+    """Return what trains the run of a trial here."""
+
+    def launch(queue: Queue, trial: Trial) -> Outcome:
+        own = run_folder(folder, queue.definition.label, trial.number)
+        if not (own / RESULTS).exists():
+            shutil.rmtree(own, ignore_errors=True)
+            words = [*queue.definition.words, f"seed={queue.training_seed(trial.number)}"]
+            cfg = first_run([*words, f"paths.run_dir={quoted(own)}"])
+            cfg.paths.run_dir = str(own)
+            run(cfg)
+            choices = {name: str(value) for name, value in cfg.choices.items()}
+            write_json(own / "command.json", {"overrides": words, "choices": choices, "seed": cfg.seed})
+        return Outcome(value=read_json(own / RESULTS)["best_val_loss"])
+
+    return launch
+
+
+def solve(
+    folder: Path, rho: str, number: int, words: Sequence[str], make: Callable[[Path], Launch] = in_process
+) -> str:
+    """Return the line of one problem."""
+    own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
+    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}", *words]
+    with contextlib.redirect_stdout(io.StringIO()):
+        content = write(share(hydra.compose("share", own), given, first_run, make))
+    pairs = {name.rpartition("_")[0] for name in content["answers"]}
+    true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
+    shares = sum("share with" in line.replace("do not share", "") for line in content["answers"].values())
+    groups = " | ".join(" + ".join(group) for group in content["groups"])
+    chosen = content["recommended"]["setting"]
+    predicted, measured = content["predicted_gain"], content["delta_m"].get("groups", [])
+    gained = f"{sum(measured) / len(measured):+.2f}" if measured else "-"
+    correct = sorted(map(sorted, content["groups"])) == true
+    return f"{rho},{number},{correct},{chosen},{shares},{predicted:.4f},{gained},{groups}"
+
+
+def main() -> None:
+    """Solve the problems."""
+    torch.set_num_threads(1)
+    folder, rho, count, *words = sys.argv[1:]
+    print("rho,problem,true groups,recommended,tasks told to share,predicted affinity %,delta-m of the groups %,groups")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        for number in range(int(count)):
+            print(solve(Path(folder).absolute(), rho, number, words), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Should these tasks share? ``mtl share data=table data.path=visits.csv seeds=5`` trains them, and answers for each.
+
+They are trained alone, together, with gates and in groups, and compared by pairs of runs of the same seed.
+
+Words that ``conf/share.yaml`` lists are its own options, all others are options of every run. The same command, started
+again or on other machines, works on the same runs; at the end it prints the answers and writes a page. ``show=true``
+answers from the runs that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import hydra
+
+from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
+
+OWN = [*own_options("share.yaml", "fixed", "space"), "sampler", "pruner"]
+
+
+def run(words: Sequence[str]) -> None:
+    """Compose and check the runs, do those that are missing, and write the page."""
+    from mtl.sharing.command import share
+    from mtl.sharing.page import write
+    from mtl.tune.launch import Launcher
+
+    own, others = split_words(words, OWN)
+    write(share(hydra.compose("share", own), others, first_run, partial(Launcher, PROGRAM)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    start("share.yaml", __doc__ or "", run, arguments)

@@ -1,0 +1,50 @@
+"""Find out from Python which tasks should share: ``mtl.share(frame, tasks)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+
+from mtl.cli.explain import CONF
+from mtl.cli.study import PROGRAM, first_run
+from mtl.config.words import groups, options_of, word
+from mtl.python.fit import Rows, is_path, own_hydra
+from mtl.sharing.command import share as do_runs
+from mtl.sharing.page import write
+from mtl.tune.launch import Launcher
+from mtl.use.frames import to_polars
+from mtl.writing import writing
+
+OWN = ("name", "seeds", "budget", "pairs", "gates", "groups", "every_steps", "show")  # options of conf/share.yaml
+
+
+def share(
+    frame: Rows,
+    tasks: Mapping[str, str | Mapping[str, Any]],
+    *,
+    folder: str | Path = "outputs",
+    options: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> dict[str, Any]:
+    """Train the tasks alone, together, with gates and in groups, and return the answers: the content of share.json.
+
+    ``frame``, ``tasks`` and ``options``: as for ``mtl.fit``. ``keywords``: options of ``conf/share.yaml``, such as
+    ``seeds=5`` and ``budget=30``, and those of ``mtl.fit``. The runs and ``report.html`` are in
+    ``<folder>/share/<name>``; the same call goes on if it was interrupted. Raises InputError for wrong input.
+    """
+    own = {name: keywords.pop(name) for name in OWN if name in keywords}
+    path = Path(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
+    if not is_path(frame):
+        with writing(path) as file:
+            to_polars(frame).write_parquet(file)
+    values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
+    values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder)}
+    given, words = (
+        [str(word(option, value, option in groups(CONF))) for option, value in each.items()] for each in (own, values)
+    )
+    with own_hydra():
+        return write(do_runs(hydra.compose("share", given), words, first_run, partial(Launcher, PROGRAM)))

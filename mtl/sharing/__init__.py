@@ -1,0 +1,1 @@
+"""Answer which tasks should share a network, by training them alone, together and in groups: ``mtl share``."""

@@ -1,0 +1,177 @@
+"""The command ``mtl share``, without composing configurations, for which the caller passes a function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import polars as pl
+from omegaconf import DictConfig
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState
+
+from mtl.analysis.conflicts import matrix
+from mtl.checks import require
+from mtl.config import build
+from mtl.report.delta import gain
+from mtl.report.runs import read_results
+from mtl.report.statistics import summarise
+from mtl.runs.console import make_lasting
+from mtl.sharing import settings as options_of
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER
+from mtl.sharing.grouping import Group, partition, predicted, rounds_of_pairs
+from mtl.sharing.settings import Setting, Settings, Share
+from mtl.tune.command import Composer, checked, queues_of, say
+from mtl.tune.launch import Launch, run_folder
+from mtl.tune.queue import study_of
+from mtl.tune.storage import open_storage, reached
+from mtl.tune.work import stoppable, work
+
+LEAST = 3  # seeds: with fewer, Student's t test finds next to nothing
+
+
+@dataclass
+class Measured:
+    """Everything that is known after (or, with ``show=true``, during) the runs.
+
+    ``affinity [T, T]``: of the row's task to the column's, in percent; ``gains [T, T]``: those that the groups were
+    chosen by, the affinity or the gains of trained pairs. ``seeds``: the numbers of the seeds of all settings.
+    """
+
+    title: str
+    tasks: list[str]
+    folder: Path
+    seeds: range
+    settings: dict[str, Setting] = field(default_factory=dict)
+    pairs: dict[str, Setting] = field(default_factory=dict)
+    affinity: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    groups: list[Group] = field(default_factory=list)
+
+    def runs(self, setting: Setting) -> dict[int, Path]:
+        """Return the folder of each seed's run."""
+        definition = setting.definition
+        return {s: run_folder(self.folder, definition.label, s - self.seeds.start) for s in self.seeds}
+
+
+def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]) -> Measured:
+    """Do the runs that ``cfg``, the composed ``conf/share.yaml``, asks for and that are missing; return what they show.
+
+    ``options``: words of mtl train for all runs. ``compose(words)`` returns the checked configuration of a run.
+    ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
+    """
+    make_lasting()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
+    given = options_of.read(cfg)
+    first = compose([*given.fixed, *options])
+    data: Any = build.build_data(first)
+    data.prepare_data()
+    data.setup()
+    tasks = data.spec.task_names
+    require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
+    title = given.name or str(first.choices.data)
+    made = Settings(given, title, tasks, options, bool(first.task_batches))
+    folder = Path(first.paths.output_dir) / "share" / title
+    base = made.base()
+    monitor = str(checked([setting.definition for setting in base.values()], compose)[0].monitor)
+    require(not given.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
+    storage = open_storage(cfg.storage, folder)
+    launch = launcher(folder)
+
+    def run(chosen: Sequence[Setting], seeds: int) -> None:
+        if not given.show:
+            queues = queues_of([setting.definition for setting in chosen], monitor, storage, cfg, seeds)
+            work(queues, launch, cfg.max_failures, say)
+
+    with reached(cfg.storage, folder), stoppable():
+        if given.budget:
+            run(list(base.values()), 1)
+        seeds, rounds = _within(given, base, len(tasks), storage)
+        found = Measured(title, tasks, folder, range(given.seed, given.seed + seeds), dict(base))
+        run(list(base.values()), seeds)
+        found.gains = found.affinity = affinity_of(found)
+        if given.pairs:
+            weight = {
+                (i, j): float(found.affinity[i, j] + found.affinity[j, i]) for j in range(len(tasks)) for i in range(j)
+            }
+            chosen = [made.of_pairs(pairs) for pairs in rounds_of_pairs(len(tasks), weight)[:rounds]]
+            found.pairs = {setting.definition.label: setting for setting in chosen}
+            run(chosen, seeds)
+            found.gains = gains_of_pairs(found)
+        if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
+            found.groups = partition(found.gains, given.groups)
+            if 1 < len(found.groups) < len(tasks):
+                found.settings[GROUPS] = made.of_groups(found.groups)
+                run([found.settings[GROUPS]], seeds)
+    return found
+
+
+def _within(given: Share, base: Mapping[str, Setting], tasks: int, storage: BaseStorage) -> tuple[int, int]:
+    """Return how many seeds, and how many rounds of pairs, fit into the budget, by the times of the first runs.
+
+    Networks of groups and of pairs are assumed to take as long as those of single tasks.
+    """
+    rounds = (tasks - 1 if tasks % 2 == 0 else tasks) if given.pairs else 0
+    if not given.budget:
+        return given.seeds, rounds
+    seconds = {name: _seconds(setting, storage) for name, setting in base.items()}
+    require(all(seconds.values()) or given.show, "budget: a first run has failed, so the times are not known")
+    each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
+    seeds = min(given.seeds, int(60 * given.budget / max(each, 1e-9)))
+    least = min(LEAST, given.seeds)
+    needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"
+    require(seeds >= least, f"budget={given.budget:g}: {needed}")
+    rest = 60 * given.budget - seeds * each
+    return seeds, min(rounds, int(rest / (seeds * max(seconds[ALONE], 1e-9))))
+
+
+def _seconds(setting: Setting, storage: BaseStorage) -> float:
+    study = study_of(setting.definition.name, storage)
+    first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:1] if study else []
+    return float(first[0].user_attrs["seconds"]) if first else 0.0
+
+
+def affinity_of(found: Measured) -> np.ndarray:
+    """Return TAG's affinities in percent, means over training and the joint runs; NaN without any."""
+    files = [path / "conflict.csv" for path in found.runs(found.settings[TOGETHER]).values()]
+    tables = [pl.read_csv(file, schema_overrides={"value": pl.Float64}) for file in files if file.exists()]
+    if not tables:
+        return np.full((len(found.tasks), len(found.tasks)), np.nan)
+    return 100 * matrix(pl.concat(tables), "affinity", found.tasks)
+
+
+def gains_of_pairs(found: Measured) -> np.ndarray:
+    """Return the mean gain of the column's task from being trained in a pair with the row's; NaN if not trained."""
+    gains = np.full((len(found.tasks), len(found.tasks)), np.nan)
+    alone, higher = values_of(found, found.settings[ALONE])
+    for setting in found.pairs.values():
+        values, _ = values_of(found, setting)
+        for column, task in enumerate(found.tasks):
+            for mate in setting.mates[task]:
+                each = [gain(v, alone[task].get(seed), higher[task]) for seed, v in values[task].items()]
+                mean = summarise(each).mean
+                gains[found.tasks.index(mate), column] = np.nan if mean is None else mean
+    return gains
+
+
+def values_of(found: Measured, setting: Setting) -> tuple[dict[str, dict[int, float | None]], dict[str, bool]]:
+    """Return the test values of the main metrics by task and seed, and of which tasks higher values are better."""
+    values: dict[str, dict[int, float | None]] = {task: {} for task in found.tasks}
+    higher = dict.fromkeys(found.tasks, True)
+    for seed, path in found.runs(setting).items():
+        results = read_results(path)[0]
+        for task, metric in (results.main_metrics if results else {}).items():
+            assert results is not None
+            values[task][seed] = results.test.get(f"{task}/{metric}")
+            higher[task] = results.higher_is_better.get(metric, True)
+    return values, higher
+
+
+def predicted_gain(found: Measured) -> float:
+    """Return the mean over tasks of the gain that the groups were chosen by, in its percent."""
+    return float(np.mean([gain for group in found.groups for gain in predicted(group, found.gains).values()]))

@@ -1,0 +1,122 @@
+"""``mtl share``: from the command line and from Python, killed and resumed, with two workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hydra
+import polars as pl
+import pytest
+from optuna.trial import Trial
+
+import mtl
+import mtl.python.share as from_python
+from mtl.checks import InputError
+from mtl.cli import share
+from mtl.cli.explain import CONF
+from mtl.cli.run import run
+from mtl.cli.study import first_run
+from mtl.records import RESULTS, read_json
+from mtl.sharing import command, page
+from mtl.tune.launch import Launch, run_folder
+from mtl.tune.queue import Outcome, Queue
+from mtl.writing import write_json
+from tests.conftest import ROOT
+
+SMALL = ["data=synthetic_pairs", "data.num_pairs=2", "data.rows=[60,40,40]", "data.input_dim=4", "logger=none"]
+SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
+OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
+
+
+def in_process(folder: Path) -> Launch:
+    def launch(queue: Queue, trial: Trial) -> Outcome:
+        own = run_folder(folder, queue.definition.label, trial.number)
+        cfg = first_run([*queue.definition.words, f"seed={queue.training_seed(trial.number)}"])
+        cfg.paths.run_dir = str(own)
+        run(cfg)
+        choices = {name: str(value) for name, value in cfg.choices.items()}
+        write_json(own / "command.json", {"overrides": [], "choices": choices, "seed": cfg.seed})
+        return Outcome(value=read_json(own / RESULTS)["best_val_loss"])
+
+    return launch
+
+
+def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        given = [*SMALL, f"paths.output_dir={tmp_path}"]
+        return page.write(command.share(hydra.compose("share", [*OWN, *own]), given, first_run, in_process))
+
+
+def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(tmp_path, ["pairs=true", "gates=[softmax]"])
+    folder, tasks = tmp_path / "share" / "synthetic_pairs", ["task_0_0", "task_0_1", "task_1_0", "task_1_1"]
+    assert list(found["answers"]) == tasks
+    assert read_json(folder / "share.json")["answers"] == found["answers"]
+    assert sorted(task for group in found["groups"] for task in group) == tasks
+    kinds = {(each["kind"], each["setting"].partition("_")[0]) for each in found["gains"]}
+    assert {("sharing", "together"), ("gates", "softmax"), ("pairs", "pairs")} <= kinds
+    assert len([each for each in found["gains"] if each["kind"] == "pairs"]) == 12  # each of two tasks of six pairs
+    assert {each["runs"] for each in found["gains"]} == {2}
+    assert len(found["delta_m"]["together"]) == 2
+    text = (folder / "report.html").read_text()
+    assert all(word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval"))
+    assert "recommended: " in capsys.readouterr().out
+    again = answered(tmp_path, ["pairs=true", "gates=[softmax]", "show=true"])
+    assert again == found
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"budget=0.001: 2 seeds of all settings take about \d+ minutes"):
+        answered(tmp_path, ["budget=0.001"])
+
+
+def test_mistakes_are_one_message(tmp_path: Path) -> None:
+    for words, message in (
+        (["data=synthetic_pairs", "seeds=1"], "seeds=1: must be"),
+        (["data=synthetic_pairs", "gates=[comett]"], "gate=comett|comett"),
+        (["data=synthetic_pairs", "show=true"], "nothing has been run yet"),
+        (["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=1"], "data has one task, task_000"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            share.main([*words, f"paths.output_dir={tmp_path}", f"paths.data_dir={tmp_path}"])
+
+
+def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_python, "Launcher", lambda program, folder: in_process(folder))
+    x = pl.Series(range(200)) % 17
+    frame = pl.DataFrame({"x": x, "a": (x > 8).cast(int), "b": x * 2.0})
+    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}
+    options: dict[str, Any] = {"seeds": 2, "gates": [], "every_steps": 1, "max_epochs": 1, "options": sizes}
+    found = mtl.share(frame, {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
+    assert list(found["answers"]) == ["a", "b"]
+    assert (tmp_path / "share" / "table" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_with_two_workers_gives_the_same_answer(tmp_path: Path) -> None:
+    def start(folder: Path) -> subprocess.Popen[str]:
+        words = [*SMALL, *OWN, f"paths.output_dir={folder}", "trainer.max_epochs=3"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        program = [sys.executable, "-m", "mtl", "share", *words]
+        return subprocess.Popen(program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def answers(output: str) -> str:
+        return output[output.index("task_0_0: ") : output.index("recommended")]
+
+    whole = start(tmp_path / "whole")
+    expected = answers(whole.communicate()[0])
+    killed = start(tmp_path / "shared")
+    while not list((tmp_path / "shared").rglob("trial_00001")):
+        time.sleep(0.2)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    workers = [start(tmp_path / "shared") for _ in range(2)]
+    assert [answers(worker.communicate()[0]) for worker in workers] == [expected, expected]
+    runs = list((tmp_path / "shared").rglob("results.json"))
+    assert len(runs) == len(list((tmp_path / "whole").rglob("results.json")))

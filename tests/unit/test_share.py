@@ -1,0 +1,141 @@
+"""Which tasks should share: groups from gains of pairs, rounds of pairs, verdicts and answers."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtl.checks import InputError
+from mtl.experts.dense import StackedDense
+from mtl.networks.baselines import Grouped, SharedBottom
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.heads import Heads
+from mtl.report.statistics import Summary
+from mtl.sharing.answer import Gain, answer, gains, holm, recommended
+from mtl.sharing.grouping import _by_program, partition, predicted, rounds_of_pairs
+from mtl.training.weighting import shared_parameters
+from tests.weightings import SPEC, batch
+
+
+def partitions(items: list[int]) -> Any:
+    """Yield all partitions, the plain way."""
+    if not items:
+        yield []
+        return
+    for size in range(len(items)):
+        for mates in combinations(items[1:], size):
+            for rest in partitions([item for item in items[1:] if item not in mates]):
+                yield [(items[0], *mates), *rest]
+
+
+def value(groups: Any, matrix: np.ndarray) -> float:
+    return sum(sum(predicted(group, matrix).values()) for group in groups)
+
+
+@pytest.mark.parametrize("most", [None, 1, 2, 3])
+def test_partitions_are_the_best_ones(most: int | None) -> None:
+    matrix = np.random.default_rng(0).normal(size=(6, 6))
+    allowed = [each for each in partitions(list(range(6))) if most is None or len(each) <= most]
+    best = max(value(each, matrix) for each in allowed)
+    for found in (partition(matrix, most), _by_program(matrix, most or 6)):
+        assert sorted(task for group in found for task in group) == list(range(6))
+        assert len(found) <= (most or 6)
+        assert value(found, matrix) == pytest.approx(best)
+
+
+def test_two_groups_are_found_by_both_methods() -> None:
+    matrix = np.full((8, 8), -0.01)
+    matrix[::2, ::2] = matrix[1::2, 1::2] = 0.2
+    matrix[0, 2] = 0.3  # else parts of the true groups would have the same mean
+    for found in (partition(matrix, 2), _by_program(matrix, 2)):
+        assert all(len({task % 2 for task in group}) == 1 for group in found)
+        assert len(found) == 2
+    assert partition(np.full((3, 3), -1.0)) == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize("tasks", [2, 4, 5, 8])
+def test_rounds_have_each_pair_once(tasks: int) -> None:
+    rounds = rounds_of_pairs(tasks, {(0, 1): 1.0})
+    assert sorted(pair for each in rounds for pair in each) == list(combinations(range(tasks), 2))
+    assert all(len({task for pair in each for task in pair}) == 2 * len(each) for each in rounds)
+    assert (0, 1) in rounds[0]
+
+
+def gain(mean: float, error: float, p: float | None, mates: tuple[str, ...] = ("b",), count: int = 5) -> Gain:
+    return Gain("together", "a", mates, Summary(mean, error, count), p)
+
+
+def test_verdicts() -> None:
+    assert gain(1.2, 0.1, 0.001).verdict == "share"
+    assert gain(-0.8, 0.1, 0.001).verdict == "do not share"
+    assert gain(0.1, 0.1, 0.4).verdict == "alone is as good"  # the interval is within 1 %
+    assert gain(1.2, 0.5, 0.06).verdict == "undecided"
+    assert gain(1.2, 0.5, None).verdict == "undecided"
+    assert gain(1.2, 0.5, 0.06).seeds_needed == 9  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
+    assert gain(0.01, 0.5, 0.9).seeds_needed is None
+
+
+def test_holm_corrects_for_all_gains_of_a_kind() -> None:
+    found = holm([gain(1, 1, p) for p in (0.01, 0.04, 0.03, None)])
+    assert [each.p for each in found] == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06), None]
+
+
+def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
+    alone = {"a": {0: 0.5, 1: 0.4}, "b": {0: 2.0, 1: None}}
+    pair = {"a": {0: 0.6, 1: 0.6}, "b": {0: 1.0, 1: 1.0}}
+    mates = {"a": ["b"], "b": ["a"]}
+    settings = {"alone": (alone, {"a": [], "b": []}), "together": (pair, mates)}
+    first, second = gains(settings, {"a": True, "b": False})
+    assert first.found.mean == pytest.approx((20 + 50) / 2)
+    assert (second.found.mean, second.found.count) == (pytest.approx(50), 1)  # the other value is missing
+    assert second.verdict == "undecided"
+
+
+def test_a_line_for_each_task() -> None:
+    good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
+    assert answer("a", [good, bad], [], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"
+    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], [], 4)
+    assert answer("a", [gain(0.1, 0.1, 0.4)], [], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
+
+
+def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
+    deltas = {"together": [1.0, 1.1, 0.9, 1.0], "groups": [2.0, 2.1, 1.9, 2.0], "topk": [3.0, -3.0, 4.0, math.nan]}
+    assert recommended(deltas)[0] == "groups"
+    assert recommended({"together": [-1.0, -1.1, -0.9]}) == ("alone", "no setting is better beyond doubt")
+    chosen, why = recommended({"together": [-1.0, -1.1, -0.9], "topk": [0.3, -0.1, 0.1]})
+    assert chosen == "alone"
+    assert why.endswith("the best is topk, delta-m +0.1 % ± 0.12, 34 seeds would probably tell")
+
+
+def test_groups_of_tasks_share_nothing_with_each_other() -> None:
+    parts = {"bottom": partial(TabularBottom, embedding_dim=3), "experts": partial(StackedDense, units=[6])}
+    net = Grouped(SPEC, [["click", "time"], ["stars"], ["kind"]], **parts, heads=Heads).double()
+    rows = batch(rows=5)
+    predictions = net(rows.inputs).predictions
+    assert list(predictions) == ["click", "stars", "kind", "time"]
+    assert list(net(rows.inputs, ["time", "stars"]).predictions) == ["stars", "time"]
+    touched = {n.split(".")[1] for n, p in net.named_parameters() if touches(predictions["time"], p)}
+    assert touched == {"0"}
+    shared = {id(p) for p in shared_parameters(net)[0]}
+    assert {n.split(".")[1] for n, p in net.named_parameters() if id(p) in shared} == {"0"}
+    torch.manual_seed(1)
+    whole = Grouped(SPEC, None, **parts, heads=Heads)
+    torch.manual_seed(1)
+    assert torch.equal(
+        whole.networks[0].trunk.layers[0].weight, SharedBottom(SPEC, **parts, heads=Heads).trunk.layers[0].weight
+    )
+    with pytest.raises(
+        InputError, match=r"groups=\[\['click'\]\]: must contain each task once: click, stars, kind, time"
+    ):
+        Grouped(SPEC, [["click"]], **parts, heads=Heads)
+
+
+def touches(value: torch.Tensor, parameter: torch.nn.Parameter) -> bool:
+    found = torch.autograd.grad(value.sum(), parameter, retain_graph=True, allow_unused=True)[0]
+    return found is not None
