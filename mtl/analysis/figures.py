@@ -78,7 +78,8 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
     """
     shown = min(shares.shape[1], _MOST_TASKS)
     columns = min(shown, 4)
-    figure, grid = _panels(math.ceil(shown / columns), columns, (2.6, 1.6), share=True)
+    size = (2.6, 1.6) if columns > 1 else (4.5, 2.4)
+    figure, grid = _panels(math.ceil(shown / columns), columns, size, share=True)
     for axes in grid.flat[shown:]:
         axes.set_visible(False)
     values = shares[:, :shown].double().numpy()

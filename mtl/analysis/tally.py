@@ -154,8 +154,11 @@ class History:
         if shares[0].numel() <= limit:
             mean = (all_reduce_sum(torch.stack(shares).nanmean(0)) / world_size()).cpu()
         self.shares.append(mean)
-        if len(self.steps) > MOST_SHARES:  # keep every second one
-            self.steps, self.shares, self.binary = self.steps[::2], self.shares[::2], self.binary[::2]
+        if len(self.steps) > MOST_SHARES:
+            kept = _evenly(self.steps, MOST_SHARES // 2)
+            self.steps, self.shares, self.binary = (
+                [rows[i] for i in kept] for rows in (self.steps, self.shares, self.binary)
+            )
 
     def course(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
@@ -182,9 +185,19 @@ class Probabilities:
         self.steps.append(step)
         for name, gate in known.items():
             self.values.setdefault(name, []).append(gate.probabilities().detach().cpu().clone())
-        if len(self.steps) > MOST_PROBABILITIES:  # keep every second one
-            self.steps = self.steps[::2]
-            self.values = {name: records[::2] for name, records in self.values.items()}
+        if len(self.steps) > MOST_PROBABILITIES:
+            kept = _evenly(self.steps, MOST_PROBABILITIES // 2)
+            self.steps = [self.steps[i] for i in kept]
+            self.values = {name: [records[i] for i in kept] for name, records in self.values.items()}
+
+
+def _evenly(steps: Sequence[int], number: int) -> list[int]:
+    """Return the indices of at most ``number`` + 1 of the ``steps``, about evenly apart."""
+    gap, kept = (steps[-1] - steps[0]) / number, [0]
+    for index, step in enumerate(steps):
+        if step - steps[kept[-1]] >= gap:
+            kept.append(index)
+    return kept
 
 
 def gather_tallies(tallies: Mapping[str, Tally]) -> dict[str, Tally]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,3 +172,7 @@ def test_long_histories_of_probabilities_are_thinned() -> None:
     assert kept.steps == list(range(0, MOST_PROBABILITIES + 1, 2))
     kept.add(MOST_PROBABILITIES, gates)  # a resumed run adds no step twice
     assert len(kept.steps) == len(kept.values["layers.0"]) == MOST_PROBABILITIES // 2 + 1
+    for step in range(MOST_PROBABILITIES + 1, 7 * MOST_PROBABILITIES):
+        kept.add(step, gates)
+    gaps = [after - before for before, after in pairwise(kept.steps)]
+    assert max(gaps) <= 32  # the first steps are not thinned each time
