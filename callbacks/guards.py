@@ -84,14 +84,18 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
     """Return the parameters that contain NaN or infinity, with the affected indices of their first dimension."""
     found = []
     for name, parameter in module.named_parameters():
-        value = tensor_of(parameter)
+        value, rows = tensor_of(parameter), None
+        if value is not None and value.is_sparse:
+            value = value.coalesce()
+            rows, value = value.indices()[0], value.values()
         # Quick test: a finite sum implies finite elements. Finite elements can have an infinite sum, so check again
         # below
         if value is None or torch.isfinite(value.sum()):
             continue
         bad = ~torch.isfinite(value)
         if bad.any():
-            indices = bad.flatten(1).any(1).nonzero().flatten().tolist() if value.dim() > 1 else []
+            found_in = bad.flatten(1).any(1).nonzero().flatten() if value.dim() > 1 else bad.new_zeros(0)
+            indices = (found_in if rows is None else rows[found_in]).tolist()
             kind = "experts" if ".experts." in name else "tasks" if ".gate." in name or ".heads." in name else "rows"
             found.append(f"{name} ({kind} {', '.join(map(str, indices[:8]))})" if indices else name)
     return found

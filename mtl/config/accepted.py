@@ -85,6 +85,7 @@ OBJECTS = {  # sections that describe an object: whether they may be null
     "data": False,
     "network": False,
     "optimizer": False,
+    "table_optimizer": True,
     "trainer": False,
     "bottom": True,
     "gate": True,

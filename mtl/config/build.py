@@ -35,10 +35,14 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
 
 def check_options(cfg: DictConfig) -> None:
     """Construct gate and optimizer once, without data, so that their options are checked before any data is touched."""
-    try:
-        _instantiate(cfg.optimizer)([nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"optimizer: {error}") from None
+    sections = ["optimizer", *(["table_optimizer"] if cfg.get("table_optimizer") else [])]
+    for name in sections:
+        try:
+            _instantiate(cfg[name])([nn.Parameter(torch.zeros(1))])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{name}: {error}") from None
+    if cfg.get("table_optimizer"):
+        _check_sparse(cfg)
     if cfg.get("compile"):
         execution = cfg.network.get("execution", "dense")
         require(
@@ -54,6 +58,23 @@ def check_options(cfg: DictConfig) -> None:
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
         _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
+
+
+def _check_sparse(cfg: DictConfig) -> None:
+    """Raise InputError if something in the run cannot take sparse gradients."""
+    dense = "; use table_optimizer=none"
+    require(not cfg.get("compile"), f"compile=true with table_optimizer: torch compiles no sparse gradients{dense}")
+    require(
+        not getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False),
+        f"weighting: this method combines dense gradients of the tasks, not the sparse ones of table_optimizer{dense}",
+    )
+    trainer = cfg.trainer
+    gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
+    require(
+        not gpus or (trainer.devices == 1 and trainer.num_nodes == 1),
+        "table_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
+        "table_optimizer=none",
+    )
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
@@ -83,7 +104,8 @@ def build_module(
     options = {str(key): value for key, value in config.items()}
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
-    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting)
+    tables = _instantiate(cfg.table_optimizer) if cfg.get("table_optimizer") else None
+    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting, tables)
     # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
     return module.double() if str(cfg.trainer.precision) in ("64", "64-true") else module
 

@@ -27,7 +27,10 @@ from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
 from mtl.options import Option, options_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
-FACTORIES = ("bottom", "gate", "experts", "heads", "permutation", "optimizer", "weighting")  # have _partial_: true
+FACTORIES = (  # have _partial_: true
+    *("bottom", "gate", "experts", "heads", "permutation"),
+    *("optimizer", "table_optimizer", "weighting"),
+)
 BUILT = ("data", "trainer", *SEVERAL)  # built completely, without _partial_
 # Arguments that the program supplies where the section leaves them out
 SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}

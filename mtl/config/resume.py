@@ -139,7 +139,8 @@ def resumed_config(
     # The words give none or a part of the encoder's description; the checkpoint has all of it
     if given is None or (given and encoder and all(encoder.get(key, value) == value for key, value in given.items())):
         cfg.network.config = encoder
-    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else ((*FIXED_SECTIONS, "optimizer"), FILES)
+    trained = (*FIXED_SECTIONS, "optimizer", "table_optimizer")
+    sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (trained, FILES)
     wrong = _differences(saved, plain(cfg), sections, free)
     require(
         not wrong,

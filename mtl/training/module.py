@@ -19,6 +19,7 @@ from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
+from mtl.training.sparse import Together, coalesce, make_sparse
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
@@ -38,7 +39,8 @@ class MultiTaskModule(LightningModule):
 
     ``optimizer(params) -> Optimizer``. ``config`` is the configuration as a plain dict; every checkpoint contains it.
     ``distillation`` adds the comparison with a teacher for the tasks of each batch, logged as auxiliary losses.
-    ``weighting`` combines the task losses into one loss, by default their sum.
+    ``weighting`` combines the task losses into one loss, by default their sum. ``table_optimizer`` trains the embedding
+    tables, with sparse gradients, and ``optimizer`` the rest.
 
     Logged per epoch: ``{train,val,test}/loss`` (the weighted sum of task losses, without auxiliary losses; early
     stopping and the best checkpoint monitor ``val/loss``), ``<stage>/<task>/loss``, ``<stage>/<task>/<metric>``,
@@ -56,6 +58,7 @@ class MultiTaskModule(LightningModule):
         config: Mapping[str, Any] | None = None,
         distillation: Distillation | None = None,
         weighting: Weighting | None = None,
+        table_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
         check_chains(tasks, "task ")
@@ -65,6 +68,7 @@ class MultiTaskModule(LightningModule):
         self.distillation = distillation
         self.weighting = weighting or FixedWeighting(network, len(tasks))
         self._optimizer = optimizer
+        self._table_optimizer, self._tables = table_optimizer, make_sparse(network) if table_optimizer else []
         self.train_meter = LossMeter(tasks)
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
@@ -190,7 +194,8 @@ class MultiTaskModule(LightningModule):
 
         ``lr_factor`` multiplies the learning rate; other options replace the optimizer's.
         """
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        tables = {id(table) for table in self._tables}
+        parameters = [one for one in self.parameters() if one.requires_grad and id(one) not in tables]
         asked: dict[nn.Parameter, dict[str, float]] = getattr(self.network, "parameter_options", dict)()
         asked = asked | {parameter: {"weight_decay": 0.0} for parameter in self.weighting.parameters()}
         defaults = self._optimizer([nn.Parameter(torch.zeros(1))]).defaults
@@ -206,7 +211,23 @@ class MultiTaskModule(LightningModule):
             own = dict(key)
             group["lr"] *= own.pop("lr_factor")
             group.update(own)
-        return optimizer
+        if self._table_optimizer is None:
+            return optimizer
+        return Together([optimizer, self._table_optimizer(self._tables)])
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients; torch clips no sparse ones, so clip their values."""
+        if not self._tables or not gradient_clip_val:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        parts = coalesce(self.parameters())
+        by_value = gradient_clip_algorithm == "value"
+        (nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_)(parts, gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of

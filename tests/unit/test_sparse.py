@@ -1,0 +1,101 @@
+"""Sparse tables: optimisers by hand, one schedule and state, clipping, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mtl.checks import InputError
+from mtl.config import build
+from mtl.training.sparse import RowwiseAdagrad, Together, coalesce
+from tests.integration.helpers import compose_small
+
+STEPS = [[0, 2, 2], [2, 1], [0, 0, 0]]  # ids of each batch; row 3 is never seen
+
+
+def backward(table: nn.Embedding, ids: list[int]) -> None:
+    values = table(torch.tensor(ids))
+    (values * torch.arange(1.0, values.numel() + 1).view_as(values)).sum().backward()
+
+
+def test_rowwise_adagrad_by_hand() -> None:
+    table = nn.Embedding(4, 3, sparse=True, dtype=torch.float64)
+    expected, sums = table.weight.detach().numpy().copy(), np.full((4, 1), 0.5)
+    optimizer = RowwiseAdagrad(table.parameters(), lr=0.3, initial_accumulator_value=0.5, eps=1e-3)
+    for ids in STEPS:
+        optimizer.zero_grad()
+        backward(table, ids)
+        optimizer.step()
+        gradient = np.zeros((4, 3))
+        np.add.at(gradient, ids, np.arange(1.0, 3 * len(ids) + 1).reshape(-1, 3))
+        sums += (gradient**2).mean(1, keepdims=True)
+        expected -= 0.3 * gradient / (np.sqrt(sums) + 1e-3)  # a row without gradient stays as it is
+    np.testing.assert_allclose(table.weight.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(optimizer.state[table.weight]["sum"].numpy(), sums, rtol=1e-12)
+
+
+@pytest.mark.parametrize("of_tables", [RowwiseAdagrad, torch.optim.SparseAdam])
+def test_optimisers_together_share_groups_and_state(of_tables: Any) -> None:
+    def both(network: nn.Sequential) -> Together:
+        return Together([torch.optim.Adam(network[1].parameters(), 0.1), of_tables(network[0].parameters(), lr=0.2)])
+
+    def step(network: nn.Sequential, optimizer: Together) -> None:
+        optimizer.zero_grad()
+        optimizer.step(lambda: network(torch.tensor([1, 1, 3])).square().sum().backward())
+
+    network = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1))
+    optimizer = both(network)
+    step(network, optimizer)
+    other = copy.deepcopy(network)
+    resumed = both(other)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, made in ((network, optimizer), (other, resumed)):
+        for group in made.param_groups:
+            group["lr"] *= 0.5
+        step(one, made)
+    assert [part.param_groups[0]["lr"] for part in resumed.parts] == [0.05, 0.1]
+    for a, b in zip(network.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_sparse_gradients_are_clipped_as_dense_ones(clip: Any) -> None:
+    linear = nn.Linear(2, 2)
+    gradients = []
+    for sparse in (False, True):
+        table = nn.Embedding(5, 2, sparse=sparse)
+        backward(table, [1, 1, 3])
+        linear.weight.grad = torch.ones(2, 2)
+        clip(coalesce([table.weight, linear.weight, linear.bias]), 0.7)
+        gradients.append([table.weight.grad.to_dense(), linear.weight.grad])
+    for dense, sparse in zip(*gradients, strict=True):
+        torch.testing.assert_close(dense, sparse)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compile=true", "network.execution=dense"], "compile=true with table_optimizer"),
+        (["weighting=pcgrad"], "combines dense gradients"),
+        (["table_optimizer.lr=-1"], "table_optimizer"),
+        (["trainer.accelerator=gpu", "trainer.devices=2"], "several GPUs: NCCL"),
+    ],
+)
+def test_what_cannot_take_sparse_gradients_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "data=movielens", "table_optimizer=sparse_adam", *words)
+    with pytest.raises(InputError, match=message):
+        build.check_options(cfg)
+
+
+def test_a_network_without_tables_is_refused(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "table_optimizer=sparse_adam")
+    data = build.build_data(cfg)
+    data.setup()
+    with pytest.raises(InputError, match="MMoE has no embedding table"):
+        build.build_module(cfg, build.build_network(cfg, data.spec), data.spec)
