@@ -63,7 +63,7 @@ class Together(Optimizer):
             part.param_groups = [next(groups) for _ in part.param_groups]
             part.state = self.state
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -75,7 +75,7 @@ class Together(Optimizer):
 
 def make_sparse(network: nn.Module) -> list[nn.Parameter]:
     """Let all embedding tables of ``network`` have sparse gradients; return the tables."""
-    tables = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    tables: list[Any] = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     none = (
         f"table_optimizer: {type(network).__name__} has no embedding table for these inputs; use table_optimizer=none"
     )

@@ -38,6 +38,7 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "recipe=text": ["data=text", *SMALL_TEXTS],
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
+    **{f"table_optimizer={name}": ["data=movielens"] for name in ("rowwise_adagrad", "sparse_adam")},
     "network=frozen_experts": ["data=synthetic_recovery"],
     "heads=aitm": [
         *("data=table", "data.path=${paths.data_dir}/rows.parquet"),
@@ -84,7 +85,7 @@ DEFAULTS = [
     *("bottom=embedding", "callbacks=default", "data=synthetic_moe", "experts=dense", "gate=comet", "heads=dense"),
     "network=mmoe",
     *("logger=tensorboard", "optimizer=adam", "paths=default", "permutation=none", "recipe=synthetic_moe"),
-    *("distillation=none", "lr_schedule=constant", "weighting=fixed"),
+    *("distillation=none", "lr_schedule=constant", "weighting=fixed", "table_optimizer=none"),
     *("schedule=entropy_weight", "trainer=default"),
 ]
 ELSEWHERE = {"recipe=digits", "recipe=jester"}  # images and rows: a recipe trains with data that are not its own
@@ -102,6 +103,7 @@ WHOLE_RUNS = {
     "weighting=gradnorm",
 }  # test_weighting.py trains with all files
 REPEATED |= {word for word in ALL if word.startswith("weighting")} - WHOLE_RUNS
+REPEATED |= {word for word in ALL if word.startswith("table_optimizer")}  # test_sparse_run.py trains with them
 WORDS = [pytest.param(word, marks=pytest.mark.slow) if word in REPEATED else word for word in ALL]
 
 
