@@ -156,9 +156,8 @@ class History:
         self.shares.append(mean)
         if len(self.steps) > MOST_SHARES:
             kept = _evenly(self.steps, MOST_SHARES // 2)
-            self.steps, self.shares, self.binary = (
-                [rows[i] for i in kept] for rows in (self.steps, self.shares, self.binary)
-            )
+            self.steps, self.binary = [self.steps[i] for i in kept], [self.binary[i] for i in kept]
+            self.shares = [self.shares[i] for i in kept]
 
     def course(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""

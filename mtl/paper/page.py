@@ -50,8 +50,8 @@ def write(
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: the words chosen by the search for each row of the tables. ``searches``: the trials of each group that
-    has any. ``page``: a folder for NAME.md with its pictures, and for NAME.csv with the finished runs. ``changed``:
-    words of the command line that replace options of the file; the report begins with them.
+    has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the finished runs stand
+    beside it. ``changed``: words of the command line that replace options of the file; the report begins with them.
     """
     if best := paper.scale.best:
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
@@ -79,11 +79,11 @@ def write(
     if page:
         own = [column for column in dict.fromkeys((*KEPT, *paper.file.columns)) if column in table.columns]
         finished = table.filter(state=FINISHED) if own else table
-        markdown = render_markdown(title, intro, sections, paper.name)
-        files[page / f"{paper.name}.md"] = markdown.replace(f"{folder.absolute()}/", "")
-        files[page / f"{paper.name}.csv"] = finished.select(own).write_csv()
-        for name, picture in pictures_beside(paper.name, sections).items():
-            write_bytes(page / name, picture.png)
+        page = page if page.suffix == ".md" else page / f"{paper.name}.md"
+        files[page] = render_markdown(title, intro, sections, page.stem).replace(f"{folder.absolute()}/", "")
+        files[page.with_suffix(".csv")] = finished.select(own).write_csv()
+        for name, picture in pictures_beside(page.stem, sections).items():
+            write_bytes(page.with_name(name), picture.png)
     for path, text in files.items():
         write_text(path, text)
     show(judgements, folder)

@@ -134,13 +134,14 @@ def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
     figures[0]["random"] = ["test jaccard"]
     pictures = {"weights_over_training": ["c"]}
     few = {"laptop": {"seeds": 2, "note": "x"}}
-    reproduce(tmp_path, page=str(tmp_path / "page"), only="a,c", figures=figures, pictures=pictures, scales=few)
-    page = (tmp_path / "page" / "mine.md").read_text()
+    file = tmp_path / "page" / "other.md"
+    reproduce(tmp_path, page=str(file), only="a,c", figures=figures, pictures=pictures, scales=few)
+    page = file.read_text()
     assert re.findall(r"!\[(.+)\]\((.+)\)", page) == [
-        ("c (trial_00000): weights over training", "mine_1.png"),
-        ("c (trial_00000): weights over training", "mine_2.png"),
-        ("F: means over runs, with standard errors", "mine_3.png"),
-        ("G: means over runs, with standard errors", "mine_4.png"),
+        ("c (trial_00000): weights over training", "other_1.png"),
+        ("c (trial_00000): weights over training", "other_2.png"),
+        ("F: means over runs, with standard errors", "other_3.png"),
+        ("G: means over runs, with standard errors", "other_4.png"),
     ]
     with pytest.raises(InputError, match="figures: no is none of first, second, a, b, c"):
         reproduce(tmp_path, figures=[figures[0] | {"at": {"no": 1, "first": 2}}])
