@@ -12,21 +12,29 @@ class Pairs:
     """The P (sample, expert) pairs for which at least one task's weight in ``weights [B, T, E]`` is not 0.
 
     ``expert [P]`` and ``sample [P]`` are sorted by expert, then by sample; ``counts`` has the number of pairs of each
-    of the E experts. ``number [E, B]`` is the index of a pair (0 if there is no such pair), ``nonzero [B, T, E]`` says
-    which weights are not 0.
+    of the E experts. ``number [E, B]`` is the index of each pair, undefined where there is none. ``nonzero [B, T, E]``
+    says which weights are not 0, and ``terms`` how many.
     """
 
     def __init__(self, weights: Tensor) -> None:
         self.nonzero = weights != 0
         used = self.nonzero.any(1).t()  # [E, B]
-        self.counts: list[int] = used.sum(1).tolist()
-        self.expert, self.sample = used.nonzero(as_tuple=True)
-        self.number = self.sample.new_zeros(used.shape)
-        self.number[used] = torch.arange(len(self.sample), device=used.device)
+        # The only time that the CPU waits for the device: with these sizes, all else is queued
+        sizes: list[int] = torch.cat([used.sum(1), self.nonzero.sum()[None]]).tolist()
+        *self.counts, self.terms = sizes
+        self.expert, self.sample = indices(used, sum(self.counts))
+        self.number = used.flatten().cumsum(0).view(used.shape) - 1
 
     def samples(self) -> Sequence[Tensor]:
         """Return for each expert the indices of its samples."""
         return torch.split(self.sample, self.counts)
+
+
+def indices(mask: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return the indices ``[count]`` in each dimension of the ``count`` true elements of ``mask``."""
+    if mask.device.type == "mps":  # without a kernel for it
+        return mask.nonzero(as_tuple=True)
+    return mask.nonzero_static(size=count).unbind(1)
 
 
 def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
@@ -39,7 +47,7 @@ def mix_pairs(outputs: Tensor, weights: Tensor, pairs: Pairs) -> Tensor:
         sample, expert, terms = pairs.sample, pairs.expert, outputs.flatten(1)
         task = torch.zeros_like(sample)
     else:
-        sample, task, expert = pairs.nonzero.nonzero(as_tuple=True)  # [N] each, for the N nonzero weights
+        sample, task, expert = indices(pairs.nonzero, pairs.terms)  # [N] each, for the N nonzero weights
         terms = outputs.flatten(1).index_select(0, pairs.number[expert, sample])  # [N, H]
     terms = weights[sample, task, expert].to(outputs.dtype)[:, None] * terms
     mixed = terms.new_zeros(num_samples * num_tasks, terms.shape[1]).index_add(0, sample * num_tasks + task, terms)
