@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
-from mtl.options import Address, FilePath, Some, validated
+from mtl.options import Address, FilePath, Name, Some, validated
 from mtl.types import TaskSpec
 
 from .files import glue as glue_files
@@ -46,7 +46,8 @@ class GlueDataModule(TextTasksDataModule):
 
     ``max_rows[task]`` takes at most that many rows of a task's training file, drawn with ``seed``. Rows of one question
     or passage stay together. ``max_lengths[task]`` is used in place of ``max_length``. With ``loss_scale``, the loss of
-    a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1.
+    a task with C classes has weight 1 / ln C, as in MT-TaG, and that of a regression 1. ``gate_from[task]``: with
+    ``start_from``, the task of that run whose gate the task gets, or random.
     """
 
     @validated
@@ -56,6 +57,7 @@ class GlueDataModule(TextTasksDataModule):
         tasks: Some[Task] = TASKS,
         max_rows: dict[Task, Annotated[int, Field(ge=2, le=10**9)]] | None = None,
         max_lengths: dict[Task, Length] | None = None,
+        gate_from: dict[Task, Name] | None = None,
         published_split: bool = False,
         loss_scale: bool = True,
         download: bool = True,
@@ -64,6 +66,7 @@ class GlueDataModule(TextTasksDataModule):
     ) -> None:
         super().__init__(data_dir, **common)
         self.names, self.limits, self.lengths = tasks, max_rows or {}, max_lengths or {}
+        self.gate_from: Mapping[str, str] = dict(gate_from or {})
         self.published_split, self.loss_scale = published_split, loss_scale
         self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "glue"
@@ -122,7 +125,7 @@ class GlueDataModule(TextTasksDataModule):
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
         small = source.rows["train"] <= SMALL
-        named = {"classes": source.classes, "marked": source.marked}
+        named = {"classes": source.classes, "marked": source.marked, "gate_from": self.gate_from.get(name)}
         return TaskSpec(name, source.kind, classes, weight, source.metrics, small, **named)
 
 

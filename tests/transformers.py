@@ -65,6 +65,14 @@ def save_encoder(folder: Path, kind: str) -> Any:
     return model.double().eval()
 
 
+def save_vocabulary(folder: Path) -> Path:
+    """Write a vocabulary of special tokens and letters into ``folder``, which data.tokenizer then accepts."""
+    letters = [chr(ord("a") + n) for n in range(26)]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(tokens[:VOCAB]) + "\n")
+    return folder
+
+
 def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():

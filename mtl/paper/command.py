@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import optuna
@@ -12,12 +13,14 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
 from mtl.checks import require
-from mtl.paper.definition import Paper, Part, read
+from mtl.paper.definition import Pair, Paper, Part, read
 from mtl.paper.page import write
+from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
 from mtl.runs.console import make_lasting
-from mtl.tune.command import Composer, best_trials, checked, queues_of, say
+from mtl.tune.command import Composer, best_trials, checked, queue_of, say
+from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
 from mtl.tune.queue import study_of
 from mtl.tune.space import words
@@ -30,6 +33,8 @@ HARMLESS = (
     *("hydra.", "paths.", "trust=", "threads="),
     *("heartbeat=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
 )
+
+IMPORTANCE = "network.importance="  # the option whose file is made of the run that a word refers to
 
 
 def reproduce(
@@ -49,20 +54,23 @@ def reproduce(
     make_lasting()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     paper = read(cfg, name, options)
-    searched = [pair for pair in paper.pairs() if paper.space_of(pair[1])]
-    searches = [paper.definition(*pair, chosen=None) for pair in searched]
-    first = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in paper.pairs())], compose)[0]
-    folder, monitor = Path(first.paths.output_dir) / "paper" / name / paper.file.scale, str(first.monitor)
+    waves, firsts = paper.waves(), {}
+    for group in dict.fromkeys(group.key for wave in waves for group, _ in wave):
+        pairs = [pair for wave in waves for pair in wave if pair[0].key == group]
+        searches = [paper.definition(*pair, chosen=None) for pair in pairs if paper.space_of(*pair)]
+        firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
+    first = next(iter(firsts.values()))
+    folder = Path(first.paths.output_dir) / "paper" / name / paper.file.scale
     require(not cfg.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
     storage = open_storage(cfg.storage, folder)
     with reached(cfg.storage, folder):
         if not cfg.show:
-            launch = Launcher(program, folder)
+            worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
             with stoppable():
-                work(queues_of(searches, monitor, storage, cfg, paper.scale.n_trials), launch, cfg.max_failures, say)
-                if seeds := paper.scale.seeds:
-                    found = [paper.definition(*pair, *choice(paper, *pair, storage, folder)) for pair in paper.pairs()]
-                    work(queues_of(found, monitor, storage, cfg, seeds), launch, cfg.max_failures, say)
+                for wave in waves:
+                    worker.work([pair for pair in wave if paper.space_of(*pair)], search=True)
+                    if paper.scale.seeds:
+                        worker.work(wave)
         chosen = {(group.key, gate.key): choice(paper, group, gate, storage, folder) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
@@ -71,12 +79,53 @@ def reproduce(
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """Does the searches and runs of ``paper``; ``firsts``: the configuration of a run of each group."""
+
+    paper: Paper
+    storage: BaseStorage
+    launch: Launcher
+    cfg: DictConfig
+    firsts: Mapping[str, DictConfig]
+
+    def work(self, pairs: Sequence[Pair], search: bool = False) -> None:
+        """Do the searches or the runs of some rows; the runs that they refer to have ended."""
+        count, queues = self.paper.scale.n_trials if search else self.paper.scale.seeds or 0, []
+        for group, gate in pairs:
+            sources = {
+                text: self.planned(*self.paper.known[key]).label
+                for text, key in self.paper.sources(group, gate).items()
+            }
+            found, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
+            if sources:
+                self._rank(found, count, first)
+            queues.append(queue_of(found, str(first.monitor), self.storage, self.cfg, count))
+        work(queues, self.launch, self.cfg.max_failures, say)
+
+    def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
+        """Return the study of a row's search, or of its runs with the words that the search has chosen."""
+        if search:
+            return self.paper.definition(group, gate, chosen=None)
+        return self.paper.definition(group, gate, *choice(self.paper, group, gate, self.storage, self.launch.folder))
+
+    def _rank(self, found: Definition, count: int, first: DictConfig) -> None:
+        """Write the importance of the neurons of the dense runs that ``count`` trials split into experts."""
+        words = [word for number in range(count) for word in self.launch.words(found, number)]
+        for file in {Path(word.partition("=")[2].strip("'")) for word in words if word.startswith(IMPORTANCE)}:
+            if (file.parent / RESULTS).exists() and not file.exists():
+                from mtl.use.importance import write_importance  # takes seconds, and few tables need it
+
+                say(f"{file}: ranking the neurons")
+                write_importance(file.parent, file, first.trust, str(first.paths.data_dir))
+
+
 def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: Path) -> tuple[list[str], int]:
     """Return the words of the search's best trial, and its number; ([], 0) without a search.
 
     Trials within the gate's limit come before those beyond it.
     """
-    if not paper.space_of(gate):
+    if not paper.space_of(group, gate):
         return [], 0
     definition = paper.definition(group, gate, chosen=None)
 
@@ -92,8 +141,8 @@ def choice(paper: Paper, group: Part, gate: Part, storage: BaseStorage, folder: 
 def searches_of(paper: Paper, group: Part, storage: BaseStorage, folder: Path) -> Trials | None:
     """Return the trials of the searches in a group; None if no search has begun."""
     found = {}
-    for gate in paper.gates:
-        if paper.space_of(gate):
+    for gate in paper.gates_of(group):
+        if paper.space_of(group, gate):
             definition = paper.definition(group, gate, chosen=None)
             study = study_of(definition.name, storage)
             if study and study.get_trials(deepcopy=False):

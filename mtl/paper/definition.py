@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -25,6 +26,8 @@ NAMES = {  # names, as in the papers, for parts whose file gives none
     "topk+": "top-k+",
 }
 
+# '{GROUP}', '{GROUP/GATE}' or '{/GATE}' in a quoted path: the folder of that row's run, by default of the same part
+REFERENCE = re.compile(r"\{(\w*)(?:/([\w+]+))?\}(?=/)")
 
 Words = Annotated[list[str], Field(default_factory=list)]
 # Or [mean, standard error], or [mean, standard deviation, number of runs]
@@ -76,6 +79,7 @@ class Described(Model):
     name: Name | None = None
     fixed: list[str] | None = None
     space: MaybeSpace
+    gates: list[str] | None = None  # of a group: those that it has; None: all
     limit: Annotated[dict[str, float], Field(default_factory=dict)]  # of the search's best trial: the most of a column
 
 
@@ -91,6 +95,20 @@ class Figure(Model):
     at: Annotated[dict[str, float], Field(min_length=2)]
     columns: Annotated[list[str], Field(min_length=1)]
     random: Words
+
+
+class Joint(Model):
+    """A table of columns of several groups, as the tasks of a benchmark, with a row for each of ``gates``.
+
+    ``columns``: the group and the column of each. ``means``: means of some of them, as the averages of a benchmark.
+    Claims and published numbers refer to the table as to a group. ``best``: also show the best run of each column.
+    """
+
+    name: Name
+    columns: Annotated[dict[Name, Annotated[list[str], Field(min_length=2, max_length=2)]], Field(min_length=1)]
+    means: Annotated[dict[Name, list[str]], Field(default_factory=dict)]
+    gates: Annotated[list[str], Field(min_length=1)]
+    best: bool = False
 
 
 class Numbers(Model):
@@ -119,6 +137,7 @@ class File(Searches):
     baseline: str | None
     columns: list[str]
     published: Numbers
+    tables: dict[Name, Joint]
     figures: list[Figure]
     curves: dict[str, Long]
     pictures: dict[str, list[str]]
@@ -135,6 +154,11 @@ class Part:
     words: list[str]
     space: Space = field(default_factory=dict)
     limit: Mapping[str, float] = field(default_factory=dict)
+    gates: Sequence[str] | None = None
+
+
+Key = tuple[str, str]  # of a group and of a gate
+Pair = tuple[Part, Part]  # group and gate
 
 
 @dataclass(frozen=True)
@@ -150,10 +174,46 @@ class Paper:
     groups: list[Part]
     gates: list[Part]
     words: list[str]
+    known: Mapping[Key, Pair] = field(default_factory=dict)  # all rows of the file, by their keys
 
-    def pairs(self) -> list[tuple[Part, Part]]:
+    def pairs(self) -> list[Pair]:
         """Return the (group, gate) of each row of the tables."""
-        return [(group, gate) for group in self.groups for gate in self.gates]
+        return [(group, gate) for group in self.groups for gate in self.gates_of(group)]
+
+    def gates_of(self, group: Part) -> list[Part]:
+        """Return the requested gates that a group has."""
+        return [gate for gate in self.gates if (group.key, gate.key) in self.known]
+
+    def sources(self, group: Part, gate: Part) -> dict[str, Key]:
+        """Return the rows whose run folders the words of a row refer to, by the text of the reference."""
+        found = {}
+        for word in self.definition(group, gate, chosen=[]).words:
+            for match in REFERENCE.finditer(word):
+                key = found[match[0]] = match[1] or group.key, match[2] or gate.key
+                require(key in self.known, f"{word}: {self.name} has no gate {key[1]} in a group {key[0]}")
+        return found
+
+    def waves(self) -> list[list[Pair]]:
+        """Return the rows to run in waves, each row after those that it refers to, whether these are requested or not.
+
+        Raises InputError if a row refers to itself, or to rows that are trials of a search.
+        """
+        levels: dict[Key, int] = {}
+
+        def level(key: Key, above: tuple[Key, ...] = ()) -> int:
+            require(key not in above, f"{self.name}: {'/'.join(key)} refers to itself")
+            if key not in levels:
+                sources = self.sources(*self.known[key]).values()
+                levels[key] = max((1 + level(source, (*above, key)) for source in sources), default=0)
+            return levels[key]
+
+        for group, gate in self.pairs():
+            level((group.key, gate.key))
+        last = max(levels.values(), default=0)
+        require(
+            not last or self.scale.seeds is not None, f"scales.{self.file.scale}: rows that refer to others need seeds"
+        )
+        return [[pair for key, pair in self.known.items() if levels.get(key) == n] for n in range(last + 1)]
 
     def published(self) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
         """Return the published (mean, standard error or None) in our units, by group, gate and column."""
@@ -175,7 +235,7 @@ class Paper:
 
         ``chosen``: the words that the search has chosen; ``trial``: the number of the trial with these words.
         """
-        label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(gate)
+        label, further, space = f"{group.key}/{gate.key}", chosen or [], self.space_of(group, gate)
         check_unsearched(self.words, space, self.name)
         if chosen is None:
             label, further = f"{label}/search", self.scale.search
@@ -186,9 +246,9 @@ class Paper:
         name = f"{self.name}/{file.scale}/{label}"
         return Definition(name, label, words, space, file.sampler, file.pruner, file.seed)
 
-    def space_of(self, gate: Part) -> Space:
-        """Return the space that is searched for the gate before its runs; {} if there is no search."""
-        return self.file.space | gate.space if self.scale.n_trials else {}
+    def space_of(self, group: Part, gate: Part) -> Space:
+        """Return the space that is searched for a row before its runs; {} if there is no search."""
+        return self.file.space | group.space | gate.space if self.scale.n_trials else {}
 
 
 def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
@@ -199,9 +259,14 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     """
     file: File = valid(File, OmegaConf.to_container(cfg, resolve=True), "")
     require(file.scale in file.scales, f"scale={file.scale}: {name} has {', '.join(file.scales)}")
-    used = [("claims", claim.group, file.groups) for claim in file.claims]
+    tables: Mapping[str, object] = {**file.groups, **file.tables}
+    used: list[tuple[str, str, Mapping[str, object]]] = [("claims", claim.group, tables) for claim in file.claims]
     used += [("claims", gate, file.gates) for claim in file.claims for gate in (claim.gate, *claim.than)]
-    used += [("published.values", group, file.groups) for group in file.published.values]
+    used += [("published.values", group, tables) for group in file.published.values]
+    used += [("tables", group, file.groups) for table in file.tables.values() for group, _ in table.columns.values()]
+    used += [("tables", key, t.columns) for t in file.tables.values() for keys in t.means.values() for key in keys]
+    used += [("tables", gate, file.gates) for table in file.tables.values() for gate in table.gates]
+    used += [("groups", gate, file.gates) for group in file.groups.values() for gate in group.gates or ()]
     used += [("published.values", gate, file.gates) for rows in file.published.values.values() for gate in rows]
     used += [("figures", key, {**file.groups, **file.gates}) for figure in file.figures for key in figure.at]
     used += [("pictures", gate, file.gates) for gates in file.pictures.values() for gate in gates]
@@ -214,14 +279,24 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     require(not unknown, f"only={file.only}: {name} has {have}")
     scale = file.scales[file.scale]
     shared = [*file.fixed, *scale.fixed]
-    groups = [Part(key, name_of(key, part), [*shared, *(part.fixed or [])]) for key, part in _wanted(file.groups, only)]
-    gates = [
-        Part(key, name_of(key, part), [f"gate={key}"] if part.fixed is None else part.fixed, part.space, part.limit)
-        for key, part in _wanted(file.gates, only)
-    ]
+    groups = {
+        key: Part(key, name_of(key, part), [*shared, *(part.fixed or [])], part.space, gates=part.gates)
+        for key, part in file.groups.items()
+    }
+    gates = {
+        key: Part(key, name_of(key, part), words, part.space, part.limit)
+        for key, part in file.gates.items()
+        for words in [[f"gate={key}"] if part.fixed is None else part.fixed]
+    }
+    rows = {
+        (group.key, gate.key): (group, gate)
+        for group in groups.values()
+        for gate in gates.values()
+        if group.gates is None or gate.key in group.gates
+    }
     require((scale.seeds is None) != (scale.best is None), f"scales.{file.scale}: must have either seeds or best")
-    found = Paper(name, file, scale, groups, gates, list(words))
-    unsearched = [gate.key for gate in gates if scale.best and not found.space_of(gate)]
+    found = Paper(name, file, scale, _wanted(groups, only), _wanted(gates, only), list(words), rows)
+    unsearched = [gate.key for group, gate in found.pairs() if scale.best and not found.space_of(group, gate)]
     require(not unsearched, f"scales.{file.scale}.best: nothing is searched for {', '.join(unsearched)}")
     return found
 
@@ -231,6 +306,6 @@ def name_of(key: str, part: Described) -> str:
     return part.name or NAMES.get(key, key.replace("_", " "))
 
 
-def _wanted(parts: Mapping[str, Described], only: Sequence[str]) -> list[tuple[str, Described]]:
+def _wanted(parts: Mapping[str, Part], only: Sequence[str]) -> list[Part]:
     """Return the parts that ``only`` names, or all parts if it names none of them."""
-    return [(key, part) for key, part in parts.items() if key in only] or list(parts.items())
+    return [part for key, part in parts.items() if key in only] or list(parts.values())

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
+from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.searches import Pairs, judge_search
 from mtl.paper.verdicts import RULES, Judgement, judge
 from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
@@ -57,8 +58,12 @@ def write(
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
     else:
         groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
-    judgements = judged(paper, groups, searches)
+    tables = {key: joint_runs(joint, groups, paper.gates) for key, joint in paper.file.tables.items()}
+    joints = {key: runs for key, runs in tables.items() if runs}
+    judgements = judged(paper, groups | joints, searches)
     sections = [claims_of(judgements, paper.file.remarks)]
+    for key, runs in joints.items():
+        sections.append(section_of_joint(paper.file.tables[key], runs, paper.gates, paper.published().get(key, {})))
     for group in paper.groups:
         if group.key in groups:
             sections.append(section(paper, group, groups[group.key], chosen, searches.get(group.key)))
@@ -100,10 +105,10 @@ def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Tria
             found.append(judge_search(claim, pairs, names, claim.higher))
             continue
         runs = groups.get(claim.group)
-        own = {key: values(runs, name, claim.column) for key, name in names.items()} if runs else {}
+        own = {key: runs.values(name, claim.column) for key, name in names.items()} if runs else {}
         if runs and claim.other:
-            own[claim.other] = values(runs, names[claim.gate], claim.other)
-        shares = {key: list(values(runs, name, BINARY).values()) for key, name in names.items()} if runs else {}
+            own[claim.other] = runs.values(names[claim.gate], claim.other)
+        shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
         found.append(judge(claim, own, names, shares))
     return found
 
@@ -120,17 +125,11 @@ def runs_table(groups: Mapping[str, Runs], folder: Path) -> pl.DataFrame:
 def runs_of(paper: Paper, group: Part, chosen: Chosen, folder: Path) -> Runs | None:
     """Return the runs of a group that have begun; None if none has."""
     named: dict[Path, tuple[str, int | None]] = {}
-    for gate in paper.gates:
+    for gate in paper.gates_of(group):
         label = paper.definition(group, gate, *chosen[group.key, gate.key]).label
         own = {run_folder(folder, label, n): (gate.name, paper.file.seed + n) for n in range(paper.scale.seeds or 0)}
         named |= {path: name for path, name in own.items() if path.exists()}
     return read_named_runs(named, "gate") if named else None
-
-
-def values(runs: Runs, gate: str, column: str) -> dict[int, float | None]:
-    """Return the values of a column in the finished runs of a gate by seed."""
-    table = runs.table.filter(setting=gate, state=FINISHED)
-    return dict(table.select("seed", column).rows()) if column in table.columns else {}
 
 
 def pairs_of(trials: Trials, gate: str, column: str) -> Pairs:
@@ -146,12 +145,12 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trial
     published = {gate.name: theirs[gate.key] for gate in begun}
     lines = [
         f"{gate.name}: {' '.join(words)} (trial {number} of the search)"
-        for gate in paper.gates
+        for gate in paper.gates_of(group)
         for words, number in [chosen[group.key, gate.key]]
         if words
     ]
     known = [column for column in paper.file.columns if column in runs.table.columns]
-    measured = [gate for gate in paper.gates if any(values(runs, gate.name, FLOPS).values())]
+    measured = [gate for gate in paper.gates if any(runs.values(gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
     names = {gate.key: gate.name for gate in paper.gates}
     pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
@@ -160,7 +159,7 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trial
     if paper.scale.best and trials:
         return section_of_trials(trials, group.name, best=paper.scale.best, **shown)
     found = section_of(runs, group.name, **shown)
-    planned, done = len(paper.gates) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
+    planned, done = len(paper.gates_of(group)) * (paper.scale.seeds or 0), runs.table["state"].to_list().count(FINISHED)
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")
     return replace(found, notes=[*found.notes, *lines])

@@ -88,6 +88,11 @@ class Runs:
         """Return whether higher values of a column of numbers are better; None if that is not known."""
         return self.higher.get(re.split("[ /]", column)[-1])
 
+    def values(self, setting: str, column: str) -> dict[int, float | None]:
+        """Return the recorded values of a column in the finished runs of a setting by seed; undefined ones are NaN."""
+        table = self.table.filter(setting=setting, state=FINISHED)
+        return dict(table.select("seed", column).drop_nulls(column).rows()) if column in table.columns else {}
+
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
     """Return the run folders at or below ``folders``, in the order of the jobs of a sweep; InputError without any."""

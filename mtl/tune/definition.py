@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -51,7 +51,7 @@ class Definition:
     """One study of Optuna: the trials of one gate.
 
     ``label``: the gate, or "" for a study without gates. ``words``: the options that all its trials share, as words of
-    the command line of mtl train.
+    the command line of mtl train. ``sources``: the labels of the studies for whose run folders texts in words stand.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Definition:
     sampler: dict[str, Any]
     pruner: dict[str, Any]
     seed: int
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def record(self, monitor: str) -> dict[str, Any]:
         """Return as plain data what must not change between starts of the study; folders may differ by machine."""

@@ -21,6 +21,7 @@ from mtl.config.resume import is_harmless
 from mtl.records import LOCK, RESULTS, read_json
 from mtl.runs.channel import VARIABLE
 from mtl.runs.commands import quoted
+from mtl.tune.definition import Definition
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
 
@@ -59,7 +60,8 @@ class Launcher:
         if not queue.holds(trial.number):
             return None
         seed, was_fitted = queue.training_seed(trial.number), trial.user_attrs.get(FITTED)
-        given = [*queue.definition.words, *words({**trial.params, "seed": seed})]  # these words reproduce the trial
+        # These words reproduce the trial
+        given = [*self.words(queue.definition, trial.number), *words({**trial.params, "seed": seed})]
         for name, known in (("folder", str(folder)), ("command", given), ("seed", seed)):
             queue.set(trial.number, name, known)
         if not (folder / RESULTS).exists():
@@ -79,6 +81,17 @@ class Launcher:
             return Outcome(pruned=True)
         value = read_json(folder / RESULTS).get(f"best_{queue.monitor.replace('/', '_')}")
         return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
+
+    def words(self, definition: Definition, number: int) -> list[str]:
+        """Return the words of trial ``number``, with the folders of earlier runs in place of the texts for them.
+
+        A run continues the run of the same number, all trials of a search the first one.
+        """
+        source, found = 0 if definition.space else number, definition.words
+        for text, label in definition.sources.items():
+            folder = quoted(run_folder(self.folder, label, source).absolute()).strip("'")
+            found = [word.replace(text, folder) for word in found]
+        return found
 
     def _run(self, queue: Queue, trial: Trial, folder: Path, given: Sequence[str]) -> tuple[int, bool]:
         """Return the exit status of ``mtl train GIVEN``, and whether another worker has taken over the trial."""

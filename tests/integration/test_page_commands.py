@@ -27,7 +27,7 @@ from mtl.records import read_json
 from tests.conftest import ROOT
 from tests.pages import blocks, commands
 from tests.programs import free_port
-from tests.transformers import VOCAB, save_encoder
+from tests.transformers import save_encoder, save_vocabulary
 
 pytestmark = pytest.mark.slow
 TINY = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.accelerator=cpu", "callbacks.progress=null"]
@@ -115,10 +115,7 @@ def test_a_pretrained_network(tmp_path: Path, tiny_data: Path) -> None:
     """The name on the page is that of a small folder here."""
     [words] = [words for words in commands("mtl train") if "network.pretrained=bert-base-uncased" in words]
     save_encoder(tmp_path / "bert-base-uncased", "bert")
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = [*specials, *(chr(ord("a") + n) for n in range(26))]
-    vocabulary += [f"##{piece}" for piece in vocabulary[len(specials) :]]
-    (tmp_path / "bert-base-uncased" / "vocab.txt").write_text("\n".join(vocabulary[:VOCAB]) + "\n")
+    save_vocabulary(tmp_path / "bert-base-uncased")
     small = [*TINY, f"paths.data_dir={tiny_data}", "data.max_length=20"]
     started(["mtl", "train", *words, *small, "hydra.run.dir=run"], tmp_path)
     assert read_json(tmp_path / "run" / "results.json")["test"]["loss"] is not None

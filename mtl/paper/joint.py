@@ -1,0 +1,77 @@
+"""Tables of columns of several groups, such as the tasks of GLUE with their averages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from mtl.paper.definition import Joint, Part
+from mtl.report.compare import compare
+from mtl.report.grid import Published, rounded
+from mtl.report.page import Listing, Section
+from mtl.report.runs import FINISHED, Runs
+from mtl.report.statistics import Value
+
+Row = dict[str, Value]  # by column, and by mean
+
+
+def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) -> Runs | None:
+    """Return a table of runs with a row for each gate and seed that has a value; None if none has one."""
+    rows: list[dict[str, Any]] = []
+    for gate in (gate for gate in gates if gate.key in joint.gates):
+        found = {
+            name: groups[group].values(gate.name, column) if group in groups else {}
+            for name, (group, column) in joint.columns.items()
+        }
+        for seed in sorted({seed for values in found.values() for seed in values}):
+            known = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name, "seed": seed}
+            rows.append(known | _with_means(joint, {name: values.get(seed) for name, values in found.items()}))
+    if not rows:
+        return None
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    table = table.with_columns(pl.col(*joint.columns, *joint.means).cast(pl.Float64))
+    higher = {name: _higher(groups, *place) for name, place in joint.columns.items()}
+    higher |= {name: higher[own[0]] for name, own in joint.means.items()}
+    return Runs(table, "gate", {}, {name: bool(value) for name, value in higher.items()})
+
+
+def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Published) -> Section:
+    """Return the section on a joint table; ``theirs``: the published (mean, error) by the gate's key and the column."""
+    columns, have = [*joint.columns, *joint.means], set(runs.table["setting"])
+    published = {gate.name: theirs[gate.key] for gate in gates if gate.key in theirs and gate.name in have}
+    comparison = compare(runs, columns=columns)
+    if not joint.best:
+        return Section(joint.name, "", comparison, published)
+    rows = []
+    for name in dict.fromkeys(runs.table["setting"]):
+        best = _with_means(joint, {column: _best(runs, name, column) for column in joint.columns})
+        rows.append([name, *(_text(best[column]) for column in columns)])
+        if name in published:
+            rows.append([f"{name}, published", *(_text(published[name].get(c, (None,))[0]) for c in columns)])
+    return Section(
+        joint.name, "", comparison, listings=[Listing("The best run of each column", ["gate", *columns], rows)]
+    )
+
+
+def _with_means(joint: Joint, row: Row) -> Row:
+    means: Row = {}
+    for name, own in joint.means.items():
+        values = [value for key in own if (value := row[key]) is not None]
+        means[name] = statistics.fmean(values) if len(values) == len(own) else None
+    return row | means
+
+
+def _higher(groups: Mapping[str, Runs], group: str, column: str) -> bool | None:
+    return groups[group].is_higher_better(column) if group in groups else None
+
+
+def _best(runs: Runs, gate: str, column: str) -> Value:
+    values = [value for value in runs.values(gate, column).values() if value is not None]
+    return (max if runs.is_higher_better(column) else min)(values, default=None)
+
+
+def _text(value: Value) -> str:
+    return "-" if value is None else rounded(value, None)
