@@ -27,15 +27,17 @@ def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) 
             for name, (group, column) in joint.columns.items()
         }
         for seed in sorted({seed for values in found.values() for seed in values}):
-            known = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name, "seed": seed}
-            rows.append(known | _with_means(joint, {name: values.get(seed) for name, values in found.items()}))
+            row = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name, "seed": seed}
+            rows.append(row | _with_means(joint, {name: values.get(seed) for name, values in found.items()}))
     if not rows:
         return None
     table = pl.DataFrame(rows, infer_schema_length=None)
     table = table.with_columns(pl.col(*joint.columns, *joint.means).cast(pl.Float64))
-    higher = {name: _higher(groups, *place) for name, place in joint.columns.items()}
-    higher |= {name: higher[own[0]] for name, own in joint.means.items()}
-    return Runs(table, "gate", {}, {name: bool(value) for name, value in higher.items()})
+    places = {name: place for name, place in joint.columns.items() if place[0] in groups}
+    known = {name: groups[group].is_higher_better(column) for name, (group, column) in places.items()}
+    higher = {name: value for name, value in known.items() if value is not None}
+    higher |= {name: higher[own[0]] for name, own in joint.means.items() if own[0] in higher}
+    return Runs(table, "gate", {}, higher)
 
 
 def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Published) -> Section:
@@ -62,10 +64,6 @@ def _with_means(joint: Joint, row: Row) -> Row:
         values = [value for key in own if (value := row[key]) is not None]
         means[name] = statistics.fmean(values) if len(values) == len(own) else None
     return row | means
-
-
-def _higher(groups: Mapping[str, Runs], group: str, column: str) -> bool | None:
-    return groups[group].is_higher_better(column) if group in groups else None
 
 
 def _best(runs: Runs, gate: str, column: str) -> Value:

@@ -15,7 +15,7 @@ from mtl.tune.launch import Launcher, run_folder
 from mtl.use.importance import write_importance
 from tests.integration.helpers import compose_small
 from tests.integration.test_configs import SMALL_OMNIGLOT
-from tests.transformers import save_vocabulary
+from tests.transformers import save_encoder, save_vocabulary
 from tests.unit.test_paper import PAPERS, paper
 
 ALIKE = {f"comet_{name}" for name in ("books", "jester", "celeba", "digits", "multi_fashion", "bert")}
@@ -54,7 +54,8 @@ def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_dat
     if name in NEEDS:
         small = [*NEEDS[name], *small]
     if name in CONTINUED:  # a vocabulary of its own would not fit the run that is continued
-        small += [f"data.tokenizer={save_vocabulary(tmp_path)}"]
+        save_encoder(tmp_path / "bert", "bert")  # its configuration says what the vocabulary is for
+        small += [f"data.tokenizer={save_vocabulary(tmp_path / 'bert')}"]
     needed: dict[tuple[str, str], set[str]] = {}  # by group and gate, a group for each of the gate's columns
     own = [claim for claim in found.file.claims if claim.group not in found.file.tables]
     for (key, column), group in {(claim.gate, claim.column): claim.group for claim in own}.items():

@@ -43,12 +43,13 @@ def told(folder: Path) -> list[dict[str, str]]:
 
 
 def test_rows_continue_the_runs_of_other_rows(tmp_path: Path) -> None:
-    """Whether requested or not, those run first; a stopped table goes on where it was."""
+    """Whether requested or not, those run first; nothing is run again if there are more seeds or rows."""
     root = tmp_path / "paper" / "mine" / "laptop"
-    reproduce(tmp_path, only="two,a", **FILE)
+    for seeds in (1, 3):
+        reproduce(tmp_path, only="two,a", **FILE | {"scales": {"laptop": {"seeds": seeds, "note": "x"}}})
     runs = told(tmp_path)
-    assert [(run["x"], run["seed"]) for run in runs] == [(x, seed) for x in "12" for seed in "012"]
-    starts = [run["start"].strip("'") for run in runs[3:]]
+    assert [run["x"] + run["seed"] for run in runs] == ["10", "20", "11", "12", "21", "22"]
+    starts = [run["start"].strip("'") for run in runs if run["x"] == "2"]
     assert starts == [f"{root}/one/a/trial_0000{seed}/last" for seed in range(3)]
     reproduce(tmp_path, only="three", **FILE)
     more = told(tmp_path)[6:]
