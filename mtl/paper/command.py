@@ -19,10 +19,10 @@ from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
 from mtl.runs.console import make_lasting
-from mtl.tune.command import Composer, best_trials, checked, queue_of, say
+from mtl.tune.command import Composer, best_trials, checked, queues_of, say
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
-from mtl.tune.queue import study_of
+from mtl.tune.queue import Queue, study_of
 from mtl.tune.space import words
 from mtl.tune.storage import open_storage, reached
 from mtl.tune.trials import read_trials
@@ -91,7 +91,8 @@ class _Worker:
 
     def work(self, pairs: Sequence[Pair], search: bool = False) -> None:
         """Do the searches or the runs of some rows; the runs that they refer to have ended."""
-        count, queues = self.paper.scale.n_trials if search else self.paper.scale.seeds or 0, []
+        count = self.paper.scale.n_trials if search else self.paper.scale.seeds or 0
+        queues: list[Queue] = []
         for group, gate in pairs:
             sources = {
                 text: self.planned(*self.paper.known[key]).label
@@ -100,7 +101,7 @@ class _Worker:
             found, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
             if sources:
                 self._rank(found, count, first)
-            queues.append(queue_of(found, str(first.monitor), self.storage, self.cfg, count))
+            queues += queues_of([found], str(first.monitor), self.storage, self.cfg, count)
         work(queues, self.launch, self.cfg.max_failures, say)
 
     def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:

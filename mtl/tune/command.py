@@ -62,7 +62,7 @@ def tune(
     storage = open_storage(cfg.storage, folder)
     with reached(cfg.storage, folder):
         if show is None:
-            queues = [queue_of(each, str(runs[0].monitor), storage, cfg, cfg.n_trials) for each in found]
+            queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
             with stoppable():
                 work(queues, Launcher(program, folder), cfg.max_failures, say)
         studies = [study for each in found if (study := study_of(each.name, storage))]
@@ -74,11 +74,11 @@ def tune(
             show_best(study)
 
 
-def queue_of(
-    found: definitions.Definition, monitor: str, storage: BaseStorage, cfg: DictConfig, n_trials: int
-) -> Queue:
-    """Return the queue of a study; ``cfg`` has the options of workers, ``heartbeat`` and ``retries``."""
-    return Queue(found, storage, monitor, n_trials, cfg.heartbeat, cfg.retries)
+def queues_of(
+    found: Sequence[definitions.Definition], monitor: str, storage: BaseStorage, cfg: DictConfig, n_trials: int
+) -> list[Queue]:
+    """Return the queue of each study; ``cfg`` has the options of workers, ``heartbeat`` and ``retries``."""
+    return [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each in found]
 
 
 def say(text: str) -> None:
