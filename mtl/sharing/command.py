@@ -18,12 +18,10 @@ from optuna.trial import TrialState
 from mtl.analysis.conflicts import matrix
 from mtl.checks import require
 from mtl.config import build
-from mtl.report.delta import gain
 from mtl.report.runs import read_results
-from mtl.report.statistics import summarise
 from mtl.runs.console import make_lasting
 from mtl.sharing import settings as options_of
-from mtl.sharing.answer import ALONE, GROUPS, TOGETHER
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, Values, gains
 from mtl.sharing.grouping import Group, partition, predicted, rounds_of_pairs
 from mtl.sharing.settings import Setting, Settings, Share
 from mtl.tune.command import Composer, checked, queues_of, say
@@ -57,6 +55,20 @@ class Measured:
         """Return the folder of each seed's run."""
         definition = setting.definition
         return {s: run_folder(self.folder, definition.label, s - self.seeds.start) for s in self.seeds}
+
+    def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
+        """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""
+        higher = dict.fromkeys(self.tasks, True)
+        found: dict[str, tuple[Values, Mapping[str, list[str]]]] = {}
+        for name, setting in {ALONE: self.settings[ALONE], **settings}.items():
+            values: dict[str, dict[int, float | None]] = {task: {} for task in self.tasks}
+            for seed, path in self.runs(setting).items():
+                if results := read_results(path)[0]:
+                    for task, metric in results.main_metrics.items():
+                        values[task][seed] = results.test.get(f"{task}/{metric}")
+                        higher[task] = results.higher_is_better.get(metric, True)
+            found[name] = values, setting.mates
+        return gains(found, higher)
 
 
 def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]) -> Measured:
@@ -96,13 +108,13 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
         run(list(base.values()), seeds)
         found.gains = found.affinity = affinity_of(found)
         if given.pairs:
-            weight = {
-                (i, j): float(found.affinity[i, j] + found.affinity[j, i]) for j in range(len(tasks)) for i in range(j)
-            }
-            chosen = [made.of_pairs(pairs) for pairs in rounds_of_pairs(len(tasks), weight)[:rounds]]
+            chosen = [made.of_pairs(pairs) for pairs in rounds_of_pairs(found.affinity)[:rounds]]
             found.pairs = {setting.definition.label: setting for setting in chosen}
             run(chosen, seeds)
-            found.gains = gains_of_pairs(found)
+            found.gains = np.full_like(found.affinity, np.nan)
+            for each in found.gains_over_alone(found.pairs):
+                place = tasks.index(each.mates[0]), tasks.index(each.task)
+                found.gains[place] = np.nan if each.found.mean is None else each.found.mean
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
             found.groups = partition(found.gains, given.groups)
             if 1 < len(found.groups) < len(tasks):
@@ -143,33 +155,6 @@ def affinity_of(found: Measured) -> np.ndarray:
     if not tables:
         return np.full((len(found.tasks), len(found.tasks)), np.nan)
     return 100 * matrix(pl.concat(tables), "affinity", found.tasks)
-
-
-def gains_of_pairs(found: Measured) -> np.ndarray:
-    """Return the mean gain of the column's task from being trained in a pair with the row's; NaN if not trained."""
-    gains = np.full((len(found.tasks), len(found.tasks)), np.nan)
-    alone, higher = values_of(found, found.settings[ALONE])
-    for setting in found.pairs.values():
-        values, _ = values_of(found, setting)
-        for column, task in enumerate(found.tasks):
-            for mate in setting.mates[task]:
-                each = [gain(v, alone[task].get(seed), higher[task]) for seed, v in values[task].items()]
-                mean = summarise(each).mean
-                gains[found.tasks.index(mate), column] = np.nan if mean is None else mean
-    return gains
-
-
-def values_of(found: Measured, setting: Setting) -> tuple[dict[str, dict[int, float | None]], dict[str, bool]]:
-    """Return the test values of the main metrics by task and seed, and of which tasks higher values are better."""
-    values: dict[str, dict[int, float | None]] = {task: {} for task in found.tasks}
-    higher = dict.fromkeys(found.tasks, True)
-    for seed, path in found.runs(setting).items():
-        results = read_results(path)[0]
-        for task, metric in (results.main_metrics if results else {}).items():
-            assert results is not None
-            values[task][seed] = results.test.get(f"{task}/{metric}")
-            higher[task] = results.higher_is_better.get(metric, True)
-    return values, higher
 
 
 def predicted_gain(found: Measured) -> float:

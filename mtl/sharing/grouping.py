@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import combinations
 
 import numpy as np
@@ -69,16 +69,17 @@ def _by_program(gains: np.ndarray, most: int) -> list[Group]:
     return sorted(candidates[column] for column in np.flatnonzero(found.x > 0.5))
 
 
-def rounds_of_pairs(tasks: int, weight: Mapping[tuple[int, int], float]) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs such that each pair is in one round; each task is in at most one pair of a round.
+def rounds_of_pairs(affinity: np.ndarray) -> list[list[tuple[int, int]]]:
+    """Return rounds of disjoint pairs such that each pair of the T tasks is in one round.
 
     One run trains all pairs of a round. By the circle method T tasks take T - 1 rounds, or T if T is odd. The rounds
-    with the largest mean ``weight`` of their pairs come first.
+    whose pairs have the largest mean ``affinity [T, T]`` come first.
     """
+    tasks, weight = len(affinity), np.nan_to_num(affinity + affinity.T)
     ring = [*range(tasks), *([-1] if tasks % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):
         pairs = zip(ring[: len(ring) // 2], reversed(ring[len(ring) // 2 :]), strict=True)
         rounds.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return sorted(rounds, key=lambda pairs: -sum(weight.get(pair, 0.0) for pair in pairs) / len(pairs))
+    return sorted(rounds, key=lambda pairs: -np.mean([weight[pair] for pair in pairs]))

@@ -19,8 +19,8 @@ from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.summary import PAGE, write_report
 from mtl.runs.commands import program
-from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, gains, recommended
-from mtl.sharing.command import Measured, predicted_gain, values_of
+from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended
+from mtl.sharing.command import Measured, predicted_gain
 from mtl.writing import write_json
 
 JSON = "share.json"
@@ -35,10 +35,13 @@ RULE = (
 def write(found: Measured) -> dict[str, Any]:
     """Write ``report.html``, ``summary.md``, ``summary.csv`` and ``share.json``, print the answers, and return them."""
     runs = read_named_runs({p: (n, s) for n, setting in found.settings.items() for s, p in found.runs(setting).items()})
-    kinds = gains_by_kind(found)
-    shared, gated, pairs = kinds.values()
-    count = len(found.tasks)
-    answers = {task: answer(task, shared, gated, pairs, count) for task in found.tasks}
+    shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
+    gated = {name: each for name, each in found.settings.items() if name not in (ALONE, TOGETHER, GROUPS)}
+    settings = {"sharing": shared, "gates": gated, "pairs": found.pairs}
+    kinds = {kind: found.gains_over_alone(each) for kind, each in settings.items()}
+    answers = {
+        task: answer(task, kinds["sharing"], kinds["gates"], kinds["pairs"], len(found.tasks)) for task in found.tasks
+    }
     deltas = {name: delta_of(runs, name) for name in found.settings}
     chosen, why = recommended(deltas)
     setting = found.settings[chosen]
@@ -76,17 +79,6 @@ def write(found: Measured) -> dict[str, Any]:
     return content
 
 
-def gains_by_kind(found: Measured) -> dict[str, list[Gain]]:
-    """Return the gains over training alone in the settings that share, in those with gates, and in pairs."""
-    every = {name: (values_of(found, setting)[0], setting.mates) for name, setting in found.settings.items()}
-    higher = values_of(found, found.settings[ALONE])[1]
-    pairs = {name: (values_of(found, setting)[0], setting.mates) for name, setting in found.pairs.items()}
-    shared = {name: each for name, each in every.items() if name in (ALONE, TOGETHER, GROUPS)}
-    gated = {name: each for name, each in every.items() if name not in (TOGETHER, GROUPS)}
-    kinds = {"sharing": shared, "gates": gated, "pairs": {ALONE: every[ALONE], **pairs}}
-    return {kind: gains(settings, higher) for kind, settings in kinds.items()}
-
-
 def delta_of(runs: Runs, setting: str) -> list[float | None]:
     """Return delta-m of the finished runs of a setting; [] without any."""
     own = runs.table.filter(setting=setting, state=FINISHED)
@@ -99,13 +91,11 @@ def in_words(groups: Sequence[Sequence[str]]) -> str:
 
 
 def _listings(found: Measured, named: list[list[str]]) -> list[Listing]:
-    numbers = [[task, *(_cell(v) for v in row)] for task, row in zip(found.tasks, found.affinity, strict=True)]
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the joint runs and their training."
-    listings = [Listing(title, ["", *found.tasks], numbers, [note])]
+    listings = [_matrix(title, found.tasks, found.affinity, note)]
     if found.pairs:
-        rows = [[task, *(_cell(v) for v in row)] for task, row in zip(found.tasks, found.gains, strict=True)]
-        listings.append(Listing("Gain of the column's task in a pair with the row's, %", ["", *found.tasks], rows))
+        listings.append(_matrix("Gain of the column's task in a pair with the row's, %", found.tasks, found.gains))
     if named:
         by = "the gains of pairs" if found.pairs else "the affinities"
         note = (
@@ -149,5 +139,6 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _cell(value: float) -> str:
-    return f"{value:+.2g}" if np.isfinite(value) else "-"
+def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Listing:
+    cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
+    return Listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], notes)

@@ -115,7 +115,7 @@ def test_killed_and_resumed_with_two_workers_gives_the_same_answer(tmp_path: Pat
     while not list((tmp_path / "shared").rglob("trial_00001")):
         time.sleep(0.2)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
     workers = [start(tmp_path / "shared") for _ in range(2)]
     assert [answers(worker.communicate()[0]) for worker in workers] == [expected, expected]
     runs = list((tmp_path / "shared").rglob("results.json"))

@@ -61,7 +61,9 @@ def test_two_groups_are_found_by_both_methods() -> None:
 
 @pytest.mark.parametrize("tasks", [2, 4, 5, 8])
 def test_rounds_have_each_pair_once(tasks: int) -> None:
-    rounds = rounds_of_pairs(tasks, {(0, 1): 1.0})
+    affinity = np.zeros((tasks, tasks))
+    affinity[0, 1] = 1.0
+    rounds = rounds_of_pairs(affinity)
     assert sorted(pair for each in rounds for pair in each) == list(combinations(range(tasks), 2))
     assert all(len({task for pair in each for task in pair}) == 2 * len(each) for each in rounds)
     assert (0, 1) in rounds[0]
