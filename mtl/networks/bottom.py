@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from mtl.checks import require
 from mtl.functional import at_least_float32
 from mtl.networks.attention import TargetAttention
+from mtl.networks.hashed import HashedTable
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 
 EMBEDDING_RANGE = 0.05
+Buckets = Annotated[int, Field(ge=2, le=10**9)]  # rows of a hashed table
 
 
 def bottom_for(
-    inputs: Mapping[str, InputSpec], embedding_dim: Count = 128, attention_units: Sequence[Count] = (36,)
+    inputs: Mapping[str, InputSpec],
+    embedding_dim: Count = 128,
+    attention_units: Sequence[Count] = (36,),
+    hash_buckets: Buckets | None = None,
 ) -> TabularBottom | ImageBottom:
     """Return the bottom that fits the inputs: one image, or categorical and numeric inputs."""
     if any(isinstance(spec, Image) for spec in inputs.values()):
         return ImageBottom(inputs)
-    return TabularBottom(inputs, embedding_dim, attention_units)
+    return TabularBottom(inputs, embedding_dim, attention_units, hash_buckets)
 
 
 class ImageBottom(nn.Module):
@@ -61,12 +68,17 @@ class TabularBottom(nn.Module):
 
     Embeddings have ``embedding_dim`` entries and start U(-0.05, 0.05). That of a list is the mean over its elements,
     zeros for an empty one. A list with a target shares the target's embeddings, and ``TargetAttention`` of
-    ``attention_units`` sums them. ``output_dim`` D is known after construction.
+    ``attention_units`` sums them. An input with more than ``hash_buckets`` ids has a table of so many rows, see
+    ``HashedTable``. ``output_dim`` D is known after construction.
     """
 
     @validated
     def __init__(
-        self, inputs: Mapping[str, InputSpec], embedding_dim: Count = 128, attention_units: Sequence[Count] = (36,)
+        self,
+        inputs: Mapping[str, InputSpec],
+        embedding_dim: Count = 128,
+        attention_units: Sequence[Count] = (36,),
+        hash_buckets: Buckets | None = None,
     ) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList()  # a ModuleDict refuses names such as "type" and "a.b"
@@ -82,11 +94,12 @@ class TabularBottom(nn.Module):
                 self.output_dim += embedding_dim
             elif isinstance(spec, Categorical | Bag):
                 size = sizes.get(name, spec.size)  # a target's table begins with the padding of lists
-                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(size, embedding_dim)
+                rows = size if hash_buckets is None else min(size, hash_buckets)
+                table: nn.Embedding | nn.EmbeddingBag = nn.Embedding(rows, embedding_dim)
                 if isinstance(spec, Bag):
-                    table = nn.EmbeddingBag(spec.size, embedding_dim, mode="mean", padding_idx=0)
+                    table = nn.EmbeddingBag(rows, embedding_dim, mode="mean", padding_idx=0)
                 nn.init.uniform_(table.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
-                self.embeddings.append(table)
+                self.embeddings.append(table if rows == size else HashedTable(table))
                 self.categorical.append(name)
                 self.output_dim += embedding_dim
             elif isinstance(spec, Numeric):

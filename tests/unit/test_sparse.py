@@ -13,7 +13,10 @@ from torch import nn
 
 from mtl.checks import InputError
 from mtl.config import build
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.hashed import HASHES
 from mtl.training.sparse import RowwiseAdagrad, Together, coalesce
+from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
 
 STEPS = [[0, 2, 2], [2, 1], [0, 0, 0]]  # ids of each batch; row 3 is never seen
@@ -99,3 +102,18 @@ def test_a_network_without_tables_is_refused(tmp_path: Path) -> None:
     data.setup()
     with pytest.raises(InputError, match="MMoE has no embedding table"):
         build.build_module(cfg, build.build_network(cfg, data.spec), data.spec)
+
+
+def test_ids_in_hash_buckets() -> None:
+    inputs = {"id": Categorical(1000), "small": Categorical(50), "tags": Bag(1000, 3)}
+    bottom = TabularBottom(inputs, 4, hash_buckets=50)
+    assert [len(p) for p in bottom.parameters()] == [50, 50, 50]
+    ids = torch.arange(1000)
+    rows = bottom.embeddings[0](ids)
+    assert len(rows.unique(dim=0)) > 600  # one hash alone would leave 50
+    torch.testing.assert_close(rows[0], 2 * bottom.embeddings[0].table.weight[0])  # unknown
+    first, second = (1 + (a * 7 + b) % (2**31 - 1) % 49 for a, b in HASHES)
+    torch.testing.assert_close(rows[7], bottom.embeddings[0].table.weight[[first, second]].sum(0))
+    lists = bottom.embeddings[2](torch.tensor([[7, 0, 0], [7, 9, 0], [0, 0, 0]], dtype=torch.int32))
+    alone = bottom.embeddings[2](torch.tensor([[9]]))[0]
+    torch.testing.assert_close(lists, torch.stack([lists[0], (lists[0] + alone) / 2, torch.zeros(4)]))
