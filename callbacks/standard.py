@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from mtl.gates import Gate, adapt_gates
 from mtl.networks.mixture import MixtureOfExperts
 
 from .guards import FiniteGuard, ProcessAgreement
@@ -25,6 +27,7 @@ def standard_callbacks() -> list[Callback]:
         RandomState(),
         FiniteGuard(),
         ExecutionSwitch(),
+        GateAdaptation(),
         EpochReport(),
         CompileReport(),
         TrialReport(),
@@ -51,3 +54,20 @@ class ExecutionSwitch(Callback):
             layer = network.get_submodule(name)
             if isinstance(layer, MixtureOfExperts) and all(routing.exact_zeros for routing in routings):
                 layer.dispatch.adapt(*(routing.weights.detach() for routing in routings))
+
+
+class GateAdaptation(Callback):
+    """After each optimiser step, let gates adapt to what they measured in its batches, see ``Gate.adapt``."""
+
+    def __init__(self) -> None:
+        self._measured: list[tuple[Gate, Tensor]] = []  # since the last step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        for routings in outputs["routings"].values():
+            self._measured += [pair for routing in routings for pair in routing.measured]
+        if took_step(trainer, batch_idx):
+            network: Any = pl_module.network
+            adapt_gates(network, self._measured)
+            self._measured = []

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
     from mtl.experts.ffn import StackedFFN
     from mtl.gates import (
         CometGate,
+        CosineGate,
         DSelectKGate,
         FixedGate,
         Gate,
@@ -21,10 +22,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
         GumbelSoftmaxGate,
         HashGate,
         Permutation,
+        ReMoEGate,
         SoftmaxGate,
         SoftmaxSelectorGate,
         TaskTop1Gate,
         TopKGate,
+        adapt_gates,
     )
     from mtl.networks.mixture import MixtureOfExperts
     from mtl.python.estimator import MultiTaskModel
@@ -36,6 +39,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time ``__getatt
 __version__ = "0.1.0"
 __all__ = [
     "CometGate",
+    "CosineGate",
     "DSelectKGate",
     "Experts",
     "FixedGate",
@@ -46,6 +50,7 @@ __all__ = [
     "MixtureOfExperts",
     "MultiTaskModel",
     "Permutation",
+    "ReMoEGate",
     "Routing",
     "SoftmaxGate",
     "SoftmaxSelectorGate",
@@ -55,6 +60,7 @@ __all__ = [
     "TaskTop1Gate",
     "TopKGate",
     "TrainedModel",
+    "adapt_gates",
     "fit",
     "load",
     "share",

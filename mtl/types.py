@@ -93,9 +93,13 @@ class Bag:
 
 @dataclass(frozen=True)
 class Numeric:
-    """``width`` real numbers per row; tensor ``[B, width]``."""
+    """``width`` real numbers per row; tensor ``[B, width]``.
+
+    ``columns``: the column of a table that each number comes from, if they come from a table.
+    """
 
     width: int
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -368,6 +372,7 @@ class Routing:
     ``exact_zeros``: the gate's promise that no gradient passes through a weight that is exactly 0, so that its expert
     need not be computed. A gate that also learns from experts that it has switched off (straight-through) leaves it
     False: all experts are then computed, unless no gradient is taken.
+    ``measured``: (gate, whole numbers) of each gate that adapts to what it measures in training, see ``Gate.adapt``.
     """
 
     weights: Tensor
@@ -375,6 +380,7 @@ class Routing:
     selectors: Tensor | None = None
     exact_zeros: bool = False
     tasks: Sequence[int] | None = None
+    measured: tuple[tuple[Any, Tensor], ...] = ()
 
 
 def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

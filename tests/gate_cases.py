@@ -12,12 +12,14 @@ from torch import Tensor
 
 from mtl.gates import (
     CometGate,
+    CosineGate,
     DSelectKGate,
     FixedGate,
     Gate,
     GumbelMatrixGate,
     GumbelSoftmaxGate,
     HashGate,
+    ReMoEGate,
     SoftmaxGate,
     SoftmaxSelectorGate,
     TaskTop1Gate,
@@ -37,6 +39,7 @@ class GateCase:
     make: Callable[..., Gate]
     k: int | None = None  # at most so many nonzeros once its selectors are binary; None: no such bound
     sums_to_one: bool = True  # else to at most 1
+    bounded: bool = True  # the weights of a sample sum to at most 1
     learns: bool = True
     static: bool = True  # has a version that does not look at the example
     looks: bool = True  # has a version that does
@@ -69,6 +72,10 @@ CASES = [
     GateCase("topk_before", partial(TopKGate, normalize="before"), k=2, sums_to_one=False),
     GateCase("topk_noisy", partial(TopKGate, noisy=True, importance_weight=0.1, balance_weight=0.1, z_weight=0.1), k=2),
     GateCase("topk_load", partial(TopKGate, noisy=True, load_weight=0.1), k=2),
+    GateCase("topk_sigmoid", partial(TopKGate, scores="sigmoid", balance_weight=0.1), k=2),
+    GateCase("topk_bias", partial(TopKGate, scores="sigmoid", bias_rate=0.1), k=2, static=False),
+    GateCase("cosine", partial(CosineGate, balance_weight=0.1), k=2, sums_to_one=False, static=False),
+    GateCase("remoe", partial(ReMoEGate, k=1, initial_l1=0.1), sums_to_one=False, bounded=False, static=False),
     GateCase("hash", HashGate, k=1, learns=False, static=False),
     GateCase("dselect_k", partial(DSelectKGate, entropy_weight=0.1), k=2),
     GateCase("softmax_selector", partial(SoftmaxSelectorGate, entropy_weight=0.1), k=2),

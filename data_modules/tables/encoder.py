@@ -92,8 +92,8 @@ class TableEncoder:
         """The description of the inputs."""
         specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
         specs |= {name: elements.spec for name, elements in self.elements.items()}
-        width = sum(1 + scaling.gaps for scaling in self.numeric.values())
-        return specs | ({NUMERIC: Numeric(width)} if width else {})
+        columns = tuple(name for name, scaling in self.numeric.items() for _ in range(1 + scaling.gaps))
+        return specs | ({NUMERIC: Numeric(len(columns), columns)} if columns else {})
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of the rows of ``frame``: ids ``[N]``, lists ``[N, length]`` and numbers ``[N, width]``.

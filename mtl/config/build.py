@@ -54,10 +54,10 @@ def check_options(cfg: DictConfig) -> None:
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
-    name = cfg.gate.get("input_name") or "id"
+    names = [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())]
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
-        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs={name: some})
+        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
 
 
 def _check_sparse(cfg: DictConfig) -> None:
@@ -86,7 +86,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
         make = _instantiate(cfg.network, _partial_=True)
         options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
-        with _section("network", cfg.network):
+        with _section("gate", cfg.get("gate") or {}), _section("network", cfg.network):
             network: nn.Module = make(spec=spec, **options)
     if hasattr(network, "encoder_config"):
         cfg.network.config = network.encoder_config

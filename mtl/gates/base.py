@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError, require
-from mtl.distributed import batch_mean
+from mtl.distributed import all_reduce_sum, batch_mean
 from mtl.functional import KeepsDigits, at_least_float32, entropy
+from mtl.gates.columns import Columns
 from mtl.linear import affine
-from mtl.options import Count, validated
+from mtl.options import Count, Name, Some, validated
 from mtl.types import InputSpec, Routing
 
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
@@ -26,9 +27,10 @@ class Gate(KeepsDigits):
 
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend
     on the example; ``inputs`` describes the raw inputs, for gates that read one; ``shared`` makes one gate serve
-    all tasks. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when shared, else T)
-    as leading dimension. ``sums_to_one`` says whether the weights of a sample always sum to one, ``reads_inputs``
-    whether they depend on a raw input.
+    all tasks. With ``columns``, names of raw inputs, a per-example gate sees these columns instead of ``x``, which may
+    then tell scenarios apart. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when
+    shared, else T) as leading dimension and ``width`` (D, or that of the columns) as last. ``sums_to_one`` says whether
+    the weights of a sample always sum to one, ``reads_inputs`` whether they depend on a raw input.
     """
 
     sums_to_one = True
@@ -42,10 +44,18 @@ class Gate(KeepsDigits):
         input_dim: Count | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         shared: bool = False,
+        columns: Some[Name] | None = None,
     ) -> None:
         super().__init__()
         self.num_tasks, self.num_experts, self.input_dim, self.shared = num_tasks, num_experts, input_dim, shared
-        self.num_gates = 1 if shared else num_tasks
+        self.num_gates, self.width = 1 if shared else num_tasks, input_dim
+        self.seen: Columns | None = None
+        if columns is not None:
+            fits = input_dim is not None and not self.reads_inputs
+            given = f"columns=[{', '.join(columns)}]"
+            require(fits, f"{given}: a static gate sees no example, and {type(self).__name__} sees no columns here")
+            self.seen, self.reads_inputs = Columns(columns, inputs or {}), True
+            self.width = self.seen.width
 
     def forward(
         self, x: Tensor | None, inputs: Mapping[str, Tensor] | None = None, tasks: Sequence[int] | None = None
@@ -62,6 +72,8 @@ class Gate(KeepsDigits):
         if x is not None and self.input_dim is not None and x.shape[1:] not in shapes:
             raise InputError(f"x {list(x.shape)}: {self} takes x [B, {self.input_dim}]")
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
+        if x is not None and self.seen is not None:
+            x = self.seen(inputs or {}, x.dtype)
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
             tasks = None  # all tasks, in order: no copy of their parameters is needed
         chosen = None if self.shared or tasks is None else list(tasks)
@@ -101,6 +113,28 @@ class Gate(KeepsDigits):
         """Return the parameters with a row for each task: all parameters, or none if one gate serves all tasks."""
         return [] if self.shared or self.num_tasks == 1 else list(self.parameters())
 
+    def state(self) -> Tensor | None:
+        """Return the buffer ``[num_gates, ...]`` that ``adapt`` changes; None: the gate has no such state."""
+        return None
+
+    def adapt(self, measured: Tensor) -> None:
+        """Change ``state()`` after a step by what the gate measured: ``measured``, of its shape, is 0 where no row was.
+
+        It is the sum over all batches of the step, in all processes.
+        """
+
+    def measure(self, values: Tensor, tasks: list[int] | None) -> tuple[tuple[Gate, Tensor], ...]:
+        """Return ``Routing.measured``, for ``values [t, ...]`` of the wanted tasks; nothing in evaluation."""
+        if not self.training:
+            return ()
+        values = values.detach().long()
+        if self.shared:
+            values = values.sum(0, keepdim=True)
+        elif tasks is not None:
+            index = torch.tensor(tasks, device=values.device)
+            values = values.new_zeros(self.num_gates, *values.shape[1:]).index_copy(0, index, values)
+        return ((self, values),)
+
     def affine(self, x: Tensor | None, name: str, tasks: list[int] | None) -> Tensor:
         """Return ``<name>weight x + <name>bias`` of the wanted tasks, ``[B, T, ...]`` or, static, ``[T, ...]``."""
         weight, bias = getattr(self, f"{name}weight", None), at_least_float32(getattr(self, f"{name}bias"))
@@ -117,8 +151,8 @@ class Gate(KeepsDigits):
 
         ``bias_bound``: another bound for the biases.
         """
-        if self.input_dim is not None:
-            weight = torch.empty(*shape, self.input_dim).uniform_(-bound, bound)
+        if self.width is not None:
+            weight = torch.empty(*shape, self.width).uniform_(-bound, bound)
             self.register_parameter(f"{name}weight", nn.Parameter(weight))
         bound = bound if bias_bound is None else bias_bound
         self.register_parameter(f"{name}bias", nn.Parameter(torch.empty(*shape).uniform_(-bound, bound)))
@@ -132,6 +166,24 @@ def entropy_loss(selectors: Tensor, weight: Tensor) -> Tensor:
     """Return weight * (mean over the batch of the summed entropies of ``selectors [..., T, K, E]``)."""
     per_example = entropy(selectors, dim=(-3, -2, -1))  # [B] or []
     return weight.to(per_example.dtype) * batch_mean(per_example)
+
+
+@torch.no_grad()
+def adapt_gates(network: nn.Module, measured: Iterable[tuple[Gate, Tensor]]) -> None:
+    """Let the gates of ``network`` adapt to what they ``measured`` in the batches of a step.
+
+    All processes must call this after each step; the states of the gates stay equal in all of them.
+    """
+    states = {part: part.state() for part in network.modules() if isinstance(part, Gate)}
+    sums = {gate: state.new_zeros(state.shape, dtype=torch.long) for gate, state in states.items() if state is not None}
+    if not sums:
+        return
+    for gate, values in measured:
+        sums[gate] += values
+    together = all_reduce_sum(torch.cat([values.flatten() for values in sums.values()]))
+    parts = torch.split(together, [values.numel() for values in sums.values()])
+    for gate, part in zip(sums, parts, strict=True):
+        gate.adapt(part.view_as(sums[gate]))
 
 
 def check_k(k: int, num_experts: int) -> None:

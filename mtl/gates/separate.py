@@ -71,4 +71,5 @@ def joined(routings: Sequence[Routing]) -> Routing:
         torch.cat(selectors, -3) if len(selectors) == len(routings) else None,
         all(routing.exact_zeros for routing in routings),
         [task for routing in routings for task in routing.tasks or ()] or None,
+        tuple(pair for routing in routings for pair in routing.measured),
     )

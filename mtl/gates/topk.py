@@ -1,9 +1,10 @@
-"""Top-k gate (Shazeer et al. 2017): keep the k largest logits."""
+"""Top-k gate (Shazeer et al. 2017): keep the k largest logits. With DeepSeek-V3's scores and balance, if asked."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,13 @@ class TopKGate(Gate):
     sum to less than 1 but have a gradient even at k = 1. ``noisy`` adds N(0, 1) softplus(W_n x + b_n) in training.
     Parameters ``weight [T, E, D]``, ``bias [T, E]``, and ``noise_weight``, ``noise_bias`` of the same shapes.
 
+    ``scores="sigmoid"``: the scores are s = sigmoid(logits) in place of their softmax. The weights are the kept scores,
+    divided by their sum if ``normalize="after"`` (DeepSeek-V3: DeepSeek-AI 2024, equations 13 to 15).
+
+    ``bias_rate`` u > 0 balances the load without a loss (Wang et al. 2024, algorithm 1): the k experts with the largest
+    scores plus ``choice_bias [T, E]`` are kept, and their weights are computed without it. After each step,
+    choice_bias_i += u sign(mean load - load_i), where the load is the number of rows that keep expert i for the task.
+
     W and b start U(-``initial_range``, ``initial_range``). With None they start as in COMET's repository, by the
     defaults of Keras: W Glorot uniform, U(+-sqrt(6 / (D + E))), and b = 0; the logits b of a static gate, to Keras a
     weight of shape [E], U(+-sqrt(3 / E)).
@@ -40,6 +48,8 @@ class TopKGate(Gate):
         k: Count = 2,
         noisy: bool = False,
         normalize: Literal["before", "after"] = "after",
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        bias_rate: NotNegative = 0.0,
         importance_weight: NotNegative = 0.0,
         load_weight: NotNegative = 0.0,
         balance_weight: NotNegative = 0.0,
@@ -61,15 +71,21 @@ class TopKGate(Gate):
         )
         if k == 1 and normalize == "after" and num_experts > 1:
             log.warning("top-k with k=1 and normalize=after gives the gate no gradient; normalize=before does")
-        self.k, self.noisy, self.normalize = k, noisy, normalize
+        require(
+            bias_rate == 0 or (load_weight == 0 and input_dim is not None),
+            f"bias_rate={bias_rate}: needs a gate that depends on the example, and load_weight=0",
+        )
+        self.k, self.noisy, self.normalize, self.scores, self.bias_rate = k, noisy, normalize, scores, bias_rate
+        self.choice_bias: Tensor | None
+        self.register_buffer("choice_bias", torch.zeros(self.num_gates, num_experts) if bias_rate else None)
         self.sums_to_one = normalize == "after"
         shape = (self.num_gates, num_experts)
         if initial_range is not None:
             self.add_affine("", shape, initial_range)
-        elif input_dim is None:
+        elif self.width is None:
             self.add_affine("", shape, (3 / num_experts) ** 0.5)
         else:
-            self.add_affine("", shape, (6 / (input_dim + num_experts)) ** 0.5, bias_bound=0.0)
+            self.add_affine("", shape, (6 / (self.width + num_experts)) ** 0.5, bias_bound=0.0)
         if noisy:
             self.add_affine("noise_", shape, WEIGHT_RANGE)
 
@@ -79,10 +95,25 @@ class TopKGate(Gate):
         if self.noisy and self.training:
             stddev = F.softplus(self.affine(x, "noise_", tasks))
             logits = clean + torch.randn_like(clean) * stddev
-        highest, index = logits.topk(self.k, dim=-1)  # exactly k, even if logits tie
-        chosen = highest.softmax(-1) if self.normalize == "after" else logits.softmax(-1).gather(-1, index)
-        weights = torch.zeros_like(logits).scatter_(-1, index, chosen)
-        return Routing(weights, self._losses(clean, logits, stddev, weights, index), exact_zeros=True)
+        logs = F.logsigmoid(logits) if self.scores == "sigmoid" else logits  # log s, up to a constant
+        scores = logs.exp() if self.scores == "sigmoid" else logs.softmax(-1)
+        choice = None
+        if self.choice_bias is not None:
+            choice = scores.detach() + (self.choice_bias if tasks is None else self.choice_bias[tasks])
+        weights, index = keep_largest(logs, scores, self.k, self.normalize, choice)
+        routing = Routing(weights, self._losses(clean, logits, stddev, weights, index), exact_zeros=True)
+        if self.choice_bias is None:
+            return routing
+        load = torch.zeros_like(scores).scatter_(-1, index, 1.0).sum(0)  # [T, E]
+        return replace(routing, measured=self.measure(load, tasks))
+
+    def state(self) -> Tensor | None:
+        return self.choice_bias
+
+    def adapt(self, measured: Tensor) -> None:
+        assert self.choice_bias is not None
+        mean = measured.sum(-1, keepdim=True)  # E times the mean: whole numbers have no rounding
+        self.choice_bias.add_(self.bias_rate * (mean - measured * self.num_experts).sign())
 
     def _losses(
         self, clean: Tensor, logits: Tensor, stddev: Tensor, weights: Tensor, index: Tensor
@@ -101,3 +132,16 @@ class TopKGate(Gate):
 
     def _has_load(self) -> bool:
         return self.training and self.k < self.num_experts
+
+
+def keep_largest(
+    logs: Tensor, scores: Tensor, k: int, normalize: Literal["before", "after"], choice: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the weights ``[..., E]`` of the k experts with the largest ``choice``, and their numbers ``[..., k]``.
+
+    ``logs [..., E]``: the logarithms of the ``scores [..., E]``, up to a constant for each row. The weights are the
+    kept scores, divided by their sum if ``normalize="after"``. ``choice``: by default the scores.
+    """
+    index = (logs if choice is None else choice).topk(k, dim=-1).indices  # exactly k, even if some tie
+    kept = logs.gather(-1, index).softmax(-1) if normalize == "after" else scores.gather(-1, index)
+    return torch.zeros_like(logs).scatter_(-1, index, kept), index

@@ -32,14 +32,20 @@ KINDS = {
         *("experiment=synthetic_pairs_routing", "data.rows=[1200,200,200]", "data.order=temperature"),
         *("network=routed_dense", "network.dropout=0.3", "recipe.gumbel_matrix.budget_weight=0.1"),
     ],
-    "table": ["data=table", "gate=topk", "gate.noisy=true", "callbacks.early_stopping.patience=1"],
+    "table": [
+        "data=table",
+        "gate=topk",
+        "gate.noisy=true",
+        "gate.bias_rate=0.01",
+        "callbacks.early_stopping.patience=1",
+    ],
     "movielens": [
         *("data=movielens", "gate=dselect_k", "schedule=entropy_weight", "recipe.embedding_dim=4"),
         *("recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
         "trainer.accumulate_grad_batches=2",
     ],
     "ple": [
-        *("network=ple", "network.num_own=2", "data=movielens", "gate=topk", "gate.noisy=true", "recipe.dropout=0.5"),
+        *("network=ple", "network.num_own=2", "data=movielens", "gate=remoe", "recipe.dropout=0.5"),
         *("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
     ],
     "texts": [  # steps of two tasks, accumulated; the learning rate rises, then falls; a permutation that hardens

@@ -25,6 +25,7 @@ from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
 BASE = ["trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger=csv", "callbacks.progress=null", "seed=3"]
 BASE += ["callbacks.routing.pictures=false"]
+BIAS = "gate=topk gate.scores=sigmoid gate.bias_rate=0.01 gate.columns=[item]"
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
@@ -79,7 +80,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-@pytest.mark.parametrize("way", ["weighting=fixed", "weighting=pcgrad network=ple", "weighting=gradnorm"])
+@pytest.mark.parametrize(
+    "way", ["weighting=fixed gate=remoe", "weighting=pcgrad network=ple", f"weighting=gradnorm {BIAS}"]
+)
 def test_missing_labels_count_over_all_processes(way: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, *way.split(), "data=movielens", f"paths.data_dir={tiny_data}"]
     words += ["trainer.max_epochs=2", "recipe.dropout=0"]
@@ -89,6 +92,9 @@ def test_missing_labels_count_over_all_processes(way: str, tmp_path: Path, tiny_
     ended(fork(one, *words, "data.batch_size=40"), fork(two, *words, "data.batch_size=20", two=True))
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
+    state = "l1" if "remoe" in way else "choice_bias" if "bias" in way else "weight"
+    for name in (name for name in weights(one) if name.endswith(f"gate.{state}")):
+        assert torch.allclose(weights(two)[name], weights(one)[name], rtol=1e-5)
 
 
 def evaluate_half() -> None:

@@ -84,8 +84,10 @@ def test_an_epoch_that_would_end_before_the_checkpoint_is_refused(tmp_path: Path
     assert read(last)["global_step"] == 9
 
 
-def test_stopped_in_float64(tmp_path: Path) -> None:
-    words = [*WORDS, "trainer.precision=64-true", "trainer.max_epochs=2"]
+@pytest.mark.parametrize("gate", ["gate=remoe", "gate=topk gate.bias_rate=0.01"])
+def test_stopped_in_float64(gate: str, tmp_path: Path) -> None:
+    """With gates whose penalty or bias adapts after each step."""
+    words = [*WORDS, "trainer.precision=64-true", "trainer.max_epochs=2", *gate.split(), "network.static_gate=false"]
     run(compose_small(tmp_path / "whole", *words))
     interrupted(tmp_path / "parts", 6, *words)
     go_on(tmp_path / "parts")

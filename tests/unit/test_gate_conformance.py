@@ -31,7 +31,7 @@ def check_weights(case: GateCase, gate: Gate, weights: Tensor) -> None:
     total = weights.sum(-1)
     if case.whole(gate.num_experts):
         torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
-    else:
+    elif case.bounded:
         assert (total <= 1 + 1e-5).all()
 
 
@@ -208,7 +208,7 @@ def test_zeros_that_a_gate_calls_exact_pass_no_gradient(case: GateCase, training
                 results.append(torch.autograd.grad(mixed.cos().sum(), wanted, materialize_grads=True))
             seen |= routing.exact_zeros and not routing.weights.all()
             for dense, sparse in zip(*results, strict=True):
-                torch.testing.assert_close(sparse, dense, atol=1e-10, rtol=1e-10)
+                torch.testing.assert_close(sparse, dense, atol=1e-10, rtol=1e-10 if case.bounded else 1e-8)
     assert seen
 
 

@@ -171,6 +171,7 @@ def test_every_gate_has_file_class_and_config_of_one_name() -> None:
         "__init__",
         "base",
         "balance",
+        "columns",
         "permuted",
         "separate",
     }
