@@ -105,7 +105,7 @@ def steps(gate: type[Gate], execution: str, static: bool, monkeypatch: pytest.Mo
         (SoftmaxGate, "dense", False, {}, 289),
         (CometGate, "dense", False, {}, 445),
         (CometGate, "dense", True, {}, 416),
-        (TopKGate, "sparse", False, {"tolist": 1}, 358),
+        (TopKGate, "sparse", False, {"tolist": 1}, 361),
         (CometGate, "sparse", False, {"tolist": 1}, 501),
     ],
 )
