@@ -99,7 +99,7 @@ class Numeric:
     """
 
     width: int
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,13 @@ from mtl.writing import write_json
 
 Gate = Literal[
     "comet",
+    "cosine",
     "dselect_k",
     "fixed",
     "gumbel_matrix",
     "gumbel_softmax",
     "hash",
+    "remoe",
     "softmax",
     "softmax_selector",
     "task_top1",

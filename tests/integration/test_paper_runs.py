@@ -68,4 +68,4 @@ def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_dat
         have = columns_of(found, found.known[pair], tmp_path, small)
         assert columns <= have
         known |= have
-    assert set(found.file.columns) <= known
+    assert set(found.file.columns) - {"delta_m"} <= known  # that one comes from several runs
