@@ -16,7 +16,7 @@ import common
 import torch
 from torch import nn
 
-from mtl.training.sparse import RowwiseAdagrad, Together, make_sparse
+from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_sparse
 
 BATCH, WIDTH, STEPS = 512, 16, 12
 OF_TABLES: dict[str, Any] = {"adam": None, "sparse_adam": torch.optim.SparseAdam, "rowwise_adagrad": RowwiseAdagrad}
@@ -30,7 +30,7 @@ def measured(name: str, rows: int) -> tuple[float, float]:
         optimizer: Any = torch.optim.Adam([*table.parameters(), *linear.parameters()], fused=True)
     else:
         tables = OF_TABLES[name](make_sparse(table), lr=1e-3)
-        optimizer = Together([torch.optim.Adam(linear.parameters(), fused=True), tables])
+        optimizer = CompositeOptimizer([torch.optim.Adam(linear.parameters(), fused=True), tables])
     seconds = []
     for _ in range(STEPS):
         ids = torch.randint(rows, (BATCH,))

@@ -41,9 +41,9 @@ class Conflict(Callback):
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if not self.every_steps or not took_step(trainer, batch_idx) or step % self.every_steps:
+        if not self.every_steps or len(pl_module.tasks) == 1:
             return
-        if len(pl_module.tasks) == 1:
+        if not took_step(trainer, batch_idx) or step % self.every_steps:
             return
         if not self._batches:
             self._collect(trainer)
@@ -69,7 +69,7 @@ class Conflict(Callback):
             save_picture(draw(table), self.folder / "conflict.png", trainer.loggers, trainer.global_step)
 
     def _collect(self, trainer: Trainer) -> None:
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
         loader = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
         for batch in loader:
             batches = self._batches.setdefault(tuple(batch.targets), [])

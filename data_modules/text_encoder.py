@@ -90,6 +90,5 @@ class TextEncoder:
         """Return the encoder of a ``state``."""
         text = {str(task): [str(column) for column in columns] for task, columns in state["text"].items()}
         tokenizer = Encoder.from_state(state["tokenizer"])
-        length = state["max_length"]  # a number in checkpoints of earlier versions
-        lengths = {task: int(length[task] if isinstance(length, Mapping) else length) for task in text}
-        return TextEncoder(tokenizer, lengths, text, str(state["separator"]), list(state.get("marked", ())))
+        lengths = {str(task): int(length) for task, length in state["max_length"].items()}
+        return TextEncoder(tokenizer, lengths, text, str(state["separator"]), list(state["marked"]))

@@ -160,7 +160,7 @@ class TableEncoder:
             {str(name): datetime.fromisoformat(newest) for name, newest in state["dates"].items()},
             {
                 str(name): Elements(
-                    _vocabulary(one["values"]), int(one["length"]), str(one["separator"]), _text(one.get("target"))
+                    _vocabulary(one["values"]), int(one["length"]), str(one["separator"]), _text(one["target"])
                 )
                 for name, one in state["elements"].items()
             },

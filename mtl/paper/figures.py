@@ -12,7 +12,7 @@ from mtl.analysis.figures import COLOURS, LINES
 from mtl.analysis.patterns import random_jaccard
 from mtl.paper.definition import Figure, Paper
 from mtl.report.page import Picture, picture
-from mtl.report.runs import FINISHED, Runs, config
+from mtl.report.runs import Runs, config
 from mtl.report.statistics import summarise
 
 Line = list[tuple[float, float, float]]  # (place, mean, standard error)
@@ -53,9 +53,9 @@ def _lines(paper: Paper, figure: Figure, groups: Mapping[str, Runs], column: str
         place, name = (
             (figure.at[group.key], gate.name) if group.key in figure.at else (figure.at.get(gate.key), group.name)
         )
-        if place is None or group.key not in groups or column not in groups[group.key].table.columns:
+        if place is None or group.key not in groups:
             continue
-        values = summarise(groups[group.key].table.filter(setting=gate.name, state=FINISHED)[column].to_list())
+        values = summarise(list(groups[group.key].values(gate.name, column).values()))
         if values.mean is not None:
             found.setdefault(name, []).append((place, values.mean, values.error or 0.0))
     return {name: sorted(line) for name, line in found.items()}

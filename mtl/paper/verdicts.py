@@ -7,14 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scipy.stats import norm
-
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
-from mtl.report.statistics import RESAMPLES, SIGNIFICANCE, Summary, Value, one_sample, summarise, welch
+from mtl.report.statistics import (
+    POWER,
+    RESAMPLES,
+    SIGNIFICANCE,
+    Summary,
+    Value,
+    one_sample,
+    runs_to_decide,
+    summarise,
+    welch,
+)
 
 FEWEST = 3  # the least number of runs of a gate for a test
-POWER = 0.8  # with which the number of seeds named by "undecided" would decide
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 MOST = 1000  # a larger number of seeds is not spelled out
 RULES = (
@@ -69,8 +76,7 @@ class Advantage:
         """The number of seeds that would make the mean difference significant, by the normal approximation."""
         if self.mean == 0:
             return f"more than {MOST:,}"
-        quantiles = norm.ppf(1 - SIGNIFICANCE / 2) + norm.ppf(POWER)
-        needed = math.ceil((quantiles * self.deviation / self.mean) ** 2)
+        needed = runs_to_decide(self.mean, self.deviation)
         return f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
 
 

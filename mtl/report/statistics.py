@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap, ttest_ind_from_stats
+from scipy.stats import bootstrap, norm, ttest_ind_from_stats
 from scipy.stats import t as student
 
 Value = float | None
@@ -16,6 +16,7 @@ Interval = tuple[float, float] | None
 LEVEL = 0.95  # of bootstrap intervals
 RESAMPLES = 2000
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
+POWER = 0.8  # with which the number of seeds that is named with an undecided difference would decide
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ def one_sample(values: Summary, mean: float = 0.0) -> Value:
     if values.mean is None or not values.error:
         return None
     return float(2 * student.sf(abs(values.mean - mean) / values.error, values.count - 1))
+
+
+def runs_to_decide(mean: float, deviation: float) -> int:
+    """Return how many runs would make ``mean`` significant, by the normal approximation; ``deviation``: of one run."""
+    quantiles = norm.ppf(1 - SIGNIFICANCE / 2) + norm.ppf(POWER)
+    return math.ceil((quantiles * deviation / mean) ** 2)
 
 
 def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Difference | None:

@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import norm
 from scipy.stats import t as student
 
 from mtl.report.delta import gain
-from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, summarise
+from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
-POWER = 0.8  # with which the advised number of seeds would find the measured gain
 MOST_SEEDS = 100
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
 SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "undecided"
@@ -54,10 +52,14 @@ class Gain:
         """How many seeds would probably decide, if the true gain and deviation are those measured; None if too many."""
         if not self.found.mean or not self.found.error:
             return None
-        deviation = self.found.error * math.sqrt(self.found.count)
-        factor = float(norm.ppf(1 - SIGNIFICANCE / 2) + norm.ppf(POWER))
-        wanted = math.ceil((factor * deviation / self.found.mean) ** 2) + 2  # 2: for Student's instead of the normal
+        wanted = runs_to_decide(self.found.mean, self.found.error * math.sqrt(self.found.count)) + 2  # 2: for Student's
         return max(wanted, self.found.count + 1) if wanted <= MOST_SEEDS else None
+
+    @property
+    def advice(self) -> str:
+        """What would settle an undecided gain."""
+        more = self.seeds_needed
+        return f"{more} seeds would probably tell" if more else f"over {MOST_SEEDS} seeds needed"
 
     def text(self) -> str:
         """Return the gain and its standard error."""
@@ -109,10 +111,7 @@ def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], pairs: Sequ
         same = [g for g in own if g.verdict == NONE]
         parts += ["alone is as good" + "".join(f" as with {named(g)} ({g.text()})" for g in same[:1])] if same else []
         for g in [g for g in own if g.verdict == UNDECIDED][: 1 if same or worse else 2]:
-            more = (
-                f"{g.seeds_needed} seeds would probably tell" if g.seeds_needed else f"over {MOST_SEEDS} seeds needed"
-            )
-            parts.append(f"undecided with {named(g)} ({g.text()}; {more})")
+            parts.append(f"undecided with {named(g)} ({g.text()}; {g.advice})")
     parts += [f"with the gate {g.setting} {g.text()}" for g in gated if g.task == task and g.verdict in (SHARE, NOT)]
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
@@ -130,10 +129,5 @@ def recommended(deltas: Mapping[str, Sequence[Value]]) -> tuple[str, str]:
         return good[0].setting, f"delta-m {good[0].text()}"
     why = "no setting is better beyond doubt"
     if ordered and (ordered[0].found.mean or 0) > 0:
-        why += f"; the best is {ordered[0].setting}, delta-m {ordered[0].text()}, {_advice(ordered[0])}"
+        why += f"; the best is {ordered[0].setting}, delta-m {ordered[0].text()}, {ordered[0].advice}"
     return ALONE, why
-
-
-def _advice(g: Gain) -> str:
-    more = g.seeds_needed
-    return f"{more} seeds would probably tell" if more else f"over {MOST_SEEDS} seeds needed"

@@ -93,6 +93,8 @@ def in_words(groups: Sequence[Sequence[str]]) -> str:
 def _listings(found: Measured, named: list[list[str]]) -> list[Listing]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the joint runs and their training."
+    if not np.isfinite(found.affinity).any():
+        note += " None was measured: the joint runs have fewer steps than every_steps."
     listings = [_matrix(title, found.tasks, found.affinity, note)]
     if found.pairs:
         listings.append(_matrix("Gain of the column's task in a pair with the row's, %", found.tasks, found.gains))

@@ -19,7 +19,7 @@ from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
-from mtl.training.sparse import Together, coalesce, make_sparse
+from mtl.training.sparse import CompositeOptimizer, coalesce, make_sparse
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
@@ -213,7 +213,7 @@ class MultiTaskModule(LightningModule):
             group.update(own)
         if self._table_optimizer is None:
             return optimizer
-        return Together([optimizer, self._table_optimizer(self._tables)])
+        return CompositeOptimizer([optimizer, self._table_optimizer(self._tables)])
 
     def configure_gradient_clipping(
         self,

@@ -29,8 +29,7 @@ class RowwiseAdagrad(Optimizer):
         super().__init__(params, {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # CompositeOptimizer calls the closure
         for group in self.param_groups:
             for table in group["params"]:
                 if table.grad is None:
@@ -45,7 +44,7 @@ class RowwiseAdagrad(Optimizer):
                 table.index_add_(0, rows, values / (sums[rows].sqrt() + group["eps"]), alpha=-group["lr"])
 
 
-class Together(Optimizer):
+class CompositeOptimizer(Optimizer):
     """Several optimisers of different parameters as one; they share its groups and state."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:

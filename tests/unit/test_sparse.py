@@ -15,7 +15,7 @@ from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.hashed import HASHES
-from mtl.training.sparse import RowwiseAdagrad, Together, coalesce
+from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, coalesce
 from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
 
@@ -45,10 +45,12 @@ def test_rowwise_adagrad_by_hand() -> None:
 
 @pytest.mark.parametrize("of_tables", [RowwiseAdagrad, torch.optim.SparseAdam])
 def test_optimisers_together_share_groups_and_state(of_tables: Any) -> None:
-    def both(network: nn.Sequential) -> Together:
-        return Together([torch.optim.Adam(network[1].parameters(), 0.1), of_tables(network[0].parameters(), lr=0.2)])
+    def both(network: nn.Sequential) -> CompositeOptimizer:
+        return CompositeOptimizer(
+            [torch.optim.Adam(network[1].parameters(), 0.1), of_tables(network[0].parameters(), lr=0.2)]
+        )
 
-    def step(network: nn.Sequential, optimizer: Together) -> None:
+    def step(network: nn.Sequential, optimizer: CompositeOptimizer) -> None:
         optimizer.zero_grad()
         optimizer.step(lambda: network(torch.tensor([1, 1, 3])).square().sum().backward())
 
