@@ -383,11 +383,6 @@ class Routing:
     measured: tuple[tuple[Any, Tensor], ...] = ()
 
 
-def side_by_side(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Return the named tensors ``[B]`` as one tensor ``[N, B]``."""
-    return torch.stack([values[name] for name in names])
-
-
 @dataclass(frozen=True)
 class NetworkOutput:
     """The output of a network: ``predictions[task]`` is ``[B]`` (logit or value), ``[B, C]`` (class logits) or,

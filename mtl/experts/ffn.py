@@ -54,23 +54,13 @@ class StackedFFN(Experts):
 
     def pairs_mixture(self, x: Tensor, weights: Tensor, pairs: Pairs, masks: Masks | None = None) -> Tensor:
         """See ``Experts``."""
-        outputs = self.pairs_outputs(x, pairs.sample, pairs.expert, pairs.counts, masks)
-        return mix_pairs(outputs, weights, pairs)
-
-    def pairs_outputs(
-        self, x: Tensor, sample: Tensor, expert: Tensor, counts: Sequence[int], masks: Masks | None = None
-    ) -> Tensor:
-        """Return the outputs ``[P, D]`` of pairs of ``sample [P]`` and ``expert [P]``, sorted by expert.
-
-        ``counts [E]``: pairs of each expert.
-        """
-        rows = x.index_select(0, sample)  # [P, D]
-        hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, counts))  # [P, W]
-        out = grouped_linear(hidden, self.down.weight, self.down.bias, counts)  # [P, D]
-        out = out if masks is None else masks.of_pairs(out, 0, sample, expert)
+        rows = x.index_select(0, pairs.sample)  # [P, D]
+        hidden = F.gelu(grouped_linear(rows, self.up.weight, self.up.bias, pairs.counts))  # [P, W]
+        out = grouped_linear(hidden, self.down.weight, self.down.bias, pairs.counts)  # [P, D]
+        out = out if masks is None else masks.of_pairs(out, 0, pairs.sample, pairs.expert)
         if self.own_norm:
-            out = self._normalised(rows + out, self.norm_weight[expert], self.norm_bias[expert])
-        return out
+            out = self._normalised(rows + out, self.norm_weight[pairs.expert], self.norm_bias[pairs.expert])
+        return mix_pairs(out, weights, pairs)
 
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (self.input_dim,), eps=self.norm_eps) * weight + bias

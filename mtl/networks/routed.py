@@ -116,47 +116,22 @@ class RoutedLayer(nn.Module):
                 part = part.new_zeros(len(used), *part.shape[1:]).index_copy(0, targets, part)
             yield part
 
-    @torch.no_grad()
     def constant(self) -> RoutedLayer:
         """Return the layer in a form that can be exported: with the current weights of its gate."""
-        layer = copy.deepcopy(self)
-        layer.gate = FixedGate.of(self.gate(None).weights)
-        layer.pattern = (layer.gate.weights != 0).tolist()
-        for index, used in enumerate(zip(*layer.pattern, strict=True)):
-            if not any(used):
-                layer.components[index] = nn.Identity()  # drop components that no task uses
-        return layer
+        return self._constant(None)
+
+    def only(self, task: int) -> RoutedLayer:
+        """Return the part that one task uses, in the form of ``constant``."""
+        return self._constant([task])
 
     @torch.no_grad()
-    def only(self, task: int) -> PrunedLayer:
-        """Return the part that one task uses."""
-        weights = self.gate(None, None, [task]).weights[0]
-        used = weights.nonzero().flatten().tolist()
-        components = [self.components[index] for index in used]
-        return PrunedLayer(components, weights[used], self.after, self.sizes, self.input_rank)
-
-
-class PrunedLayer(nn.Module):
-    """Mix components for one task with constant ``weights [C]``, then apply ``after``."""
-
-    weights: Tensor
-
-    @validated
-    def __init__(
-        self, components: Sequence[nn.Module], weights: Tensor, after: nn.Module, sizes: Sequence[int], input_rank: int
-    ) -> None:
-        super().__init__()
-        self.components, self.after = nn.ModuleList(components), after
-        self.sizes, self.input_rank = tuple(sizes), input_rank
-        self.register_buffer("weights", weights)
-
-    def forward(self, x: Tensor, wanted: Sequence[int] | None = None) -> tuple[Tensor, Routing]:
-        """Map ``x [B, ...]`` or ``[1, B, ...]`` to ``[1, B, ...]``; ``wanted`` is ignored."""
-        x = x if x.dim() == 1 + self.input_rank else x[0]
-        mixed = x.new_zeros(len(x), *self.sizes)
-        for weight, component in zip(self.weights, self.components, strict=True):
-            mixed = mixed + weight * component(x)
-        return self.after(mixed)[None], Routing(self.weights[None], exact_zeros=True)
+    def _constant(self, tasks: list[int] | None) -> RoutedLayer:
+        layer, weights = copy.deepcopy(self), self.gate(None, None, tasks).weights
+        used = (weights != 0).any(0).nonzero().flatten().tolist() or [0]
+        layer.components = nn.ModuleList(layer.components[index] for index in used)
+        layer.gate, layer.copies = FixedGate.of(weights[:, used]), 1
+        layer.pattern = (layer.gate.weights != 0).tolist()
+        return layer
 
 
 class RoutedNetwork(nn.Module):

@@ -15,9 +15,9 @@ from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.functional import KeepsDigits, at_least_float32
 from mtl.training.losses import pinball, summed_losses
-from mtl.training.metrics import ALL, ERRORS, Rows, averages, mean_of_defined, metric_names, value_of
+from mtl.training.metrics import ALL, Rows, averages, mean_of_defined, metric_names, value_of
 from mtl.training.spans import best_spans
-from mtl.types import TaskSpec, has_float64, labelled, metric_family, side_by_side, widest
+from mtl.types import TaskSpec, has_float64, labelled, metric_family, widest
 
 Columns = dict[str, Tensor]  # [N, ...] each
 
@@ -31,29 +31,19 @@ class Selected:
     weights: Tensor
 
 
-class TaskSums(KeepsDigits):
-    """Base of sums over this process's rows for each task, ``sums [count, T]``: float64 if the device has it."""
+class LossMeter(KeepsDigits):
+    """Sum each task's losses over labelled rows, so that the mean does not depend on the batches.
+
+    ``sums [2, T]``: this process's summed losses and numbers of labels, in float64 if the device has it.
+    """
 
     sums: Tensor
 
-    def __init__(self, tasks: Sequence[TaskSpec], count: int) -> None:
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
         super().__init__()
         self.tasks = list(tasks)
         self.index_of = {task.name: index for index, task in enumerate(self.tasks)}
-        self.register_buffer("sums", torch.zeros(count, len(self.tasks), dtype=torch.float64), persistent=False)
-
-    def reset(self) -> None:
-        self.sums.zero_()
-
-
-class LossMeter(TaskSums):
-    """Sum each task's losses over labelled rows, so that the mean does not depend on the batches.
-
-    ``sums [2, T]``: this process's summed losses and numbers of labels.
-    """
-
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__(tasks, 2)
+        self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
         self._selected: dict[tuple[Any, ...], Selected] = {}
 
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> Selected:
@@ -87,41 +77,10 @@ class LossMeter(TaskSums):
         return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
 
 
-class MeanErrors(TaskSums):
-    """The metrics in ``ERRORS`` of all regressions; one object per task would take longer than the network."""
-
-    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
-        super().__init__(tasks, 3)
-
-    def update(self, predictions: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-        """Add a batch: ``predictions[task]``, in standard units, and ``targets[task] [B]``, of any tasks."""
-        names = [name for name in predictions if name in self.index_of]
-        if not names:
-            return
-        numbers = [self.index_of[name] for name in names]
-        tasks = [self.tasks[number] for number in numbers]
-        single = {task.name: task.single(predictions[task.name]) for task in tasks}
-        prediction, target = side_by_side(single, names).double(), side_by_side(targets, names).double()  # [n, B]
-        index = torch.tensor(numbers, device=prediction.device)
-        units = prediction.new_tensor([(task.std, task.mean) for task in tasks])
-        values = prediction * units[:, :1] + units[:, 1:]
-        if logs := [number for number, task in enumerate(tasks) if task.is_log]:
-            values[logs] = values[logs].exp()
-        mask = ~target.isnan()
-        error = torch.where(mask, values - target, 0.0)
-        added = torch.stack([error.square().sum(-1), error.abs().sum(-1), mask.sum(-1).double()])
-        self.sums.index_add_(1, index, added)
-
-    def compute(self) -> dict[str, dict[str, float]]:
-        """Return the values by metric and task, NaN for a task without a label; every process has to call this."""
-        sums = all_reduce_sum(self.sums).unbind()
-        return {name: dict(zip(self.index_of, f(*sums).tolist(), strict=True)) for name, f in ERRORS.items()}
-
-
 class Evaluation(KeepsDigits):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
-    Losses and errors are kept as sums. Other metrics need the labelled rows of their tasks, which are kept to the end.
+    Losses are kept as sums. Metrics need the rows of their tasks, which are kept to the end.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -129,11 +88,8 @@ class Evaluation(KeepsDigits):
         self.meter = LossMeter(tasks)
         self.tasks = {task.name: task for task in tasks}
         self.shown = {task.name: metric_names(task) for task in tasks}
-        self.errors = MeanErrors([task for task in tasks if not ERRORS.keys().isdisjoint(self.shown[task.name])])
         self.averages = averages(tasks)
-        self._batches: dict[str, list[Columns]] = {
-            name: [] for name, shown in self.shown.items() if not ERRORS.keys() >= set(shown)
-        }
+        self._batches: dict[str, list[Columns]] = {name: [] for name in self.tasks}
         for task in tasks:
             scored = task.kind != "span" or task.scorer is not None
             require(scored, f"task {task.name!r}: a task of kind span needs a scorer")
@@ -156,51 +112,33 @@ class Evaluation(KeepsDigits):
             rows, groups = (None if value is None else value.cpu() for value in (rows, groups))
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
-        self.errors.update(predictions, targets)
         for name, prediction in predictions.items():
-            if name in self._batches:
-                columns = self._columns(self.tasks[name], at_least_float32(prediction), targets[name], rows, groups)
-                self._batches[name].append(columns)
+            self._batches[name].append(self._columns(self.tasks[name], prediction, targets[name], rows, groups))
 
     def _columns(
         self, task: TaskSpec, prediction: Tensor, target: Tensor, rows: Tensor | None, groups: Tensor | None
     ) -> Columns:
-        """Return the columns of a batch that a task's metrics need: the fields of ``Rows`` or the input of a scorer."""
+        """Return what a task's metrics need of a batch: predictions and labels, or the input of a scorer."""
         shown = self.shown[task.name]
         if task.kind == "span":
             require(rows is not None, f"task {task.name!r}: evaluation of a task of kind span needs the input row")
             assert rows is not None
             assert task.scorer is not None
-            names = ("spans", "scores", "null_scores")
-            found = best_spans(prediction, task.scorer.context[rows.cpu()], task.scorer.max_answer)
-            return {"rows": rows, **dict(zip(names, found, strict=True))}
-        mask = labelled(task, target)
-        prediction, label = prediction[mask], target[mask]
+            found = best_spans(at_least_float32(prediction), task.scorer.context[rows.cpu()], task.scorer.max_answer)
+            return {"rows": rows, **dict(zip(("spans", "scores", "null_scores"), found, strict=True))}
+        if task.kind == "multiclass":
+            scores = at_least_float32(prediction).double().softmax(-1)  # [B, C]
+            confidence, best = scores.max(-1)
+            columns = {"prediction": best, "label": target, "confidence": confidence}
+            columns["likelihood"] = scores.gather(1, target.clamp(min=0)[:, None])[:, 0]
+            return columns | {"scores": scores} if "auroc" in shown else columns
+        columns = {"prediction": prediction, "label": target}
         if task.kind == "regression":
-            values, label = task.in_units(prediction), label.double()
-            columns = {"prediction": task.single(values), "label": label}
-            if task.quantiles:
-                several = values.reshape(len(label), -1)  # [N, Q], ascending
-                above = (several[:, 0] <= label) | (task.outputs == 1)
-                columns |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
             return columns
-        label = label.long()
-        if task.kind == "binary":
-            columns = {
-                "prediction": prediction.double().sigmoid(),
-                "label": label,
-            }  # in float32, all sigmoids of logits above 17 would be 1
-            ranked = [name for name in shown if "group" in ALL["binary"][metric_family(name)].needs]
-            if ranked and groups is None:
-                raise InputError(
-                    f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups"
-                )
-            return columns if groups is None else columns | {"groups": groups[mask]}
-        scores = prediction.double().softmax(-1)  # [N, C]
-        confidence, best = scores.max(-1)
-        columns = {"prediction": best, "label": label, "confidence": confidence}
-        columns["likelihood"] = scores.gather(1, label[:, None])[:, 0]
-        return columns | {"scores": scores} if "auroc" in shown else columns
+        ranked = [name for name in shown if "group" in ALL["binary"][metric_family(name)].needs]
+        if ranked and groups is None:
+            raise InputError(f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
+        return columns if groups is None else columns | {"groups": groups}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Stay on the CPU instead of moving to a device without float64."""
@@ -215,17 +153,15 @@ class Evaluation(KeepsDigits):
         Like the loss, an average leaves out tasks without a label. It also leaves out tasks whose main metric is
         undefined (NaN). Every process has to call this.
         """
-        result, errors, columns = self.meter.compute(), self.errors.compute(), self._gathered()
+        result, columns = self.meter.compute(), self._gathered()
         for name, task in self.tasks.items():
             if f"{name}/loss" in result:
-                known = {shown: errors[shown][name] for shown in self.shown[name] if shown in ERRORS}
                 if task.kind == "span":
                     assert task.scorer is not None
-                    known |= task.scorer.score(**{key: value.cpu() for key, value in columns[name].items()})
-                elif name in columns:
-                    rows = Rows(**columns[name])
-                    others = [shown for shown in self.shown[name] if shown not in known]
-                    known |= {shown: value_of(task.kind, shown, rows) for shown in others}
+                    known = task.scorer.score(**_on_cpu(columns[name]))
+                else:
+                    rows = _labelled_rows(task, columns[name])
+                    known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
                 result |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
         means = {name: mean_of_defined(values) for name, values in found.items() if values}
@@ -269,9 +205,26 @@ class Evaluation(KeepsDigits):
         return ["loss", *self.averages, *by_task]
 
     def reset(self) -> None:
-        self.meter.reset()
-        self.errors.reset()
+        self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
+
+
+def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:
+    """Return the rows that have a label, with predictions as metrics compare them."""
+    mask = labelled(task, columns["label"])
+    columns = {name: value[mask] for name, value in columns.items()}
+    prediction, label = at_least_float32(columns["prediction"]), columns["label"]
+    if task.kind != "regression":
+        if task.kind == "binary":
+            columns["prediction"] = prediction.double().sigmoid()  # in float32, all sigmoids of logits above 17 are 1
+        return Rows(**columns | {"label": label.long()})
+    values, label = task.in_units(prediction), label.double()
+    columns = {"prediction": task.single(values), "label": label}
+    if task.quantiles:
+        several = values.reshape(len(label), -1)  # [N, Q], ascending
+        above = (several[:, 0] <= label) | (task.outputs == 1)
+        columns |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
+    return Rows(**columns)
 
 
 def _joined(batches: Sequence[Columns]) -> Columns:

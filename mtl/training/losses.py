@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.functional import at_least_float32
-from mtl.types import MISSING_CLASS, TaskSpec, labelled, side_by_side
+from mtl.types import MISSING_CLASS, TaskSpec, labelled
 
 
 def summed_loss(
@@ -59,14 +59,14 @@ def summed_losses(
     for members in kinds.values():
         specs = [tasks[name] for name in members]
         if _is_stacked(specs[0]):
-            prediction, target = side_by_side(predictions, members), side_by_side(targets, members)
+            prediction, target = (torch.stack([part[name] for name in members]) for part in (predictions, targets))
             each, mask = _stacked(specs, at_least_float32(prediction), target)  # [N, B]
         else:
             compute = _of_quantiles if specs[0].quantiles else _of_classes
             each = compute(specs[0], at_least_float32(predictions[members[0]]), targets[members[0]])[None]
             mask = labelled(specs[0], targets[members[0]])[None]  # [1, B]
         if weights:
-            each = each * side_by_side(weights, members).to(each.dtype)
+            each = each * torch.stack([weights[name] for name in members]).to(each.dtype)
         names += members
         totals.append(each.sum(-1))
         counts.append(mask.count_nonzero(-1))

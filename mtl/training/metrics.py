@@ -133,6 +133,11 @@ def ranks(values: Tensor) -> Tensor:
     return mean[index].to(values.dtype)
 
 
+def mean_squared_error(rows: Rows) -> Tensor:
+    """Return the mean of the squared differences of predictions and labels."""
+    return (rows.prediction - rows.label).square().mean()
+
+
 def r2(rows: Rows) -> Tensor:
     """Return R^2 = 1 - sum (t - p)^2 / sum (t - mean)^2 with labels t and predictions p, the explained variance."""
     if bool(rows.label.min() == rows.label.max()):
@@ -180,7 +185,7 @@ def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
 
 
 UNRANKED = "a group with a positive label"
-ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except ERRORS and the metrics of spans
+ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metrics of spans
     "binary": {
         "auroc": Metric(lambda rows: auroc(rows.prediction, rows.label), needs="positive and negative labels"),
         "auprc": Metric(average_precision, needs="a positive label"),
@@ -205,6 +210,9 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except ERRORS a
         "logloss": Metric(lambda rows: log_loss(rows.likelihood), False),
     },
     "regression": {
+        "mse": Metric(mean_squared_error, False),
+        "mae": Metric(lambda rows: (rows.prediction - rows.label).abs().mean(), False),
+        "rmse": Metric(lambda rows: mean_squared_error(rows).sqrt(), False),
         "r2": Metric(r2, needs="labels that differ"),
         "pearson": Metric(lambda rows: pearson(rows.prediction, rows.label)),
         "spearman": Metric(lambda rows: pearson(ranks(rows.prediction), ranks(rows.label))),
@@ -212,12 +220,6 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except ERRORS a
         "coverage": Metric(lambda rows: rows.covered.double().mean(), None),
     },
     "span": {},
-}
-# Functions of the sum of squared errors, the sum of absolute errors and the number of labels, [T] each
-ERRORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "mse": lambda squares, absolutes, labels: squares / labels,
-    "mae": lambda squares, absolutes, labels: absolutes / labels,
-    "rmse": lambda squares, absolutes, labels: (squares / labels).sqrt(),
 }
 DEFAULTS: dict[TaskKind, tuple[str, ...]] = {
     "binary": ("auroc", "accuracy"),
@@ -267,7 +269,7 @@ def higher_is_better(name: str) -> bool | None:
     for metrics in ALL.values():
         if last in metrics:
             return metrics[last].higher_is_better
-    return False if last == "loss" or last in ERRORS else None
+    return False if last == "loss" else None
 
 
 def mode_of(monitor: str, mode: str = "auto") -> str:

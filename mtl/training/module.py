@@ -160,7 +160,7 @@ class MultiTaskModule(LightningModule):
         return Terms(selected.numbers, selected.index, shares, means, everywhere[1], []), means.sum()
 
     def on_train_epoch_start(self) -> None:
-        self.train_meter.reset()
+        self.train_meter.sums.zero_()
         self.aux_totals, self.aux_batches = {}, 0
 
     def on_train_epoch_end(self) -> None:

@@ -21,7 +21,7 @@ from mtl.objectives import OF_QUANTILES
 from mtl.training import evaluation as evaluations
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_loss
-from mtl.training.metrics import ALL, ERRORS, Rows, higher_is_better, ranking
+from mtl.training.metrics import ALL, Rows, higher_is_better, ranking
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
 
@@ -111,9 +111,8 @@ def test_values(labels: str, parts: list[list[int]]) -> None:
 @pytest.mark.parametrize("cut", [4, 10], ids=["both have rows", "one has none"])
 def test_two_processes_report_the_values_of_all_rows(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = (evaluation_of("missing labels", [[*rows]] if rows else []) for rows in (range(cut), range(cut, 10)))
-    sums = iter((theirs.meter.sums, theirs.errors.sums))
     others = theirs._gathered()
-    monkeypatch.setattr(evaluations, "all_reduce_sum", lambda own: own + next(sums))
+    monkeypatch.setattr(evaluations, "all_reduce_sum", lambda own: own + theirs.meter.sums)
     monkeypatch.setattr(evaluations, "world_size", lambda: 2)
     monkeypatch.setattr(evaluations, "gather", lambda own: [own, others])
     check_values(mine.compute(), "missing labels")
@@ -293,7 +292,6 @@ def test_tasks_without_labels_are_left_out_of_the_averages() -> None:
 
 def test_every_metric_that_a_task_may_name_is_built() -> None:
     built = {kind: set(metrics) for kind, metrics in ALL.items()}
-    built["regression"] |= set(ERRORS)
     named = {kind: set(names) for kind, names in METRICS.items()}
     named["regression"] |= set(OF_QUANTILES)
     assert built | {"span": set(METRICS["span"])} == named
