@@ -113,7 +113,7 @@ def losses(spec: DataSpec, data: list[Batch], how: Combine, weighting: Any = Non
     optimizer = module.configure_optimizers()
     for batch in data:
         with torch.no_grad():
-            found.append(module._task_losses(module(batch.inputs), batch)[0].losses)
+            found.append(module.task_losses(module(batch.inputs), batch).losses)
         optimizer.zero_grad()
         how(module, batch)
         optimizer.step()
@@ -129,7 +129,7 @@ def theirs(method: Any, arguments: dict[str, Any]) -> Combine:
         made.task_num, made.rep_grad, made.device = len(module.tasks), False, torch.device("cpu")
         made.get_share_params = lambda: shared
         made.zero_grad_share_params = lambda: [p.grad.zero_() for p in shared if p.grad is not None]
-        values = module._task_losses(module(batch.inputs), batch)[0].losses
+        values = module.task_losses(module(batch.inputs), batch).losses
         made.backward(list(values.unbind()), **arguments)
 
     return combine

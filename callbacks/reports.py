@@ -1,4 +1,4 @@
-"""Report on a run while it trains: a line per epoch, the time of compilation, values for a study."""
+"""Report on a run while it trains: a line per epoch, values for a study."""
 
 from __future__ import annotations
 
@@ -80,26 +80,6 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
     [(chosen, _)] = counts.most_common(1)
     mean = mean_of_defined([float(values[name]) for name, main in mains.items() if main == chosen and name in values])
     return f"{chosen} {mean:.4g}"
-
-
-class CompileReport(Callback):
-    """Log one line before the first batch of a run with ``compile=true``, and one with the seconds it took."""
-
-    def __init__(self) -> None:
-        self._start: float | None = None
-        self._done = False
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: MultiTaskModule, batch: Any, batch_idx: int) -> None:
-        if self._start is None and pl_module.config.get("compile"):
-            log.info("compiling the network on its first batch; this can take minutes")
-            self._start = time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._start is not None and not self._done:
-            self._done = True
-            log.info("the first batch took %.1f s, compilation included", time.perf_counter() - self._start)
 
 
 class TrialReport(Watcher):

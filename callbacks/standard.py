@@ -15,7 +15,7 @@ from .hparams import HParamsRecord
 from .length import took_step
 from .monitored import MonitorCheck
 from .random_state import RandomState
-from .reports import CompileReport, EpochReport, TrialReport
+from .reports import EpochReport, TrialReport
 from .selection_report import SelectionReport
 
 
@@ -29,7 +29,6 @@ def standard_callbacks() -> list[Callback]:
         ExecutionSwitch(),
         GateAdaptation(),
         EpochReport(),
-        CompileReport(),
         TrialReport(),
         SelectionReport(),
         HParamsRecord(),

@@ -75,8 +75,7 @@ def backward(own: MultiTaskModule, *batches: Any, step: int = 0) -> dict[str, Te
 
 def task_losses(own: MultiTaskModule, data: Batch) -> Tensor:
     """Return the weighted losses of the tasks, in the order of ``TASKS``."""
-    terms, _ = own._task_losses(own(data.inputs), data)
-    return by_task([terms], len(TASKS))[0]
+    return by_task([own.task_losses(own(data.inputs), data)], len(TASKS))[0]
 
 
 def jacobian(own: MultiTaskModule, data: Batch) -> tuple[Tensor, list[nn.Parameter]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
     if hasattr(network, "encoder_config"):
         cfg.network.config = network.encoder_config
     if cfg.get("compile"):
+        logging.getLogger(__name__).info("the network is compiled on its first batch; this can take minutes")
         network.compile()
     return network
 

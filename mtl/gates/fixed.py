@@ -13,13 +13,11 @@ from mtl.gates.base import Gate, check_k
 from mtl.options import Count, NotNegative, Seed, validated
 from mtl.types import Routing
 
-LONG_NAMES = {"full_sharing": "full", "no_sharing": "none"}
-
 
 class FixedGate(Gate):
     """Use weights ``[T, E]`` that never change.
 
-    ``pattern``: ``full`` (or ``full_sharing``), all experts for all tasks; ``none`` (or ``no_sharing``), a separate
+    ``pattern``: ``full``, all experts for all tasks; ``none``, a separate
     block of experts for each task; ``shared_bottom``, the first expert for all tasks; ``random``, ``k`` experts drawn
     with ``seed`` for each task. All experts of a task have equal weights. Alternatively, ``weights`` gives T rows of E
     numbers that sum to 1. The gate does not depend on the example.
@@ -33,7 +31,7 @@ class FixedGate(Gate):
         num_tasks: int,
         num_experts: int,
         input_dim: int | None = None,
-        pattern: Literal["full", "none", "shared_bottom", "random", "full_sharing", "no_sharing"] = "full",
+        pattern: Literal["full", "none", "shared_bottom", "random"] = "full",
         k: Count = 1,
         seed: Seed = 0,
         weights: Sequence[Sequence[NotNegative]] | None = None,
@@ -47,7 +45,7 @@ class FixedGate(Gate):
                 raise InputError(f"weights={weights!r}: must be a list of numbers for each task ({error})") from None
             self._check_weights(table)
         else:
-            table = self._pattern(LONG_NAMES.get(pattern, pattern), k, seed)
+            table = self._pattern(pattern, k, seed)
         self.register_buffer("weights", table / table.sum(-1, keepdim=True))
 
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,10 @@ from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
-from mtl.networks.heads import Heads, wanted_tasks
-from mtl.networks.mixture import MixtureOfExperts
-from mtl.types import DataSpec, NetworkOutput, sum_losses
+from mtl.networks.bottom import TabularBottom
+from mtl.networks.heads import Heads, SumHeads
+from mtl.networks.mmoe import MMoE
+from mtl.types import DataSpec, TaskSpec
 
 
 class FrozenExperts(Experts):
@@ -39,16 +41,17 @@ class FrozenExperts(Experts):
         return units.sum(-1, keepdim=True) if self.summed else units
 
 
-class LogisticUnits(nn.Module):
-    """Map one number x per task to a logit: ``scale [T]`` * x + ``bias [T]``."""
+class LogisticUnits(SumHeads):
+    """Map the number x of a task, its mixture, to a logit: ``scale [T]`` * x + ``bias [T]``."""
 
-    def __init__(self, scale: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.scale, self.bias = nn.Parameter(scale), nn.Parameter(bias)
+    def __init__(self, tasks: Sequence[TaskSpec], input_dim: int) -> None:
+        super().__init__(tasks, input_dim)
+        self.scale, self.bias = nn.Parameter(torch.ones(len(tasks))), nn.Parameter(torch.zeros(len(tasks)))
 
-    def forward(self, x: Tensor, wanted: Sequence[int]) -> Tensor:
-        """Map ``x [B, len(wanted)]`` to logits of the same shape."""
-        return x * self.scale[wanted] + self.bias[wanted]
+    def forward(self, x: Tensor, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """Map ``x [B, len(wanted), 1]`` to logits ``[B]`` by task name."""
+        numbers = super().forward(x, wanted).items()
+        return {name: y * self.scale[task] + self.bias[task] for task, (name, y) in zip(wanted, numbers, strict=True)}
 
     def task_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that belong to single tasks: all."""
@@ -57,62 +60,35 @@ class LogisticUnits(nn.Module):
     @torch.no_grad()
     def only(self, task: int) -> LogisticUnits:
         """Return a copy of the unit of one task."""
-        return LogisticUnits(self.scale[[task]].clone(), self.bias[[task]].clone())
+        unit = LogisticUnits([self.tasks[task]], self.input_dim)
+        unit.load_state_dict({name: value[[task]] for name, value in self.state_dict().items()})
+        return unit
 
 
-class FrozenExpertsMoE(nn.Module):
+class FrozenExpertsMoE(MMoE):
     """Mix the frozen experts of simulated data with a static gate, then apply one logistic unit per task.
 
     ``spec.extras["expert_weight"]``: see ``FrozenExperts``. If the data has a logistic unit on several numbers
     (``spec.extras["unit_weight"] [U]``, ``["unit_bias"]``), the network has one too, with ``true_unit`` the data's own.
     The gate and the logistic units train; with ``true_unit`` only the gate.
-    ``permutation(num_experts=, num_tasks=)`` adds local search around the gate.
     """
 
     def __init__(
         self,
         spec: DataSpec,
         gate: Callable[..., Gate],
-        input_name: str = "x",
         permutation: Callable[..., Permutation] | None = None,
         true_unit: bool = False,
     ) -> None:
-        super().__init__()
-        known = "expert_weight" in spec.extras
+        known, vectors = "expert_weight" in spec.extras, "unit_weight" in spec.extras
         require(known, "network=frozen_experts needs data with known experts, such as data=synthetic_recovery")
-        self.tasks, self.input_name = list(spec.tasks), input_name
-        vectors = "unit_weight" in spec.extras
         require(
             vectors or not true_unit, "network.true_unit=true needs data with a logistic unit: data.design=published"
         )
         experts = FrozenExperts(spec.extras["expert_weight"], summed=not vectors)
-        self.mixture = MixtureOfExperts(
-            experts.weight.shape[-1],
-            len(self.tasks),
-            experts.num_experts,
-            gate,
-            experts,
-            static_gate=True,
-            permutation=permutation,
-            inputs=spec.inputs,
-            execution="dense",
-        )
-        ones = experts.weight.new_ones(len(self.tasks))
-        self.head: LogisticUnits | Heads
-        self.head = Heads(self.tasks, experts.output_dim) if vectors else LogisticUnits(ones, torch.zeros_like(ones))
+        parts = (TabularBottom, lambda **sizes: experts, gate, Heads if vectors else LogisticUnits)
+        options: dict[str, Any] = {"static_gate": True, "execution": "dense", "permutation": permutation}
+        super().__init__(spec, experts.num_experts, *parts, **options)
         if true_unit:
-            for parameter, name in zip(self.head.parameters(), ("unit_weight", "unit_bias"), strict=True):
+            for parameter, name in zip(self.heads.parameters(), ("unit_weight", "unit_bias"), strict=True):
                 parameter.requires_grad_(False).copy_(spec.extras[name].expand_as(parameter))
-
-    def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
-        """Predict the named ``tasks`` (default all) for a batch."""
-        wanted = wanted_tasks(self.tasks, tasks)
-        x = inputs[self.input_name]
-        mixed, routing = self.mixture(x, inputs, wanted)  # [B, T, 1 or U]
-        if isinstance(self.head, LogisticUnits):
-            logits = self.head(mixed.squeeze(-1), wanted).unbind(1)
-            predictions = {self.tasks[index].name: value for index, value in zip(wanted, logits, strict=True)}
-        else:
-            predictions = self.head(mixed, wanted)
-        routings = {"mixture": routing}
-        return NetworkOutput(predictions, routings, sum_losses(routings))

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from mtl.chains import joint_logits
 from mtl.distributed import all_reduce_sum
-from mtl.training.losses import summed_losses
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting.base import Terms, by_task, shared_parameters
 from mtl.training.weighting.jacobian import task_rows
@@ -59,15 +57,9 @@ def measure(module: MultiTaskModule, first: Sequence[Batch], second: Sequence[Ba
 
 def _terms(module: MultiTaskModule, batch: Batch, changed: Mapping[str, Tensor]) -> Terms:
     """Return the losses of a batch, with some parameters ``changed``."""
-    batch = batch.with_inputs_as(module.dtype)  # type: ignore[arg-type]  # it is never a str
+    batch = module.converted(batch)
     output = functional_call(module.network, dict(changed), (batch.inputs, list(batch.targets)))
-    names, totals, counts = summed_losses(
-        module.tasks, joint_logits(module.tasks, output.predictions), batch.targets, batch.weights
-    )
-    everywhere = all_reduce_sum(torch.stack([totals.detach(), counts.to(totals.dtype)]))
-    chosen = module.train_meter.select(tuple(names), totals)
-    shares, means = (chosen.weights * value / everywhere[1].clamp(min=1) for value in (totals, everywhere[0]))
-    return Terms(chosen.numbers, chosen.index, shares, means, everywhere[1], [])
+    return module.task_losses(output, batch, metered=False)
 
 
 def _losses(module: MultiTaskModule, batches: Sequence[Batch], changed: Mapping[str, Tensor]) -> Tensor:

@@ -46,11 +46,10 @@ class LossMeter(KeepsDigits):
         self.register_buffer("sums", torch.zeros(2, len(self.tasks), dtype=torch.float64), persistent=False)
         self._selected: dict[tuple[Any, ...], Selected] = {}
 
-    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> Selected:
-        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch; return the tasks ``names``."""
-        selected = self.select(tuple(names), totals)
-        self.sums.index_add_(1, selected.index, torch.stack([widest(totals.detach()), widest(counts)]))
-        return selected
+    def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
+        """Add the summed losses and numbers of labels ``[len(names)]`` of a batch of the tasks ``names``."""
+        index = self.select(tuple(names), totals).index
+        self.sums.index_add_(1, index, torch.stack([widest(totals.detach()), widest(counts)]))
 
     def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
         """Return the named tasks, on the device and in the precision of ``like``.

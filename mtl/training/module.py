@@ -82,15 +82,14 @@ class MultiTaskModule(LightningModule):
 
     def training_step(self, batch: Batch | list[Batch], batch_idx: int) -> dict[str, Any]:
         """Return the loss of a batch or a list of batches: task losses are added, auxiliary losses averaged."""
-        batches = [self._converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
-        parts, shown = [], []
+        batches = [self.converted(part) for part in ([batch] if isinstance(batch, Batch) else batch)]
+        parts: list[Terms] = []
         routings: dict[str, list[Routing]] = {}  # by layer, one for each batch
         for part in batches:
             output = self(part.inputs, list(part.targets))
-            terms, value = self._task_losses(output, part)
+            terms = self.task_losses(output, part)
             parts.append(terms)
-            shown.append(value)
-            terms.others.append(sum(output.losses.values(), value.new_zeros(())) / len(batches))
+            terms.others.append(sum(output.losses.values(), terms.everywhere.new_zeros(())) / len(batches))
             for name, term in output.losses.items():
                 self.aux_totals[name] = self.aux_totals.get(name, 0.0) + term.detach() / len(batches)
             if self.distillation is not None:
@@ -101,7 +100,8 @@ class MultiTaskModule(LightningModule):
                 routings.setdefault(name, []).append(routing)
         self.aux_batches += 1
         if self._is_shown:  # self.log takes as long as a small network
-            self.log("train/step_loss", torch.stack(shown).sum(), prog_bar=True, batch_size=sum(map(len, batches)))
+            shown = torch.stack([terms.everywhere.sum() for terms in parts]).sum()
+            self.log("train/step_loss", shown, prog_bar=True, batch_size=sum(map(len, batches)))
         return {"loss": self.weighting(parts, self.global_step), "routings": routings}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -148,16 +148,18 @@ class MultiTaskModule(LightningModule):
             if hasattr(logger, "resume_at"):
                 logger.resume_at(self.trainer.global_step)
 
-    def _task_losses(self, output: NetworkOutput, batch: Batch) -> tuple[Terms, Tensor]:
-        """Return the weighted losses of the tasks of a batch, and their sum over the rows of all processes."""
+    def task_losses(self, output: NetworkOutput, batch: Batch, metered: bool = True) -> Terms:
+        """Return the weighted losses of the tasks of a batch; ``metered``: they count in the means of the epoch."""
         predictions = joint_logits(self.tasks, output.predictions)
         names, totals, counts = summed_losses(self.tasks, predictions, batch.targets, batch.weights)
+        if metered:
+            self.train_meter.update(names, totals, counts)
         # A task's loss is the mean over the labels of all processes
         everywhere = all_reduce_sum(torch.stack([totals, counts.to(totals.dtype)]))
         labels = everywhere[1].clamp(min=1)
-        selected = self.train_meter.update(names, totals, counts)
+        selected = self.train_meter.select(tuple(names), totals)
         shares, means = selected.weights * totals / labels, selected.weights * everywhere[0] / labels
-        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], []), means.sum()
+        return Terms(selected.numbers, selected.index, shares, means, everywhere[1], [])
 
     def on_train_epoch_start(self) -> None:
         self.train_meter.sums.zero_()
@@ -180,7 +182,7 @@ class MultiTaskModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the predictions of ``mtl.predictions.readable`` for the tasks of a batch."""
-        output = self(self._converted(batch).inputs, list(batch.targets))
+        output = self(self.converted(batch).inputs, list(batch.targets))
         return readable(self.tasks, output.predictions)
 
     def on_validation_epoch_end(self) -> None:
@@ -255,12 +257,12 @@ class MultiTaskModule(LightningModule):
         """Return the key under which Lightning saves and looks for the state of the data module."""
         return type(getattr(self.trainer, "datamodule", None)).__qualname__
 
-    def _converted(self, batch: Batch) -> Batch:
+    def converted(self, batch: Batch) -> Batch:
         """Return ``batch`` with inputs in the precision of the network."""
         return batch.with_inputs_as(self.dtype)  # type: ignore[arg-type]  # it is never a str
 
     def _evaluate(self, batch: Batch) -> dict[str, Any]:
-        batch = self._converted(batch)
+        batch = self.converted(batch)
         output = self(batch.inputs, list(batch.targets))
         rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
         self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)

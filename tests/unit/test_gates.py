@@ -130,8 +130,6 @@ def test_fixed_patterns() -> None:
     assert torch.equal(full, torch.full((2, 4), 0.25))
     none = FixedGate(2, 4, D, pattern="none")(None).weights
     assert none.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
-    assert torch.equal(FixedGate(2, 4, D, pattern="no_sharing")(None).weights, none)
-    assert torch.equal(FixedGate(2, 4, D, pattern="full_sharing")(None).weights, full)
     bottom = FixedGate(2, 4, D, pattern="shared_bottom")(None).weights
     assert bottom.tolist() == [[1, 0, 0, 0]] * 2
     random = FixedGate(5, 16, D, pattern="random", k=3, seed=1)(None).weights

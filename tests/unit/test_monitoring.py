@@ -17,7 +17,7 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.monitored import MonitorCheck
-from mtl.callbacks.reports import CompileReport, main_metric
+from mtl.callbacks.reports import main_metric
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -274,15 +274,6 @@ def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     fit([0.1], [LastCheckpoint(str(tmp_path))])
     assert names(tmp_path) == [".hidden", ".last.ckpt.txt", "last.ckpt", "mine.ckpt"]
-
-
-def test_compilation_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    fit([0.1, 0.2], [CompileReport()], enable_checkpointing=False)
-    assert "compiling" not in caplog.text
-    fit([0.1, 0.2], [CompileReport()], config={"compile": True}, enable_checkpointing=False)
-    assert caplog.text.count("compiling the network on its first batch; this can take minutes") == 1
-    assert caplog.text.count("s, compilation included") == 1
 
 
 @pytest.mark.parametrize(

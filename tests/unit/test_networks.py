@@ -201,7 +201,7 @@ def test_only_gate_and_logistic_unit_learn_among_frozen_experts() -> None:
     spec, splits = SyntheticRecoveryDataModule(batch_size=8, rows=(100, 10, 10)).load()
     network = FrozenExpertsMoE(spec, gate=partial(DSelectKGate, k=4))
     names = {name.rpartition(".")[0] for name, _ in network.named_parameters()}
-    assert names == {"mixture.gate", "head"}
+    assert names == {"mixture.gate", "heads"}
     output = network(splits["test"].inputs)
     assert output.predictions["label"].shape == (10,)
     with pytest.raises(InputError, match="synthetic_recovery"):
@@ -300,8 +300,8 @@ def test_frozen_experts_by_hand_and_after_a_step() -> None:
     spec = DataSpec({"x": Numeric(2)}, [TASKS[0], TASKS[3]], {"expert_weight": known})
     network, x = FrozenExpertsMoE(spec, gate=SoftmaxGate), torch.randn(6, 2)
     with torch.no_grad():
-        network.head.scale.copy_(torch.tensor([2.0, -1.0]))
-        network.head.bias.copy_(torch.tensor([0.5, 3.0]))
+        network.heads.scale.copy_(torch.tensor([2.0, -1.0]))
+        network.heads.bias.copy_(torch.tensor([0.5, 3.0]))
     units = torch.stack([(x @ w.T).relu().sum(-1) for w in known], -1)  # [B, E]
     weights = network.mixture.gate.bias.softmax(-1)
     predictions = network({"x": x}).predictions
