@@ -15,7 +15,7 @@ from mtl.cli.run import run
 from tests.integration.helpers import compose_small, resume_small
 from tests.integration.test_accumulation import rows
 from tests.integration.test_run import losses as results
-from tests.stopping import assert_same, go_on, interrupted, losses, same, watched
+from tests.stopping import assert_same, go_on, interrupted, losses, same, slow, watched
 
 # Epochs of 10 batches and 5 steps, validated after 4, 8 and 10 batches; the permutation is hardened after step 7
 WORDS = [
@@ -84,7 +84,9 @@ def test_average_is_what_is_tested(averaged: Path, tmp_path: Path) -> None:
     assert results(tmp_path) == results(averaged)
 
 
-@pytest.mark.parametrize("batch", [2, 7, 13])  # within an epoch, at the step of a validation, after the hardening
+@pytest.mark.parametrize(
+    "batch", [slow(2), 7, slow(13)]
+)  # within an epoch, at the step of a validation, after the hardening
 def test_stopped_run_resumes_exactly(batch: int, averaged: Path, tmp_path: Path) -> None:
     interrupted(tmp_path, batch, *WORDS, EMA)
     go_on(tmp_path)

@@ -80,9 +80,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "way", ["weighting=fixed gate=remoe", "weighting=pcgrad network=ple", f"weighting=gradnorm {BIAS}"]
-)
+@pytest.mark.parametrize("way", ["weighting=pcgrad network=ple gate=remoe", f"weighting=gradnorm {BIAS}"])
 def test_missing_labels_count_over_all_processes(way: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [*BASE, *way.split(), "data=movielens", f"paths.data_dir={tiny_data}"]
     words += ["trainer.max_epochs=2", "recipe.dropout=0"]
@@ -130,17 +128,16 @@ def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: P
     assert result(two) == pytest.approx(result(one), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"), [("seed=2", "seed is 2, not 1"), ("gate.gamma=0.5", "gate.gamma is 0.5, not 5.0")]
-)
-def test_processes_that_differ_stop_at_once(word: str, reason: str, tmp_path: Path) -> None:
+def test_processes_that_differ_stop_at_once(tmp_path: Path) -> None:
     port, runs = free_port(), []
-    for rank, more in enumerate([[], [word]]):
+    for rank, more in enumerate([[], ["gate.gamma=0.5"]]):
         words = [*TWO, "seed=1", *more, f"hydra.run.dir={tmp_path / str(rank)}"]
         runs.append(Forked(words, tmp_path / f"output_{rank}", cwd=ROOT, env=ranks(rank, 2, port)))
     first, second = [run.wait() for run in runs]
     assert (first.status, second.status) == (1, 1)
-    assert f"process 1 has a different configuration from process 0: {reason}" in first.output.replace("\n", " ")
+    assert "process 1 has a different configuration from process 0: gate.gamma is 0.5, not 5.0" in first.output.replace(
+        "\n", " "
+    )
 
 
 def test_a_wait_for_other_processes_is_announced(

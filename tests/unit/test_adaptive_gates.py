@@ -183,7 +183,7 @@ def test_a_gate_sees_its_columns_alone() -> None:
     assert torch.equal(weights, gate(torch.randn(8, D), other).weights)
 
 
-LOOKING = [case for case in CASES if case.looks and case.learns and case.stacked]
+LOOKING = [case for case in CASES if case.name in ("comet", "topk_bias", "cosine", "task_top1_shared")]
 
 
 @pytest.mark.parametrize("case", LOOKING, ids=lambda case: case.name)

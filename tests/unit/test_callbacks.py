@@ -13,13 +13,11 @@ import pytest
 import torch
 from matplotlib.image import imread
 from mtl.callbacks.example_images import ExampleImages, captions
-from mtl.callbacks.progress import Progress
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from mtl.callbacks.selection_report import SelectionReport
 from mtl.callbacks.standard import ExecutionSwitch
 
 from mtl.analysis.figures import courses
-from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import heaviest_experts, jaccard, selected_experts
 from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally
@@ -109,18 +107,6 @@ def test_history_records_when_selectors_became_binary() -> None:
     assert len(history.steps) == len(history.shares) <= 1000
     history.add(1200, [Routing(torch.rand(3, 5))], 14, 3)
     assert history.course()[0][-1] < 1200  # too many shares to keep
-
-
-def test_flops_by_hand() -> None:
-    """A sample through embeddings (free), 3 experts 4 -> 5, gates of 2 tasks 4 -> 3, mixture, heads 5 -> 1."""
-    spec = DataSpec({"id": Categorical(7)}, [TaskSpec("p", "binary"), TaskSpec("q", "binary")])
-    net = MMoE(
-        spec, 3, partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]), TopKGate, partial(Heads)
-    )
-    inputs = {"id": torch.arange(7)}
-    assert expert_flops(net.eval(), inputs) == {"mixture": 2 * 4 * 5}
-    assert forward_flops(net, inputs) == 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
-    assert net.mixture.dispatch.execution == "auto"
 
 
 def test_flops_of_training_by_hand() -> None:
@@ -326,17 +312,3 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), -1).axes]  # of the coloured lines
     lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]
-
-
-def test_a_path_that_is_printed_above_the_bar_is_not_broken(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("rich._console", None)
-    bar, path = Progress(), "/runs" * 30
-    trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True)
-    bar._init_progress(trainer)
-    print(path)
-    bar._stop_progress()
-    assert path in capsys.readouterr().out

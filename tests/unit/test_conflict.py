@@ -45,9 +45,8 @@ def test_a_task_without_labels_has_undefined_values() -> None:
     assert all("click" in row for row in undefined)
 
 
-@pytest.mark.parametrize("data", ["synthetic_moe", "synthetic_pairs"])
-def test_measuring_does_not_change_the_training(tmp_path: Path, data: str) -> None:
-    words = (f"data={data}", "gate=topk", "recipe.dropout=0.2", "~logger")
+def test_measuring_does_not_change_the_training(tmp_path: Path) -> None:
+    words = ("data=synthetic_pairs", "gate=topk", "recipe.dropout=0.2", "~logger")
     losses = []
     for every in ("null", "2"):
         run(compose_small(tmp_path / every, *words, f"callbacks.conflict.every_steps={every}"))

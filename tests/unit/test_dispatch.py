@@ -83,10 +83,10 @@ def gradients(layer: Experts, execution: str, x: Tensor, weights: Tensor) -> dic
     return {"mixed": mixed.detach(), "x": x.grad, "weights": used, **named}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @every_kind
-@pytest.mark.parametrize("dropout", [0.0, 0.5, 0.3])
-@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize(
+    ("rows", "dropout", "dtype"), [(1, 0.5, torch.float64), (300, 0.3, torch.float64), (300, 0.0, torch.float32)]
+)
 def test_sparse_equals_dense(rows: int, dropout: float, kind: Kind, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     layer = kind(EXPERTS, 6, dropout=dropout).to(dtype)
@@ -188,7 +188,7 @@ def network_gradients(net: MMoE, rows: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("gate", HARD_GATES.values(), ids=list(HARD_GATES))
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float64), (7, torch.float32), (200, torch.float64)])
+@pytest.mark.parametrize(("rows", "dtype"), [(7, torch.float32), (200, torch.float64)])
 def test_whole_networks_agree(gate: object, rows: int, dtype: torch.dtype) -> None:
     gated = partial(GatedExperts, units=WIDTH, dropout=0.5)
     for permuted, experts in ((False, None), (True, None), (True, gated)):
@@ -208,7 +208,7 @@ def check_networks_agree(make: Callable[..., MMoE], rows: int, dtype: torch.dtyp
 def test_training_is_the_same_in_every_execution(gate: object) -> None:
     """In float64: a low temperature amplifies rounding errors to 0.1 within a few dozen steps of float32."""
     nets = {execution: network(gate, execution).double() for execution in ("dense", "sparse", "auto")}
-    courses = {execution: train(net, 60) for execution, net in nets.items()}
+    courses = {execution: train(net, 20) for execution, net in nets.items()}
     assert nets["auto"].mixture.dispatch.sparse or gate is GATES["topk"]  # which does so in between
     for execution in ("sparse", "auto"):
         assert courses[execution] == pytest.approx(courses["dense"], abs=1e-9), execution

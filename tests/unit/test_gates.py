@@ -59,18 +59,6 @@ def test_noise_learns_and_is_for_training_only() -> None:
     assert gate(x).losses["load"] == 0
 
 
-def test_top1_needs_normalising_before_selection() -> None:
-    """Softmax over a single survivor is 1 whatever the logit: no gradient reaches the gate."""
-    gradients = {}
-    for normalize in ("after", "before"):
-        gate = TopKGate(1, E, D, k=1, normalize=normalize)
-        weights = gate(torch.randn(16, D)).weights
-        (weights * torch.randn(E)).sum().backward()
-        gradients[normalize] = float(gate.weight.grad.abs().max())
-    assert gradients["after"] == 0
-    assert gradients["before"] > 0
-
-
 def test_start_of_top_k() -> None:
     drawn = TopKGate(2, 50, 150, initial_range=0.2)
     assert 0.19 < float(drawn.weight.detach().abs().max()) <= 0.2
@@ -210,16 +198,6 @@ def test_a_static_gate_is_a_batch_of_one() -> None:
     torch.testing.assert_close(routing.losses["balance"], expected)
 
 
-@pytest.mark.parametrize("width", [D, None], ids=["per_example", "static"])
-def test_noise_learns_from_the_weights_too(width: int | None) -> None:
-    gate = TopKGate(2, E, width, k=2, noisy=True)
-    weights = gate(None if width is None else torch.randn(32, width)).weights
-    (weights * torch.randn_like(weights)).sum().backward()
-    noise = [parameter for name, parameter in gate.named_parameters() if name.startswith("noise_")]
-    assert noise
-    assert all(parameter.grad.abs().max() > 0 for parameter in noise)
-
-
 def test_noise_has_the_learnt_size() -> None:
     """Tiny noise must leave the clean choice, large noise must override it."""
     gate = TopKGate(1, E, D, k=1, noisy=True)
@@ -234,24 +212,6 @@ def test_noise_has_the_learnt_size() -> None:
             gate.train()
     assert agreement[0] > 0.99
     assert agreement[1] < 0.3  # one in eight by chance
-
-
-@pytest.mark.parametrize("width", [D, None], ids=["per_example", "static"])
-def test_reachability_by_hand(width: int | None) -> None:
-    gate = DSelectKGate(3, 5, width, k=2, reachability_weight=0.4)
-    routing = gate(None if width is None else torch.randn(6, width))
-    rows = 1 if width is None else 6
-    expected = 0.4 * (1 / (1e-6 + routing.selectors.sum(-1))).sum() / rows
-    torch.testing.assert_close(routing.losses["reachability"], expected)
-    with torch.no_grad():
-        gate.selector_bias.fill_(1e9)  # code 111 is expert 7, which is not there
-    unreached = gate(None if width is None else torch.randn(6, width))
-    assert (unreached.weights == 0).all()
-    assert float(unreached.losses["reachability"].detach()) == pytest.approx(0.4 * 6 * 1e6, rel=1e-4)
-
-
-def test_reachability_is_for_surplus_codes_only() -> None:
-    assert "reachability" not in DSelectKGate(1, 8, D)(torch.randn(2, D)).losses
 
 
 def test_gumbel_gradient_is_that_of_the_relaxation() -> None:
@@ -292,29 +252,8 @@ def test_hash_tables_of_shared_and_one_task_gates() -> None:
 BAD = [
     (TopKGate, {"k": 0}, "k"),
     (TopKGate, {"k": 20}, "k"),
-    (TopKGate, {"k": True}, "k"),
-    (TopKGate, {"normalize": "foo"}, "normalize"),
     (TopKGate, {"load_weight": 0.1}, "load_weight"),
-    (TopKGate, {"z_weight": -1}, "z_weight"),
-    (CometGate, {"gamma": 0}, "gamma"),
     (CometGate, {"gamma": float("nan")}, "gamma"),
-    (CometGate, {"entropy_weight": -0.1}, "entropy_weight"),
-    (DSelectKGate, {"gamma": -1}, "gamma"),
-    (DSelectKGate, {"k": 1.5}, "k"),
-    (DSelectKGate, {"reachability_weight": -1}, "reachability_weight"),
-    (SoftmaxSelectorGate, {"temperature": 0}, "temperature"),
-    (GumbelSoftmaxGate, {"initial_probability": 1.0}, "initial_probability"),
-    (TaskTop1Gate, {"balance_weight": float("inf")}, "balance_weight"),
-    (FixedGate, {"pattern": "foo"}, "pattern"),
-    (TopKGate, {"importance_weight": float("nan")}, "importance_weight"),
-    (SoftmaxSelectorGate, {"k": 0}, "k"),
-    (SoftmaxSelectorGate, {"temperature": -1}, "temperature"),
-    (SoftmaxSelectorGate, {"entropy_weight": float("inf")}, "entropy_weight"),
-    (DSelectKGate, {"entropy_weight": -1e-9}, "entropy_weight"),
-    (GumbelSoftmaxGate, {"temperature": 0}, "temperature"),
-    (GumbelSoftmaxGate, {"sparsity_weight": -1}, "sparsity_weight"),
-    (GumbelSoftmaxGate, {"initial_probability": 0}, "initial_probability"),
-    (HashGate, {"table_size": 0}, "table_size"),
     (FixedGate, {"weights": [[float("nan")] * 16] * 2}, "weights"),
 ]
 

@@ -38,16 +38,6 @@ def test_straight_through_gradient_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     assert gate.logits.grad[0, :, 1].tolist() == pytest.approx([0.0, -slope], abs=1e-12)
 
 
-def test_a_step_of_adam_moves_both_logits() -> None:
-    """Each by the learning rate, so their difference by twice as much."""
-    gate = GumbelMatrixGate(1, 1, initial_probability=0.8, budget=0.1, budget_weight=1.0)
-    before = float(gate.difference().detach())
-    optimizer = torch.optim.Adam(gate.parameters(), lr=0.01)
-    gate(None).losses["budget"].backward()
-    optimizer.step()
-    assert float(gate.difference().detach()) == pytest.approx(before - 0.02, abs=1e-5)
-
-
 def test_budget_is_that_of_all_layers_together() -> None:
     """Two layers with 4 and 2 connections of probability 0.9 and 0.3: the mean is (3.6 + 0.6) / 6 = 0.7."""
     gates = [

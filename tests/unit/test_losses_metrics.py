@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mtl.training.evaluation import Evaluation, LossMeter
-from mtl.training.losses import summed_loss, summed_losses
+from mtl.training.losses import summed_loss
 from mtl.types import MISSING_CLASS, TaskSpec
 
 NAN = float("nan")
@@ -60,28 +60,6 @@ def test_losses_are_the_standard_ones() -> None:
     torch.testing.assert_close(summed_loss(CLASSES, scores, classes)[0], expected)
 
 
-def test_all_tasks_at_once_equal_one_at_a_time() -> None:
-    tasks = {task.name: task for task in (BINARY, CLASSES, SECOND, REAL)}
-    labels = {"a": [1, NAN, 0], "b": [0, 1, 1], "c": [2, NAN, 0], "d": [0.5, NAN, NAN]}
-    predictions = {name: prediction_for(task, 3) for name, task in tasks.items()}
-    targets = {name: target_for(task, labels[name]) for name, task in tasks.items()}
-    names, totals, counts = summed_losses(tasks, predictions, targets)
-    assert sorted(names) == sorted(tasks)
-    for name, total, count in zip(names, totals, counts, strict=True):
-        expected = summed_loss(tasks[name], predictions[name], targets[name])
-        torch.testing.assert_close(total, expected[0])
-        assert count == expected[1]
-
-
-@pytest.mark.parametrize("order", [("binary", "a"), ("a", "binary")])
-def test_a_task_may_be_called_like_a_kind(order: tuple[str, ...]) -> None:
-    tasks = {"binary": TaskSpec("binary", "multiclass", num_classes=3), "a": BINARY}
-    predictions = {name: prediction_for(tasks[name], 2) for name in order}
-    names, totals, _ = summed_losses(tasks, predictions, {n: target_for(tasks[n], [1, 0]) for n in order})
-    assert sorted(names) == ["a", "binary"]
-    assert len(totals) == 2
-
-
 def test_auroc_keeps_the_order_of_large_logits() -> None:
     evaluation = Evaluation([BINARY])
     evaluation.update({"a": torch.tensor([20.0, 30.0])}, {"a": torch.tensor([0.0, 1.0])})
@@ -91,37 +69,6 @@ def test_auroc_keeps_the_order_of_large_logits() -> None:
 def test_half_precision_predictions_are_compared_in_float32() -> None:
     logits = torch.tensor([12.0], dtype=torch.bfloat16)
     assert summed_loss(BINARY, logits, torch.tensor([1.0]))[0].dtype == torch.float32
-
-
-def evaluate(splits: list[int]) -> dict[str, float]:
-    torch.manual_seed(3)
-    rows = sum(splits)
-    tasks = [BINARY, SECOND, CLASSES, REAL]
-    predictions = {task.name: prediction_for(task, rows).detach() * 20 for task in tasks}
-    targets = {"a": (torch.rand(rows) > 0.5).float(), "b": (predictions["b"] > 0).float()}
-    targets |= {"c": torch.randint(3, (rows,)), "d": torch.randn(rows)}
-    targets["a"][:3] = NAN
-    evaluation, start = Evaluation(tasks), 0
-    for size in splits:
-        part = slice(start, start + size)
-        evaluation.update({n: p[part] for n, p in predictions.items()}, {n: t[part] for n, t in targets.items()})
-        start += size
-    return evaluation.compute()
-
-
-def test_results_do_not_depend_on_the_batches_and_tasks_have_metrics_of_their_own() -> None:
-    result = evaluate([50])
-    assert result == pytest.approx(evaluate([1, 2, 30, 17]), rel=1e-6)
-    assert result["b/auroc"] == result["b/accuracy"] == pytest.approx(1.0)
-    assert 0.2 < result["a/auroc"] < 0.8
-    assert {"c/accuracy", "c/loss", "d/mse", "d/loss"} <= result.keys()
-
-
-def test_the_loss_is_the_weighted_sum() -> None:
-    result = evaluate([50])
-    expected = 0.5 * result["a/loss"] + result["b/loss"] + result["c/loss"] + 2 * result["d/loss"]
-    assert result["loss"] == pytest.approx(expected)
-    assert result["d/mse"] == pytest.approx(result["d/loss"], rel=1e-5)
 
 
 def test_a_task_without_labels_is_left_out() -> None:

@@ -18,7 +18,6 @@ from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNorm
 
 from mtl.checks import InputError
 from mtl.objectives import OF_QUANTILES
-from mtl.training import evaluation as evaluations
 from mtl.training.evaluation import Evaluation
 from mtl.training.losses import summed_loss
 from mtl.training.metrics import ALL, Rows, higher_is_better, ranking
@@ -106,16 +105,6 @@ def test_values(labels: str, parts: list[list[int]]) -> None:
     assert evaluation.undefined(found) == {}
     named = {(task.kind, metric_family(name)) for task in (CLICK, GENRE, STARS) for name in task.metrics}
     assert named == {(kind, name) for kind, names in METRICS.items() for name in names if kind != "span"}  # all of them
-
-
-@pytest.mark.parametrize("cut", [4, 10], ids=["both have rows", "one has none"])
-def test_two_processes_report_the_values_of_all_rows(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = (evaluation_of("missing labels", [[*rows]] if rows else []) for rows in (range(cut), range(cut, 10)))
-    others = theirs._gathered()
-    monkeypatch.setattr(evaluations, "all_reduce_sum", lambda own: own + theirs.meter.sums)
-    monkeypatch.setattr(evaluations, "world_size", lambda: 2)
-    monkeypatch.setattr(evaluations, "gather", lambda own: [own, others])
-    check_values(mine.compute(), "missing labels")
 
 
 def one_task(task: TaskSpec, prediction: Any, target: Any, **more: Any) -> tuple[dict[str, float], dict[str, str]]:

@@ -113,8 +113,10 @@ def test_tasks_of_many_losses_at_once_equal_one_at_a_time() -> None:
     tasks = {str(i): TaskSpec(str(i), "regression", mean=0.5 * i, std=1.0 + i, **o) for i, o in enumerate(options)}
     tasks |= {f"c{g}": TaskSpec(f"c{g}", "binary", loss="focal", gamma=g) for g in (1.0, 2.0)}
     tasks |= {f"s{s}": TaskSpec(f"s{s}", "binary", smoothing=s) for s in (0.0, 0.1)}
+    tasks |= {"classes": TaskSpec("classes", "multiclass", 3)}
     predictions = {name: torch.randn(5, *([task.outputs] if task.outputs > 1 else [])) for name, task in tasks.items()}
     targets = {n: torch.tensor([1.0, 0, NAN, 1, 1] if t.kind == "binary" else LABELS) for n, t in tasks.items()}
+    targets["classes"] = torch.tensor([0, 2, MISSING_CLASS, 1, 1])
     names, totals, _ = summed_losses(tasks, predictions, targets)
     assert sorted(names) == sorted(tasks)
     for name, total in zip(names, totals, strict=True):

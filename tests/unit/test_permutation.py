@@ -9,26 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.ema import WeightAverage
 from mtl.callbacks.hardening import PermutationHardening
-from pytorch_lightning import Callback, Trainer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
-from mtl.functional import entropy
-from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
-from mtl.gates.permuted import Permutation, PermutedGate, matrix_entropy, sinkhorn
+from mtl.gates import CometGate, Gate, TopKGate
+from mtl.gates.permuted import Permutation, PermutedGate, sinkhorn
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.components import DenseLayers
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.routed import RoutedNetwork
-from mtl.training.module import MultiTaskModule
-from mtl.types import Batch, Categorical, DataSpec, Numeric, Routing, TaskSpec
+from mtl.types import Categorical, DataSpec, Numeric, Routing, TaskSpec
 from mtl.use.prune import prune
 from tests.gate_cases import CASES, IDS, GateCase, harden
 
@@ -103,7 +97,7 @@ def frozen(gate: Callable[..., Gate], permutation: Callable[..., Permutation]) -
 
 
 @pytest.mark.parametrize("per_task", [False, True])
-@pytest.mark.parametrize("gate", [partial(TopKGate, k=2), partial(CometGate, k=2), partial(DSelectKGate, k=2)], ids=str)
+@pytest.mark.parametrize("gate", [partial(TopKGate, k=2), partial(CometGate, k=2)], ids=["topk", "comet"])
 @pytest.mark.parametrize("make", [routed, frozen])
 def test_other_networks_train_harden_and_prune(
     make: Callable[..., nn.Module], gate: Callable[..., Gate], per_task: bool
@@ -168,17 +162,6 @@ def test_permuting_experts_and_matrix_changes_nothing(case: GateCase, hard: bool
         assert torch.allclose(value, first[name], atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("comet", "topk")], ids=str)
-def test_evaluation_is_always_hard(case: GateCase) -> None:
-    net = network(case)
-    harden(net.mixture.gate.gate)
-    inputs = {"id": torch.arange(20)}
-    soft = net.train()(inputs).routings["mixture"].weights
-    hard = net.eval()(inputs).routings["mixture"].weights
-    assert (soft != 0).all()
-    assert torch.equal(hard.sort(-1).values, weights_of(net, inputs).sort(-1).values)
-
-
 def test_one_task_of_two_uses_its_own_matrix() -> None:
     permutation = Permutation(4, num_tasks=2, per_task=True)
     permutation.harden(torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]]))
@@ -198,23 +181,6 @@ def test_selectors_move_with_the_weights() -> None:
     assert torch.allclose(routing.selectors.mean(-2), routing.weights)
 
 
-def test_sinkhorn_against_autograd_and_its_limit() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
-
-    def slow(u: Tensor) -> Tensor:
-        x = u / 0.5
-        for _ in range(7):
-            x = x - x.logsumexp(-1, keepdim=True)
-            x = x - x.logsumexp(-2, keepdim=True)
-        return x.exp()
-
-    assert torch.allclose(sinkhorn(logits, 0.5, 7), slow(logits), atol=1e-14)
-    assert torch.autograd.gradcheck(lambda u: sinkhorn(u, 0.5, 7), (logits,))
-    rounds = sinkhorn(logits, 0.5, 500).detach()
-    assert torch.allclose(rounds.sum(-1), torch.ones(2, 6, dtype=torch.float64), atol=1e-9)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sinkhorn_at_the_extremes(dtype: torch.dtype) -> None:
     logits = torch.zeros(1, 4, 4, dtype=dtype)
@@ -225,13 +191,6 @@ def test_sinkhorn_at_the_extremes(dtype: torch.dtype) -> None:
     assert torch.isfinite(matrix).all()
     assert torch.isfinite(logits.grad).all()
     assert torch.allclose(matrix[0], torch.eye(4, dtype=dtype))
-
-
-def test_regulariser_by_hand() -> None:
-    matrix = torch.tensor([[[0.5, 0.1], [0.5, 0.9]]], dtype=torch.float64)
-    by_row = torch.tensor([[5 / 6, 1 / 6], [5 / 14, 9 / 14]], dtype=torch.float64)
-    expected = entropy(matrix[0], (0, 1)) + entropy(by_row, (0, 1))
-    assert torch.allclose(matrix_entropy(matrix), expected)
 
 
 def test_noise_only_in_training() -> None:
@@ -294,61 +253,6 @@ def test_assignment_is_computed_when_what_it_depends_on_has_changed(assigned: li
         expected = weights[..., fresh_assignment(permutation)[0]]
         assert torch.equal(first, expected)
         assigned.pop()
-
-
-@pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of few workers
-@pytest.mark.parametrize("decay", [None, 0.9])
-def test_an_evaluation_of_several_batches_assigns_once(assigned: list[Any], decay: float | None) -> None:
-    """Also where it is of the averaged weights, which are not those that were trained a moment ago."""
-    net = network(next(case for case in CASES if case.name == "topk"))
-    permutation, seen = net.mixture.gate.permutation, []
-
-    class Watch(Callback):
-        def on_validation_batch_end(self, *args: Any) -> None:
-            number = len(assigned)
-            assert torch.equal(permutation.assignment(), fresh_assignment(permutation))
-            del assigned[number:]
-
-        def on_validation_end(self, *args: Any) -> None:
-            seen.append(len(assigned))
-
-    targets = {"a": (torch.arange(IDS) % 2).float(), "b": torch.randn(IDS)}
-    batches = DataLoader([Batch({"id": torch.arange(IDS)}, targets)] * 4, batch_size=None)
-    module = MultiTaskModule(net, SPEC.tasks, partial(torch.optim.SGD, lr=0.5))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        callbacks=[WeightAverage(decay), Watch()],
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-        **quiet,
-    )
-    trainer.fit(module, batches, batches)
-    assert seen == [1, 2, 3]
-
-
-def test_state_dict_round_trip() -> None:
-    permutation = Permutation(6)
-    permutation.harden(torch.randperm(6)[None])
-    other = Permutation(6)
-    other.load_state_dict(permutation.state_dict())
-    assert other.is_hard
-    assert torch.equal(other.matrix(), permutation.matrix())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tau": 0.0}, "tau=0.0"),
-        ({"rounds": 0}, "rounds=0"),
-        ({"noise": -1.0}, "noise=-1.0"),
-        ({"entropy_weight": -1.0}, "entropy_weight"),
-    ],
-)
-def test_bad_options(options: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Permutation(4, **options)
 
 
 class Module(torch.nn.Module):

@@ -151,7 +151,9 @@ def test_flops_by_hand() -> None:
     spec = DataSpec({"x": Numeric(3)}, [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 4)])
     network = RoutedNetwork(spec, bottom_for, layers, gate, Heads)
     inputs = {"x": torch.randn(2, 3)}
-    assert savings(network, prune(network, "a"), inputs).pruned_flops == 2 * 3 * 7 + 2 * 7
+    assert (
+        savings(network, prune(network, "a"), inputs).pruned_flops == 2 * 3 * 7 + 2 * 7 + 2 * 7
+    )  # component, mixture, head
     assert savings(network, prune(network, "b"), inputs).pruned_flops == 2 * 2 * 3 * 7 + 2 * 7 * 4
     assert savings(network, prune(network, "b"), inputs).pruned_parameters == 2 * (3 * 7 + 7) + 7 * 4 + 4
 

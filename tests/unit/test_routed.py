@@ -101,17 +101,6 @@ def test_networks_predict_all_tasks_or_one(spec: DataSpec, gate: object) -> None
         assert torch.allclose(alone[task], everything[task], atol=1e-6)
 
 
-def test_learning_rate_of_gates_grows_with_the_number_of_tasks() -> None:
-    network = dense_network(GumbelMatrixGate)
-    module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
-    slow, fast = module.configure_optimizers().param_groups
-    assert (slow["lr"], fast["lr"]) == (0.1, pytest.approx(0.3))
-    assert [p.shape for p in fast["params"]] == [(3, 3, 2), (3, 3, 2)]
-    assert len(slow["params"]) + 2 == len(list(network.parameters()))
-    plain = MultiTaskModule(dense_network(FixedGate), TASKS, partial(torch.optim.SGD, lr=0.1))
-    assert len(plain.configure_optimizers().param_groups) == 1
-
-
 def test_only_weights_decay() -> None:
     network = dense_network(GumbelMatrixGate)
     adam = partial(torch.optim.Adam, lr=0.1, weight_decay=3e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,7 @@ def test_shapes_by_step() -> None:
         assert SHAPES["inverse_sqrt"](step / 9999, 50.0, 0.5) == pytest.approx(50 / (step + 1) ** 0.5)
 
 
-HALF, ONE_CYCLE = math.sqrt(0.5) / 2, partial(LearningRate, "cosine", 1e-4, 0.3, rise="cosine", start_factor=0.04)
+HALF = math.sqrt(0.5) / 2
 
 
 @pytest.mark.parametrize(
@@ -111,19 +110,10 @@ def test_each_group_keeps_its_base_rate() -> None:
         assert rates_at(callback, run) == pytest.approx([0.1 * factor, 0.4 * factor])
 
 
-@pytest.mark.parametrize(
-    ("make", "factor"),
-    [
-        (partial(LearningRate, warmup_steps=18), 15 / 18),
-        (partial(LearningRate, "linear"), 0.25),
-        (partial(LearningRate, "cosine"), 0.5 - math.sqrt(0.125)),
-        (ONE_CYCLE, 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * 9 / 14)) / 2),
-        (partial(PlateauRate, warmup_steps=18), 15 / 18),
-    ],
-    ids=["constant", "linear", "cosine", "one_cycle", "plateau"],
-)
-def test_resumed_rates(make: Callable[[], LearningRate], factor: float) -> None:
+def test_resumed_rates() -> None:
     """The base rates of the groups survive in the optimiser's state."""
+    make = partial(LearningRate, "cosine", 1e-4, 0.3, rise="cosine", start_factor=0.04)
+    factor = 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * 9 / 14)) / 2
     run, again = trainer(10, 0.1, 0.4), trainer(15, 0.1, 0.4)
     rates_at(make(), run)
     again.optimizers[0].load_state_dict(run.optimizers[0].state_dict())
