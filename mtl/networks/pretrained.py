@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
 from mtl.checks import InputError, first_line, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
-HUB = "https://huggingface.co"
 FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
-CONNECT_SECONDS = 3.0
 
 
 def require_transformers(what: str) -> None:
@@ -101,55 +96,29 @@ def from_scratch(config: dict[str, Any], vocab: int) -> Any:
 def find_folder(pretrained: str) -> str:
     """Return the folder with the files of ``pretrained``: a folder, or a name looked up in the cache, then on the hub.
 
-    Raises InputError at once without the network.
+    Raises InputError if it is neither.
     """
+    here = f"network.pretrained={pretrained}"
     if Path(pretrained).is_dir():
-        require((Path(pretrained) / "config.json").is_file(), f"network.pretrained={pretrained}: has no config.json")
+        require((Path(pretrained) / "config.json").is_file(), f"{here}: has no config.json")
         return pretrained
     looks_local = pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1
-    require(not looks_local, f"network.pretrained={pretrained}: no such folder")
+    require(not looks_local, f"{here}: no such folder")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    options: dict[str, Any] = {
-        "repo_id": pretrained,
-        "allow_patterns": [*FILES, "tokenizer*", "vocab.txt", "special_tokens_map.json"],
-    }
-    try:
-        folder = str(snapshot_download(**options, local_files_only=True))
-        if is_complete(folder):  # the cache may hold the tokenizer alone
-            return folder
-    except HFValidationError as error:
-        raise InputError(f"network.pretrained={pretrained}: neither a folder nor a name on the hub") from error
-    except LocalEntryNotFoundError:
-        pass
-    require(
-        hub_answers(),
-        f"network.pretrained={pretrained} is not on this machine, and {os.environ.get('HF_ENDPOINT', HUB)} does not "
-        "answer. Without the network: download it elsewhere and give its folder, or give network.config instead",
+    files, problem = [*FILES, "tokenizer*", "vocab.txt", "special_tokens_map.json"], ""
+    for local in (True, False):
+        try:
+            folder = snapshot_download(repo_id=pretrained, allow_patterns=files, local_files_only=local)
+            found = [(Path(folder) / name).is_file() for name in FILES]
+            if found[0] and any(found[1:]):  # the cache may hold the tokenizer alone
+                return str(folder)
+        except HFValidationError as error:
+            raise InputError(f"{here}: neither a folder nor a name on the hub") from error
+        except (OSError, HfHubHTTPError) as error:
+            problem = f" ({first_line(error)})"
+    raise InputError(
+        f"{here} is not on this machine, and the hub does not give it{problem}. Without the network: download it "
+        "elsewhere and give its folder, or give network.config instead"
     )
-    try:
-        return str(snapshot_download(**options))
-    except (OSError, HfHubHTTPError) as error:
-        raise InputError(f"network.pretrained={pretrained}: {first_line(error)}") from error
-
-
-def is_complete(folder: str) -> bool:
-    """Return whether ``folder`` holds a configuration and weights."""
-    there = [(Path(folder) / name).is_file() for name in FILES]
-    return there[0] and any(there[1:])
-
-
-def hub_answers() -> bool:
-    """Return whether a connection to the hub can be opened; its library would retry for half a minute."""
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", ""):
-        return False
-    address = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
-    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
-        return True
-    try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        with socket.create_connection((address.hostname or "", port), CONNECT_SECONDS):
-            return True
-    except OSError:
-        return False

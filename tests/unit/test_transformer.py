@@ -228,7 +228,7 @@ def test_damaged_pretrained_folder_is_one_message(tmp_path: Path) -> None:
 
 def test_unknown_name_without_network_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    with pytest.raises(InputError, match=r"is not on this machine, and http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(InputError, match="is not on this machine, and the hub does not give it"):
         transformer(SoftmaxGate, pretrained="nobody/nothing-such")
 
 
