@@ -67,10 +67,10 @@ def solve(
     own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
     given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}", *words]
     with contextlib.redirect_stdout(io.StringIO()):
-        content = write(share(hydra.compose("share", own), given, first_run, make))
+        content = write(share(hydra.compose("share", own), given, first_run, make), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
     true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
-    shares = sum("share with" in line.replace("do not share", "") for line in content["answers"].values())
+    shares = sum(line.startswith(f"{task}: share") for task, line in content["answers"].items())
     groups = " | ".join(" + ".join(group) for group in content["groups"])
     chosen = content["recommended"]["setting"]
     predicted, measured = content["predicted_gain"], content["delta_m"].get("groups", [])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import hydra
 
@@ -19,14 +20,14 @@ from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 OWN = [*own_options("share.yaml", "fixed", "space"), "sampler", "pruner"]
 
 
-def run(words: Sequence[str]) -> None:
-    """Compose and check the runs, do those that are missing, and write the page."""
+def run(words: Sequence[str]) -> dict[str, Any]:
+    """Compose and check the runs, do those that are missing, write the page, and return the content of share.json."""
     from mtl.sharing.command import share
     from mtl.sharing.page import write
     from mtl.tune.launch import Launcher
 
     own, others = split_words(words, OWN)
-    write(share(hydra.compose("share", own), others, first_run, partial(Launcher, PROGRAM)))
+    return write(share(hydra.compose("share", own), others, first_run, partial(Launcher, PROGRAM)), words)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -105,7 +105,7 @@ class TabularBottom(nn.Module):
             elif isinstance(spec, Numeric):
                 self.output_dim += spec.width
             else:
-                texts = "; texts need network=transformer" if isinstance(spec, Tokens) else ""
+                texts = "; texts need network=transformer or bottom=text" if isinstance(spec, Tokens) else ""
                 message = (
                     f"input {name!r} is {type(spec).__name__}: this network takes Categorical, Bag and Numeric inputs"
                 )

@@ -26,8 +26,9 @@ class Heads(nn.Module):
         self, tasks: Sequence[TaskSpec], input_dim: Count, units: Sequence[Count] = (), dropout: Dropout = 0.0
     ) -> None:
         super().__init__()
-        spans = [task.name for task in tasks if task.kind == "span"]
-        require(not spans, f"task {', '.join(spans)}: of the networks, only transformer has tasks of kind span")
+        tokens = [task.name for task in tasks if task.kind == "span" or task.marked]
+        only = "of the networks, only transformer has tasks of kind span or with marked words"
+        require(not tokens, f"task {', '.join(tokens)}: {only}")
         self.tasks = list(tasks)
         self.input_dim, self.units, self.dropout = input_dim, list(units), dropout
         self.hidden = StackedDense(len(self.tasks), input_dim, units, dropout)

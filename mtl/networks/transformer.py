@@ -303,6 +303,7 @@ def mean_states(states: Tensor, marks: Tensor) -> Tensor:
 
 def outputs(task: TaskSpec) -> TaskSpec:
     """Return the task whose head gives the outputs of ``task``: a span task has two of each token."""
+    task = replace(task, marked=False)
     return replace(task, kind="multiclass", num_classes=2, metrics=()) if task.kind == "span" else task
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hydra
-
 from mtl.cli.explain import CONF
-from mtl.cli.study import PROGRAM, first_run
+from mtl.cli.share import OWN, run
 from mtl.config.words import groups, options_of, word
 from mtl.python.fit import Rows, is_path, own_hydra
-from mtl.sharing.command import share as do_runs
-from mtl.sharing.page import write
-from mtl.tune.launch import Launcher
 from mtl.use.frames import to_polars
 from mtl.writing import writing
-
-OWN = ("name", "seeds", "budget", "pairs", "gates", "groups", "every_steps", "show")  # options of conf/share.yaml
 
 
 def share(
@@ -42,9 +34,6 @@ def share(
         with writing(path) as file:
             to_polars(frame).write_parquet(file)
     values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
-    values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder)}
-    given, words = (
-        [str(word(option, value, option in groups(CONF))) for option, value in each.items()] for each in (own, values)
-    )
+    values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     with own_hydra():
-        return write(do_runs(hydra.compose("share", given), words, first_run, partial(Launcher, PROGRAM)))
+        return run([str(word(option, value, option in groups(CONF))) for option, value in values.items()])

@@ -10,8 +10,11 @@ from mtl.report.runs import Results, command, read_results
 MOST = 3  # different commands, versions or data that are listed
 
 
-def heading(runs: Sequence[Path]) -> str:
-    """Return paragraphs on the finished ones of these run folders; "" without any."""
+def heading(runs: Sequence[Path], made_by: str = "") -> str:
+    """Return paragraphs on the finished ones of these run folders; "" without any.
+
+    ``made_by``: the command that started all of them, if there is one, in place of their own commands.
+    """
     found = [(path, results) for path in runs if (results := read_results(path)[0])]
     if not found:
         return ""
@@ -22,7 +25,7 @@ def heading(runs: Sequence[Path]) -> str:
         "Budget": _budget([each for _, each in found]),
         "Data": _several([_data(each, str(command(path).choices.get("data", "unnamed"))) for path, each in found]),
         "Code": _several([_code(each) for _, each in found]),
-        "Command": _several([each.command for _, each in found]),
+        "Command": made_by or _several([each.command for _, each in found]),
     }
     return "\n\n".join(f"{name}: {text}" for name, text in lines.items() if text)
 

@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from mtl.analysis.conflicts import matrix
+from mtl.analysis.conflicts import as_table, matrix
 from mtl.checks import require
 from mtl.config import build
-from mtl.report.runs import read_results
+from mtl.report.runs import Named, read_named_runs
 from mtl.runs.console import make_lasting
 from mtl.sharing import settings as options_of
-from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, Values, gains
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
 from mtl.sharing.grouping import Group, partition, predicted, rounds_of_pairs
 from mtl.sharing.settings import Setting, Settings, Share
 from mtl.tune.command import Composer, checked, queues_of, say
@@ -45,30 +45,22 @@ class Measured:
     tasks: list[str]
     folder: Path
     seeds: range
-    settings: dict[str, Setting] = field(default_factory=dict)
+    settings: dict[str, Setting]
     pairs: dict[str, Setting] = field(default_factory=dict)
     affinity: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     groups: list[Group] = field(default_factory=list)
 
-    def runs(self, setting: Setting) -> dict[int, Path]:
-        """Return the folder of each seed's run."""
-        definition = setting.definition
-        return {s: run_folder(self.folder, definition.label, s - self.seeds.start) for s in self.seeds}
+    def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
+        """Return the run folders of some settings, each with its setting and seed."""
+        labels = {name: setting.definition.label for name, setting in settings.items()}
+        numbered = [(name, seed) for name in settings for seed in self.seeds]
+        return {run_folder(self.folder, labels[name], seed - self.seeds.start): (name, seed) for name, seed in numbered}
 
     def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
         """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""
-        higher = dict.fromkeys(self.tasks, True)
-        found: dict[str, tuple[Values, Mapping[str, list[str]]]] = {}
-        for name, setting in {ALONE: self.settings[ALONE], **settings}.items():
-            values: dict[str, dict[int, float | None]] = {task: {} for task in self.tasks}
-            for seed, path in self.runs(setting).items():
-                if results := read_results(path)[0]:
-                    for task, metric in results.main_metrics.items():
-                        values[task][seed] = results.test.get(f"{task}/{metric}")
-                        higher[task] = results.higher_is_better.get(metric, True)
-            found[name] = values, setting.mates
-        return gains(found, higher)
+        runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
+        return gains(runs, {name: setting.mates for name, setting in settings.items()})
 
 
 def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]) -> Measured:
@@ -103,18 +95,17 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     with reached(cfg.storage, folder), stoppable():
         if given.budget:
             run(list(base.values()), 1)
-        seeds, rounds = _within(given, base, len(tasks), storage)
+        seeds, rounds = _within(given, base, storage)
         found = Measured(title, tasks, folder, range(given.seed, given.seed + seeds), dict(base))
         run(list(base.values()), seeds)
         found.gains = found.affinity = affinity_of(found)
         if given.pairs:
-            chosen = [made.of_pairs(pairs) for pairs in rounds_of_pairs(found.affinity)[:rounds]]
+            chosen = [made.of_groups(pairs, "pairs") for pairs in rounds_of_pairs(found.affinity)[:rounds]]
             found.pairs = {setting.definition.label: setting for setting in chosen}
             run(chosen, seeds)
             found.gains = np.full_like(found.affinity, np.nan)
             for each in found.gains_over_alone(found.pairs):
-                place = tasks.index(each.mates[0]), tasks.index(each.task)
-                found.gains[place] = np.nan if each.found.mean is None else each.found.mean
+                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.found.mean
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
             found.groups = partition(found.gains, given.groups)
             if 1 < len(found.groups) < len(tasks):
@@ -123,23 +114,20 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     return found
 
 
-def _within(given: Share, base: Mapping[str, Setting], tasks: int, storage: BaseStorage) -> tuple[int, int]:
+def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage) -> tuple[int, int | None]:
     """Return how many seeds, and how many rounds of pairs, fit into the budget, by the times of the first runs.
 
     Networks of groups and of pairs are assumed to take as long as those of single tasks.
     """
-    rounds = (tasks - 1 if tasks % 2 == 0 else tasks) if given.pairs else 0
     if not given.budget:
-        return given.seeds, rounds
+        return given.seeds, None
     seconds = {name: _seconds(setting, storage) for name, setting in base.items()}
-    require(all(seconds.values()) or given.show, "budget: a first run has failed, so the times are not known")
-    each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
-    seeds = min(given.seeds, int(60 * given.budget / max(each, 1e-9)))
-    least = min(LEAST, given.seeds)
+    require(all(seconds.values()), "budget: a first run has failed or is not there, so the times are not known")
+    each, least = sum(seconds.values()) + seconds[ALONE], min(LEAST, given.seeds)  # each: of a seed, with the groups
+    seeds = min(given.seeds, int(60 * given.budget / each))
     needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"
     require(seeds >= least, f"budget={given.budget:g}: {needed}")
-    rest = 60 * given.budget - seeds * each
-    return seeds, min(rounds, int(rest / (seeds * max(seconds[ALONE], 1e-9))))
+    return seeds, int((60 * given.budget - seeds * each) / (seeds * seconds[ALONE]))
 
 
 def _seconds(setting: Setting, storage: BaseStorage) -> float:
@@ -149,14 +137,17 @@ def _seconds(setting: Setting, storage: BaseStorage) -> float:
 
 
 def affinity_of(found: Measured) -> np.ndarray:
-    """Return TAG's affinities in percent, means over training and the joint runs; NaN without any."""
-    files = [path / "conflict.csv" for path in found.runs(found.settings[TOGETHER]).values()]
+    """Return TAG's affinities in percent, means over the joint runs and the first half of each; NaN without any.
+
+    Later the gradients of related tasks are mostly noise too.
+    """
+    files = [path / "conflict.csv" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     tables = [pl.read_csv(file, schema_overrides={"value": pl.Float64}) for file in files if file.exists()]
-    if not tables:
-        return np.full((len(found.tasks), len(found.tasks)), np.nan)
-    return 100 * matrix(pl.concat(tables), "affinity", found.tasks)
+    early = pl.col("step") <= pl.max_horizontal(pl.max("step") / 2, pl.min("step"))
+    tables = [table.filter(early) for table in tables]
+    return 100 * matrix(pl.concat(tables) if tables else as_table([]), "affinity", found.tasks)
 
 
 def predicted_gain(found: Measured) -> float:
     """Return the mean over tasks of the gain that the groups were chosen by, in its percent."""
-    return float(np.mean([gain for group in found.groups for gain in predicted(group, found.gains).values()]))
+    return sum(sum(predicted(group, found.gains)) for group in found.groups) / len(found.tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,11 +40,10 @@ def read(cfg: DictConfig) -> Share:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its study, and with which other tasks each task shares; ``groups``: of the tasks, if given."""
+    """A setting: its study, and with which other tasks each task shares."""
 
     definition: Definition
     mates: Mapping[str, list[str]]
-    groups: list[list[str]] = field(default_factory=list)
 
 
 class Settings:
@@ -76,15 +75,10 @@ class Settings:
         label = f"{name}_{derived_seed(0, *map(tuple, groups)):08x}"
         return self._setting(label, ["network=grouped", *self.heads, *words({"network.groups": named})], named)
 
-    def of_pairs(self, pairs: Sequence[Sequence[int]]) -> Setting:
-        """Return the setting of a round of disjoint pairs; a task in none of them is alone."""
-        paired = {task for pair in pairs for task in pair}
-        return self.of_groups([*pairs, *((task,) for task in range(len(self.tasks)) if task not in paired)], "pairs")
-
     def _setting(self, label: str, own: list[str], groups: list[list[str]], own_network: bool = False) -> Setting:
-        given = [word for word in self.given if own_network or not word.startswith("network=")]
+        given = [word for word in self.given if own_network or not word.startswith("network")]
         options, name = self.options, f"share/{self.title}/{label}"
         chosen = unique([*self.common, *own, *given])
         definition = Definition(name, label, chosen, {}, options.sampler, options.pruner, options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
-        return Setting(definition, mates, groups)
+        return Setting(definition, mates)

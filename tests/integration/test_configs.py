@@ -38,6 +38,7 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "recipe=text": ["data=text", *SMALL_TEXTS],
     "network=transformer": ["data=glue", *SMALL_TEXTS],
     "experts=ffn": ["data=text", *SMALL_TEXTS],
+    "bottom=text": ["data=text", "network=shared_bottom", "bottom.config={hidden_size: 16}", "data.vocabulary=200"],
     **{f"table_optimizer={name}": ["data=movielens"] for name in ("rowwise_adagrad", "sparse_adam")},
     "network=frozen_experts": ["data=synthetic_recovery"],
     "heads=aitm": [

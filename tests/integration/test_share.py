@@ -16,7 +16,6 @@ import pytest
 from optuna.trial import Trial
 
 import mtl
-import mtl.python.share as from_python
 from mtl.checks import InputError
 from mtl.cli import share
 from mtl.cli.explain import CONF
@@ -24,6 +23,7 @@ from mtl.cli.run import run
 from mtl.cli.study import first_run
 from mtl.records import RESULTS, read_json
 from mtl.sharing import command, page
+from mtl.tune import launch
 from mtl.tune.launch import Launch, run_folder
 from mtl.tune.queue import Outcome, Queue
 from mtl.writing import write_json
@@ -50,7 +50,8 @@ def in_process(folder: Path) -> Launch:
 def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         given = [*SMALL, f"paths.output_dir={tmp_path}"]
-        return page.write(command.share(hydra.compose("share", [*OWN, *own]), given, first_run, in_process))
+        words = [*OWN, *own]
+        return page.write(command.share(hydra.compose("share", words), given, first_run, in_process), [*words, *given])
 
 
 def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,10 +63,14 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     kinds = {(each["kind"], each["setting"].partition("_")[0]) for each in found["gains"]}
     assert {("sharing", "together"), ("gates", "softmax"), ("pairs", "pairs")} <= kinds
     assert len([each for each in found["gains"] if each["kind"] == "pairs"]) == 12  # each of two tasks of six pairs
-    assert {each["runs"] for each in found["gains"]} == {2}
+    assert {each["found"]["count"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
-    assert all(word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval"))
+    assert all(
+        word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval", "rank corr")
+    )
+    assert "Command: mtl share seeds=2" in text
+    assert -1 <= found["rank_correlation"] <= 1
     assert "recommended: " in capsys.readouterr().out
     again = answered(tmp_path, ["pairs=true", "gates=[softmax]", "show=true"])
     assert again == found
@@ -88,7 +93,7 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_python, "Launcher", lambda program, folder: in_process(folder))
+    monkeypatch.setattr(launch, "Launcher", lambda program, folder: in_process(folder))
     x = pl.Series(range(200)) % 17
     frame = pl.DataFrame({"x": x, "a": (x > 8).cast(int), "b": x * 2.0})
     sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none"}

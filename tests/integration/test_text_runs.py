@@ -116,7 +116,10 @@ def test_wrong_row_names_file_and_line(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data=glue", "network=mmoe"], r"input 'tokens' is Tokens: this network takes .*; texts need network=transf"),
+        (
+            ["data=glue", "network=mmoe", "bottom=embedding"],
+            r"input 'tokens' is Tokens: this network takes .*; texts need network=transf",
+        ),
         (["data=movielens", "network=transformer"], r"network=transformer reads tokens; this data has "),
         (
             [*TINY, "gate=hash", "network.route=sentence"],

@@ -16,7 +16,9 @@ from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.cross import CrossBottom
+from mtl.networks.text import TextBottom
 from mtl.types import Bag, Categorical, DataSpec, Image, InputSpec, Numeric, TaskSpec
+from tests import transformers
 from tests.integration.helpers import composed
 
 Values = dict[str, NDArray[Any]]
@@ -123,3 +125,27 @@ def test_every_network_has_every_bottom(network: str) -> None:
         units = [p for path, p in built.named_parameters() if "bottom" in path]
         assert len(units) > 4
         assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in units)
+
+
+@pytest.mark.parametrize("network", ["mmoe", "ple", "shared_bottom", "single_task"])
+def test_networks_on_texts_start_with_the_encoder(network: str) -> None:
+    """The state of the first token, without a Transformer's experts; tasks alone have encoders of their own."""
+    words = ["data=glue", f"network={network}", f"bottom.config={{hidden_size: {transformers.CONFIG['hidden_size']}}}"]
+    built: Any = build.build_network(composed(words), transformers.SPEC).eval()
+    rows = transformers.tokens()
+    predictions = built(rows).predictions
+    assert {name: list(value.shape) for name, value in predictions.items()} == {"a": [4], "b.c": [4, 3], "type": [4]}
+    predictions["a"].sum().backward()
+    encoders = [module for module in built.modules() if isinstance(module, TextBottom)]
+    trained = [encoder.encoder.embeddings.word_embeddings.weight.grad is not None for encoder in encoders]
+    assert trained == ([True, False, False] if network == "single_task" else [True])
+    dense = transformers.transformer(nn.Identity, mixture_layers=[], config={"hidden_size": 16}).float().eval()
+    dense.load_state_dict(encoders[0].encoder.state_dict(), strict=False)
+    states, packing, _ = dense.encode(rows, [])
+    torch.testing.assert_close(encoders[0](rows), states[-1][packing.first])
+
+
+def test_marked_words_need_a_transformer() -> None:
+    tasks = [TaskSpec("wic", "binary", marked=True)]
+    with pytest.raises(InputError, match=r"task wic: of the networks, only transformer has .* with marked words"):
+        build.build_network(composed(["data=glue", "network=mmoe"]), DataSpec(transformers.SPEC.inputs, tasks))

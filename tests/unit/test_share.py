@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -16,9 +17,11 @@ from mtl.experts.dense import StackedDense
 from mtl.networks.baselines import Grouped, SharedBottom
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
+from mtl.report.runs import Runs
 from mtl.report.statistics import Summary
+from mtl.sharing import grouping
 from mtl.sharing.answer import Gain, answer, gains, holm, recommended
-from mtl.sharing.grouping import _by_program, partition, predicted, rounds_of_pairs
+from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
 from mtl.training.weighting import shared_parameters
 from tests.weightings import SPEC, batch
 
@@ -35,27 +38,29 @@ def partitions(items: list[int]) -> Any:
 
 
 def value(groups: Any, matrix: np.ndarray) -> float:
-    return sum(sum(predicted(group, matrix).values()) for group in groups)
+    return sum(sum(predicted(group, matrix)) for group in groups)
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 3])
-def test_partitions_are_the_best_ones(most: int | None) -> None:
-    matrix = np.random.default_rng(0).normal(size=(6, 6))
+def test_partitions_are_the_best_ones(most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = 1e-5 * np.random.default_rng(0).normal(size=(6, 6))  # as small as affinities
     allowed = [each for each in partitions(list(range(6))) if most is None or len(each) <= most]
-    best = max(value(each, matrix) for each in allowed)
-    for found in (partition(matrix, most), _by_program(matrix, most or 6)):
-        assert sorted(task for group in found for task in group) == list(range(6))
-        assert len(found) <= (most or 6)
-        assert value(found, matrix) == pytest.approx(best)
+    found = partition(matrix, most)
+    assert sorted(task for group in found for task in group) == list(range(6))
+    assert len(found) <= (most or 6)
+    assert value(found, matrix) == pytest.approx(max(value(each, matrix) for each in allowed), rel=1e-9)
+    monkeypatch.setattr(grouping, "MOST", 30)  # too few for groups of three
+    if most != 2:
+        small = [each for each in allowed if all(len(group) in (1, 2, 6) for group in each)]
+        assert value(partition(matrix, most), matrix) == pytest.approx(max(value(each, matrix) for each in small))
 
 
-def test_two_groups_are_found_by_both_methods() -> None:
+def test_groups_of_a_known_structure() -> None:
     matrix = np.full((8, 8), -0.01)
     matrix[::2, ::2] = matrix[1::2, 1::2] = 0.2
     matrix[0, 2] = 0.3  # else parts of the true groups would have the same mean
-    for found in (partition(matrix, 2), _by_program(matrix, 2)):
-        assert all(len({task % 2 for task in group}) == 1 for group in found)
-        assert len(found) == 2
+    found = partition(matrix, 2)
+    assert [{task % 2 for task in group} for group in found] == [{0}, {1}]
     assert partition(np.full((3, 3), -1.0)) == [(0,), (1,), (2,)]
 
 
@@ -64,8 +69,9 @@ def test_rounds_have_each_pair_once(tasks: int) -> None:
     affinity = np.zeros((tasks, tasks))
     affinity[0, 1] = 1.0
     rounds = rounds_of_pairs(affinity)
-    assert sorted(pair for each in rounds for pair in each) == list(combinations(range(tasks), 2))
-    assert all(len({task for pair in each for task in pair}) == 2 * len(each) for each in rounds)
+    pairs = sorted(group for each in rounds for group in each if len(group) == 2)
+    assert pairs == list(combinations(range(tasks), 2))
+    assert all(sorted(task for group in each for task in group) == list(range(tasks)) for each in rounds)
     assert (0, 1) in rounds[0]
 
 
@@ -89,21 +95,24 @@ def test_holm_corrects_for_all_gains_of_a_kind() -> None:
 
 
 def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
-    alone = {"a": {0: 0.5, 1: 0.4}, "b": {0: 2.0, 1: None}}
-    pair = {"a": {0: 0.6, 1: 0.6}, "b": {0: 1.0, 1: 1.0}}
-    mates = {"a": ["b"], "b": ["a"]}
-    settings = {"alone": (alone, {"a": [], "b": []}), "together": (pair, mates)}
-    first, second = gains(settings, {"a": True, "b": False})
+    values = {"alone": [(0, 0.5, 2.0), (1, 0.4, None)], "pair": [(0, 0.6, 1.0), (1, 0.6, 1.0)]}
+    rows = [(setting, *row) for setting, own in values.items() for row in own]
+    table = pl.DataFrame(rows, ["setting", "seed", "test a/auroc", "test b/mse"], orient="row")
+    runs = Runs(
+        table.with_columns(state=pl.lit("finished")), "", {"a": "auroc", "b": "mse"}, {"auroc": True, "mse": False}
+    )
+    first, second = gains(runs, {"pair": {"a": ["b"], "b": ["a"]}})
     assert first.found.mean == pytest.approx((20 + 50) / 2)
     assert (second.found.mean, second.found.count) == (pytest.approx(50), 1)  # the other value is missing
     assert second.verdict == "undecided"
+    assert gains(runs, {"pair": {"a": []}}) == []
 
 
 def test_a_line_for_each_task() -> None:
     good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
-    assert answer("a", [good, bad], [], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"
-    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], [], 4)
-    assert answer("a", [gain(0.1, 0.1, 0.4)], [], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
+    assert answer("a", [good, bad], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"
+    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], 4)
+    assert answer("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
 
 
 def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
