@@ -1,7 +1,7 @@
 """How often ``mtl share`` finds the true groups of simulated pairs: ``python benchmarks/share_pairs.py FOLDER 1 20``.
 
 FOLDER for the runs, then the relatedness rho within a pair and the number of problems, each with tasks and rows of its
-own (``data.seed``); further words are options of all runs, as in ``data.num_pairs=4``. Started again, it goes on. Runs
+own (``data.seed``); further words are those of ``mtl share``, as in ``data.num_pairs=4 pairs=true``. Started again, it goes on. Runs
 are trained in this process, since starting one would take longer than its training. Prints a line for each problem.
 """
 
@@ -24,7 +24,8 @@ from optuna.trial import Trial  # noqa: E402
 
 from mtl.cli.explain import CONF  # noqa: E402
 from mtl.cli.run import run  # noqa: E402
-from mtl.cli.study import first_run  # noqa: E402
+from mtl.cli.share import OWN  # noqa: E402
+from mtl.cli.study import first_run, split_words  # noqa: E402
 from mtl.records import RESULTS, read_json  # noqa: E402
 from mtl.runs.commands import quoted  # noqa: E402
 from mtl.sharing.command import share  # noqa: E402
@@ -65,7 +66,8 @@ def solve(
 ) -> str:
     """Return the line of one problem."""
     own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
-    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}", *words]
+    given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}"]
+    own, given = split_words([*own, *given, *words], OWN)
     with contextlib.redirect_stdout(io.StringIO()):
         content = write(share(hydra.compose("share", own), given, first_run, make), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
