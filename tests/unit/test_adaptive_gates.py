@@ -201,11 +201,8 @@ def test_every_network_routes_by_scenario(case: GateCase, make: Any) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "gate", [partial(CosineGate, columns=["tags", "age"]), ReMoEGate, partial(TopKGate, bias_rate=1)]
-)
-def test_an_exported_program_gives_the_same(gate: Any) -> None:
-    network = MMoE(SPEC, num_experts=4, gate=gate, **PARTS).eval()
+def test_an_exported_program_gives_the_same() -> None:
+    network = MMoE(SPEC, num_experts=4, gate=partial(CosineGate, columns=["tags", "age"]), **PARTS).eval()
     program, inputs = export(Readable(exportable(network)), table()).module(), table(12)
     expected = Readable(network)(inputs)
     for name, value in program(inputs).items():

@@ -19,7 +19,6 @@ from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
-from mtl.training.evaluation import Evaluation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradNorm, LossWeighting
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
@@ -89,21 +88,6 @@ def test_local_search_works_in_bfloat16() -> None:
     assert soft.dtype == hard.dtype == torch.float32
     assert gate.permutation.harden() > 0
     assert torch.equal(gate(x).weights, hard)
-
-
-def test_sums_of_losses_and_metrics_keep_their_digits() -> None:
-    tasks = [TaskSpec("a", "regression", metrics=("mse", "r2")), TaskSpec("b", "binary", metrics=("logloss", "ece"))]
-    prediction, target = torch.randn(1000), torch.randn(1000)
-    results = []
-    for convert in (False, True):
-        evaluation = Evaluation(tasks)
-        for start in range(0, 1000, 10):
-            rows = slice(start, start + 10)
-            labels = {"a": target[rows], "b": (target[rows] > 0).float()}
-            evaluation.update({"a": prediction[rows], "b": prediction[rows]}, labels)
-            evaluation = evaluation.to(torch.bfloat16) if convert else evaluation
-        results.append(evaluation.compute())
-    assert results[0] == results[1]
 
 
 def test_weightings_keep_the_losses_that_they_compare_with() -> None:

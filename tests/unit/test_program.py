@@ -108,7 +108,8 @@ def test_program_equals_network(name: str, tmp_path: Path) -> None:
         )
 
 
-GATES = [case for case in CASES if case.name in ("topk", "hash", "dselect_k", "softmax_selector", "task_top1")]
+EXPORTED = ("topk", "topk_bias", "remoe", "hash", "dselect_k", "softmax_selector", "task_top1")
+GATES = [case for case in CASES if case.name in EXPORTED]
 
 
 class SomeGates(nn.Module):
