@@ -20,9 +20,7 @@ from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config.teacher import read_teacher
-from mtl.experts.ffn import StackedFFN
 from mtl.gates import TopKGate
-from mtl.networks.heads import Heads
 from mtl.networks.transformer import Transformer
 from mtl.runs.signals import Stopped
 from mtl.training.distillation import Distillation, prediction_losses, state_losses
@@ -30,33 +28,25 @@ from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
 from tests.integration.helpers import compose_small
 from tests.stopping import StopAt, same, watched
+from tests.transformers import CONFIG, LENGTH, SPEC, TASKS, VOCAB, shake, tokens
+from tests.transformers import transformer as tiny
 
-VOCAB, LENGTH = 50, 12
-BINARY, CLASSES, REAL = (
-    TaskSpec("spam", "binary"),
-    TaskSpec("topic", "multiclass", num_classes=3),
-    TaskSpec("stars", "regression"),
-)
-TASKS = [BINARY, CLASSES, REAL]
-SPEC = DataSpec({"tokens": Tokens(VOCAB, LENGTH), "segments": Tokens(2, LENGTH)}, TASKS)
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+BINARY, CLASSES, REAL = TASKS
 
 
 def token_batch(rows: int, tasks: Sequence[TaskSpec] = (BINARY,), seed: int = 0) -> Batch:
     """Return rows of 3 to ``LENGTH`` tokens with random labels."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(1, VOCAB, (rows, LENGTH), generator=generator)
-    lengths = torch.randint(3, LENGTH + 1, (rows, 1), generator=generator)
-    tokens[torch.arange(LENGTH) >= lengths] = 0
-    labels = torch.randint(2, (rows,), generator=generator)
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, LENGTH + 1, (rows,), generator=draw).tolist()
+    labels = torch.randint(2, (rows,), generator=draw)
     targets = {task.name: labels if task.kind == "multiclass" else labels.float() for task in tasks}
-    return Batch({"tokens": tokens, "segments": torch.zeros_like(tokens)}, targets)
+    return Batch(tokens(lengths, seed=seed), targets)
 
 
 class TokenData(TensorDataModule):
     """Random token sequences with random labels; ``classes``: of the task, 1 for a binary one."""
 
-    def __init__(self, batch_size: int, vocab: int = VOCAB, task: str = "spam", classes: int = 1) -> None:
+    def __init__(self, batch_size: int, vocab: int = VOCAB, task: str = "a", classes: int = 1) -> None:
         super().__init__(batch_size)
         self.vocab = vocab
         kind: Any = "binary" if classes == 1 else "multiclass"
@@ -69,20 +59,9 @@ class TokenData(TensorDataModule):
 
 
 def transformer(mixture: bool = True, seed: int = 0, dropout: float = 0.0, **sizes: int) -> Transformer:
-    torch.manual_seed(seed)
-    network = Transformer(
-        SPEC,
-        num_experts=3,
-        experts=StackedFFN,
-        gate=partial(TopKGate, k=2, noisy=False),
-        heads=Heads,
-        config=SIZES | sizes,
-        dropout=dropout,
-        mixture_layers=None if mixture else [],
-    )
-    with torch.no_grad():
-        for parameter in network.parameters():  # else the heads and the gates give almost nothing
-            parameter += 0.1 * torch.randn_like(parameter)
+    layers = {} if mixture else {"mixture_layers": []}
+    network = tiny(partial(TopKGate, k=2), seed, num_experts=3, dropout=dropout, config=CONFIG | sizes, **layers)
+    shake(network)
     return network
 
 
@@ -183,8 +162,8 @@ def test_rows_without_a_label_count() -> None:
     module, batch = module_with(Distillation(transformer(False, seed=2), TASKS)), token_batch(4, TASKS)
     module.training_step(batch, 0)
     expected, module.aux_totals = module.aux_totals, {}
-    missing = {"spam": torch.full((4,), float("nan")), "topic": torch.full((4,), MISSING_CLASS)}
-    module.training_step(Batch(batch.inputs, missing | {"stars": torch.full((4,), float("nan"))}), 0)
+    missing = {"a": torch.full((4,), float("nan")), "b.c": torch.full((4,), MISSING_CLASS)}
+    module.training_step(Batch(batch.inputs, missing | {"type": torch.full((4,), float("nan"))}), 0)
     assert module.aux_totals == expected
     assert float(expected["distillation_predictions"]) > 0
 
@@ -196,7 +175,7 @@ def test_the_average_over_processes_is_the_mean_over_the_whole_batch(monkeypatch
 
     def losses(rows: Tensor) -> dict[str, Tensor]:
         inputs = batch.select(rows).inputs
-        return distil.losses(inputs, student(inputs, ["spam"]))
+        return distil.losses(inputs, student(inputs, ["a"]))
 
     halves = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
     tokens = [int((batch.inputs["tokens"][rows] != 0).sum()) for rows in halves]
@@ -223,7 +202,7 @@ def config(folder: Path, *words: str, sizes: dict[str, int] | None = None, **dat
     with open_dict(cfg):
         cfg.data = {"_target_": f"{__name__}.TokenData", "batch_size": 8, **data}
         if "pretrained" in cfg.network:
-            cfg.network.config = SIZES | (sizes or {})
+            cfg.network.config = CONFIG | (sizes or {})
     return cfg
 
 
@@ -275,7 +254,7 @@ def test_the_teacher_is_the_network_of_the_checkpoint(teacher: Path, tmp_path: P
     saved = read(teacher)["state_dict"]
     assert {f"network.{name}" for name in network.state_dict()} == {n for n in saved if n.startswith("network.")}
     assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in network.named_parameters())
-    assert torch.equal(network(batch.inputs).predictions["spam"], network(batch.inputs).predictions["spam"])
+    assert torch.equal(network(batch.inputs).predictions["a"], network(batch.inputs).predictions["a"])
 
 
 def test_a_run_that_only_tests_reads_no_teacher(teacher: Path, tmp_path: Path) -> None:
@@ -300,11 +279,11 @@ def test_networks_without_hidden_states_are_distilled_from_predictions(tmp_path:
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
-        ([], {"sizes": {"hidden_size": 48}}, "does not fit this run: its hidden_size is 32, here it is 48$"),
+        ([], {"sizes": {"hidden_size": 48}}, "does not fit this run: its hidden_size is 16, here it is 48$"),
         ([], {"sizes": {"num_hidden_layers": 1}}, "its num_hidden_layers is 2, here it is 1$"),
-        (["distillation.layers=false"], {"vocab": 60}, "its vocab_size is 50, here it is 60$"),
-        ([], {"task": "topic", "vocab": 60}, "it has no task topic, only spam; its vocab_size is 50, here it is 60$"),
-        ([], {"classes": 3}, "its task spam is binary, here it is multiclass of 3 classes$"),
+        (["distillation.layers=false"], {"vocab": 60}, "its vocab_size is 40, here it is 60$"),
+        ([], {"task": "b", "vocab": 60}, "it has no task b, only a; its vocab_size is 40, here it is 60$"),
+        ([], {"classes": 3}, "its task a is binary, here it is multiclass of 3 classes$"),
         (["distillation.layers=false", "distillation.predictions=false"], {}, "leave nothing to compare"),
         (["distillation.teacher=nowhere.ckpt"], {}, "distillation.teacher=nowhere.ckpt: checkpoint .*no such file"),
         (["trust=[]"], {}, "TokenData"),
@@ -323,7 +302,7 @@ def test_predictions_of_a_teacher_of_another_size(teacher: Path, tmp_path: Path)
     student = transformer(hidden_size=48, num_hidden_layers=1)
     distil = read_teacher(cfg).distillation(student, DataSpec(SPEC.inputs, [BINARY]))
     batch = token_batch(4)
-    assert list(distil.losses(batch.inputs, student(batch.inputs, ["spam"]))) == ["distillation_predictions"]
+    assert list(distil.losses(batch.inputs, student(batch.inputs, ["a"]))) == ["distillation_predictions"]
 
 
 def test_a_foreign_teacher_runs_nothing(teacher: Path, tmp_path: Path) -> None:
