@@ -28,19 +28,13 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor, subset: Sequence[int] | None = None) -> Tensor:
         """Map ``x [B, D]``, shared by all, or ``[B, E, D]`` to ``[B, E, H]``. With a ``subset``, E is its length."""
-        weight, bias = self.parameters_of(subset)
+        weight, bias = (p if subset is None else p[list(subset)] for p in (self.weight, self.bias))
         return affine(matching(x, weight), weight, bias)
 
     def extra_repr(self) -> str:
         """Return the sizes of the maps, as ``print`` shows them."""
         count, outputs, inputs = self.weight.shape
         return f"maps={count}, inputs={inputs}, outputs={outputs}"
-
-    def parameters_of(self, subset: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the experts in ``subset`` (None: all)."""
-        if subset is None:
-            return self.weight, self.bias
-        return self.weight[list(subset)], self.bias[list(subset)]
 
 
 class StackedDense(Experts):

@@ -121,17 +121,15 @@ class TopKGate(Gate):
         shape = (-1, *clean.shape[-2:])  # a static gate is a batch of one
         clean, logits, stddev = clean.view(shape), logits.view(shape), stddev.view(shape)
         weights, index = weights.view(shape), index.view(-1, *index.shape[-2:])
+        has_load = self.training and self.k < self.num_experts
         terms = {
             "importance": lambda: importance_loss(weights),
             # 0 in evaluation, which has no noise, and if k = E, where every expert gets every sample
-            "load": lambda: load_loss(clean, logits, stddev, self.k) if self._has_load() else clean.new_zeros(()),
+            "load": lambda: load_loss(clean, logits, stddev, self.k) if has_load else clean.new_zeros(()),
             "balance": lambda: balance_loss(logits.softmax(-1), torch.zeros_like(logits).scatter(-1, index, 1.0)),
             "z": lambda: z_loss(logits),
         }
         return {name: weight * terms[name]() for name, weight in self.loss_weights.items() if weight > 0}
-
-    def _has_load(self) -> bool:
-        return self.training and self.k < self.num_experts
 
 
 def keep_largest(

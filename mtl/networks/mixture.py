@@ -80,7 +80,7 @@ class MixtureOfExperts(nn.Module):
         shape = [self.input_dim] if isinstance(self.input_dim, int) else list(self.input_dim)
         if list(x.shape[1:]) != shape:
             flat = "; flatten tokens with x.flatten(0, 1)" if x.dim() == 3 and len(shape) == 1 else ""
-            raise InputError(f"x {list(x.shape)}: this layer takes x {_of_batch(shape)}{flat}")
+            raise InputError(f"x {list(x.shape)}: this layer takes x [B, {', '.join(map(str, shape))}]{flat}")
         seen = (x if self.trunk is None else self.trunk(x)).flatten(1)
         if groups is None:
             routing: Routing = self.gate(seen, inputs, tasks)
@@ -124,10 +124,6 @@ class MixtureOfExperts(nn.Module):
         used = (weights != 0).any(0).nonzero().flatten().tolist() or [0]  # without connections: an expert of weight 0
         gate, experts = FixedGate.of(weights[:, used]), self.experts.subset(used)
         return MixtureOfExperts(self.input_dim, len(weights), len(used), gate, experts, execution="dense")
-
-
-def _of_batch(shape: Sequence[int]) -> str:
-    return f"[B, {', '.join(map(str, shape))}]"
 
 
 def _listed(sizes: Mapping[str, Any]) -> str:

@@ -32,8 +32,3 @@ class Packing:
         if not self.is_full:
             x = x.new_zeros(len(self.mask.flatten()), *x.shape[1:]).index_copy(0, self.index, x)
         return x.view(*self.shape, *x.shape[1:])
-
-
-def real_tokens(tokens: Tensor, pad: int) -> Packing:
-    """Return the packing of ``tokens [B, S]``: all but the id ``pad`` are real."""
-    return Packing(tokens != pad)

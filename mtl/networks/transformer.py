@@ -18,7 +18,7 @@ from mtl.gates.permuted import Permutation
 from mtl.gates.separate import joined, separate_gates, task_key
 from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
-from mtl.networks.packing import Packing, real_tokens
+from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
 from mtl.networks.split import expert_neurons, read_importance, split_ffn
 from mtl.options import Count, CountOrZero, Dropout, validated
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         wanted = wanted_tasks(self.tasks, tasks)
         if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
             nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
-            return NetworkOutput(self._predict(nothing, real_tokens(inputs["tokens"], self.pad), wanted, inputs))
+            return NetworkOutput(self._predict(nothing, Packing(inputs["tokens"] != self.pad), wanted, inputs))
         if not any(layer.mixture for layer in self.layers):
             hidden, packing, _ = self.encode(inputs, [])
             return NetworkOutput(self._predict(hidden[-1], packing, wanted, inputs), hidden=hidden)
@@ -188,7 +188,7 @@ class Transformer(nn.Module):
         """
         from transformers.masking_utils import create_bidirectional_mask
 
-        packing = real_tokens(inputs["tokens"], self.pad)
+        packing = Packing(inputs["tokens"] != self.pad)
         ids = packing.pack(inputs["tokens"]).long()
         segments = (
             packing.pack(inputs["segments"]).long()[None] if "segments" in inputs else torch.zeros_like(ids)[None]

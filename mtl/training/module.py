@@ -175,10 +175,13 @@ class MultiTaskModule(LightningModule):
         log_values(self.trainer, losses | means)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        return self._evaluate(batch)
+        batch = self.converted(batch)
+        output = self(batch.inputs, list(batch.targets))
+        rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
+        self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)
+        return {"routings": output.routings}
 
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        return self._evaluate(batch)
+    test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the predictions of ``mtl.predictions.readable`` for the tasks of a batch."""
@@ -260,13 +263,6 @@ class MultiTaskModule(LightningModule):
     def converted(self, batch: Batch) -> Batch:
         """Return ``batch`` with inputs in the precision of the network."""
         return batch.with_inputs_as(self.dtype)  # type: ignore[arg-type]  # it is never a str
-
-    def _evaluate(self, batch: Batch) -> dict[str, Any]:
-        batch = self.converted(batch)
-        output = self(batch.inputs, list(batch.targets))
-        rows, weights, groups = batch.inputs.get("row"), batch.weights, batch.groups
-        self.evaluation.update(output.predictions, batch.targets, rows, weights, groups)
-        return {"routings": output.routings}
 
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.experts.ffn import StackedFFN
-from mtl.networks.packing import real_tokens
+from mtl.networks.packing import Packing
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
@@ -67,7 +67,7 @@ def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Ite
             output = network(batch.inputs, list(batch.targets))
             loss = summed_losses(tasks, output.predictions, batch.targets)[1].sum()
             torch.autograd.backward(loss)
-            rows = real_tokens(batch.inputs["tokens"], network.pad).row
+            rows = Packing(batch.inputs["tokens"] != network.pad).row
             scores = torch.stack([recorder.scores(rows, len(batch)) for recorder in recorders])
             total = scores if total is None else total + scores
             network.zero_grad()

@@ -20,7 +20,7 @@ from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
-from mtl.networks.packing import real_tokens
+from mtl.networks.packing import Packing
 from mtl.records import RESULTS, read_json
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.frames import is_pandas, like_pandas, to_polars
@@ -204,7 +204,7 @@ class TrainedModel:
             weights = routing.weights.float().cpu()
             weights = weights.expand(size, -1, -1) if weights.dim() == 2 else weights  # [B, T, E]
             if len(weights) != size:  # [tokens, T, E]
-                row = real_tokens(batch["tokens"], network.pad).row.cpu()
+                row = Packing(batch["tokens"] != network.pad).row.cpu()
                 sums = weights.new_zeros(size, *weights.shape[1:]).index_add(0, row, weights)
                 weights = sums / row.bincount(minlength=size)[:, None, None]
             rows = range(weights.shape[1]) if routing.tasks is None else list(routing.tasks)
