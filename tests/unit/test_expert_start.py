@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError
-from mtl.experts.ffn import StackedFFN
 from mtl.gates import CometGate, SoftmaxGate, TaskTop1Gate
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
@@ -133,8 +132,3 @@ def test_weights_of_another_vocabulary_are_refused() -> None:
     for load in (network("two").load_state_dict, network("two").adapt):
         with pytest.raises(InputError, match="another vocabulary"):
             load(dict(old))
-
-
-def test_width_of_experts() -> None:
-    experts = StackedFFN(3, 5)
-    assert experts.up.weight.shape == (3, 20, 5)
