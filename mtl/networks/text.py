@@ -29,7 +29,5 @@ class TextBottom(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Map ``inputs["tokens"] [B, S]``, and ``"segments" [B, S]`` if there are two texts, to ``[B, D]``."""
-        if not len(inputs["tokens"]):  # attention takes no empty batch
-            return self.encoder.embeddings.word_embeddings.weight.new_zeros(0, self.output_dim)
         states, packing, _ = self.encoder.encode(inputs, [])
         return self.encoder.dropout(states[-1].index_select(0, packing.first))

@@ -164,9 +164,6 @@ class Transformer(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
         wanted = wanted_tasks(self.tasks, tasks)
-        if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
-            nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
-            return NetworkOutput(self._predict(nothing, Packing(inputs["tokens"] != self.pad), wanted, inputs))
         if not any(layer.mixture for layer in self.layers):
             hidden, packing, _ = self.encode(inputs, [])
             return NetworkOutput(self._predict(hidden[-1], packing, wanted, inputs), hidden=hidden)
@@ -189,6 +186,9 @@ class Transformer(nn.Module):
         from transformers.masking_utils import create_bidirectional_mask
 
         packing = Packing(inputs["tokens"] != self.pad)
+        if not len(inputs["tokens"]):  # attention takes no empty batch; evaluation with several processes has some
+            nothing = self.embeddings.word_embeddings.weight.new_zeros(0, self.attention_config.hidden_size)
+            return (nothing,), packing, {}
         ids = packing.pack(inputs["tokens"]).long()
         segments = (
             packing.pack(inputs["segments"]).long()[None] if "segments" in inputs else torch.zeros_like(ids)[None]
