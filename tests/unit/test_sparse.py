@@ -13,8 +13,7 @@ from torch import nn
 
 from mtl.checks import InputError
 from mtl.config import build
-from mtl.networks.bottom import TabularBottom
-from mtl.networks.hashed import HASHES
+from mtl.networks.bottom import HASHES, TabularBottom
 from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, coalesce
 from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
