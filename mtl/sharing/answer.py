@@ -13,7 +13,6 @@ from mtl.report.runs import Runs
 from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
-MOST_SEEDS = 100
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
 SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "undecided"
 
@@ -54,18 +53,14 @@ class Gain:
         return NONE if ends and ends[0] > -CLOSE and ends[1] < CLOSE else UNDECIDED
 
     @property
-    def seeds_needed(self) -> int | None:
-        """How many seeds would probably decide, if the true gain and deviation are those measured; None if too many."""
-        if not self.found.mean or not self.found.error:
-            return None
-        wanted = runs_to_decide(self.mean, self.found.error * math.sqrt(self.found.count)) + 2  # 2: for Student's
-        return max(wanted, self.found.count + 1) if wanted <= MOST_SEEDS else None
-
-    @property
     def advice(self) -> str:
-        """What would settle an undecided gain."""
-        more = self.seeds_needed
-        return f"{more} seeds would probably tell" if more else f"over {MOST_SEEDS} seeds needed"
+        """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
+        if not self.found.mean or not self.found.error:
+            return "alone has a metric of 0, or values are missing" if self.found.mean is None else "more seeds"
+        seeds = runs_to_decide(self.mean, self.found.error * math.sqrt(self.found.count)) + 2  # 2: for Student's test
+        return (
+            f"{max(seeds, self.found.count + 1)} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
+        )
 
     def __str__(self) -> str:
         error = "" if self.found.error is None else f" ± {self.found.error:.2g}"

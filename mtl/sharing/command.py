@@ -41,14 +41,13 @@ class Measured:
     chosen by, the affinity or the gains of trained pairs. ``seeds``: the numbers of the seeds of all settings.
     """
 
-    title: str
     tasks: list[str]
     folder: Path
     seeds: range
     settings: dict[str, Setting]
+    affinity: np.ndarray
+    gains: np.ndarray
     pairs: dict[str, Setting] = field(default_factory=dict)
-    affinity: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     groups: list[Group] = field(default_factory=list)
 
     def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
@@ -96,14 +95,15 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
         if given.budget:
             run(list(base.values()), 1)
         seeds, rounds = _within(given, base, storage)
-        found = Measured(title, tasks, folder, range(given.seed, given.seed + seeds), dict(base))
+        unknown = np.full((len(tasks), len(tasks)), np.nan)
+        found = Measured(tasks, folder, range(given.seed, given.seed + seeds), dict(base), unknown, unknown)
         run(list(base.values()), seeds)
         found.gains = found.affinity = affinity_of(found)
         if given.pairs:
-            chosen = [made.of_groups(pairs, "pairs") for pairs in rounds_of_pairs(found.affinity)[:rounds]]
-            found.pairs = {setting.definition.label: setting for setting in chosen}
-            run(chosen, seeds)
-            found.gains = np.full_like(found.affinity, np.nan)
+            chosen = rounds_of_pairs(found.affinity)[:rounds]
+            found.pairs = {f"pairs {number}": made.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
+            run(list(found.pairs.values()), seeds)
+            found.gains = unknown
             for each in found.gains_over_alone(found.pairs):
                 found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.found.mean
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():

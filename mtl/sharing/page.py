@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from mtl.report.delta import DELTA
 from mtl.report.grid import p_text
 from mtl.report.heading import heading
-from mtl.report.page import Listing, Section, picture_of
+from mtl.report.page import Listing, Picture, Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.summary import PAGE, write_report
@@ -41,7 +41,7 @@ def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
     """
     runs = read_named_runs(found.runs(found.settings))
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
-    gated = {name: each for name, each in found.settings.items() if name not in (ALONE, TOGETHER, GROUPS)}
+    gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
     settings = {"sharing": shared, "gates": gated, "pairs": found.pairs}
     kinds = {kind: found.gains_over_alone(each) for kind, each in settings.items()}
     sharing, many = [*kinds["sharing"], *kinds["pairs"]], len(found.tasks)
@@ -51,15 +51,16 @@ def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
     chosen, why = recommended(deltas)
     command = shlex.join([*program("train"), *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
     groups = [[found.tasks[task] for task in group] for group in found.groups]
-    best = f"{chosen}: {' | '.join(map(' + '.join, groups))}" if chosen == GROUPS else chosen
-    lines = [*answers.values(), f"recommended: {best} ({why})"]
+    by = "the gains of pairs" if found.pairs else "the affinities"
+    best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {predicted_gain(found):.2g} %)"
+    lines = [*answers.values(), *([best] if groups else []), f"recommended: {chosen} ({why})"]
     content = {
         "answers": answers,
         "recommended": {"setting": chosen, "command": command},
         "groups": groups,
-        "predicted_gain": predicted_gain(found) if groups else None,
+        "predicted_gain": predicted_gain(found),
         "gains": [
-            {"kind": kind, **asdict(each), "verdict": each.verdict, "seeds_needed": each.seeds_needed}
+            {"kind": kind, **asdict(each), "verdict": each.verdict, "advice": each.advice}
             for kind, own in kinds.items()
             for each in own
         ],
@@ -71,11 +72,11 @@ def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
     sections = [
         Section("Answers", "\n\n".join(f"{line}." for line in lines) + f"\n\n{command}", notes=[RULE]),
         Section("Gains", listings=[_gains(kind, own) for kind, own in kinds.items() if own]),
-        Section("Affinities and groups", listings=_listings(found, groups), figures=_pictures(found)),
+        Section("Affinities", listings=_matrices(found), figures=_pictures(found)),
         section_of(runs, "Settings"),
     ]
     intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
-    write_report(f"Should these tasks share? {found.title}", intro, sections, [runs], found.folder)
+    write_report(f"Should these tasks share? {found.folder.name}", intro, sections, [runs], found.folder)
     console = Console(highlight=False)
     console.print()
     for line in lines:
@@ -92,7 +93,7 @@ def rank_correlation(found: Measured) -> float | None:
     return _number(spearmanr(found.affinity[both], found.gains[both]).statistic) if some else None
 
 
-def _listings(found: Measured, groups: list[list[str]]) -> list[Listing]:
+def _matrices(found: Measured) -> list[Listing]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
     if not np.isfinite(found.affinity).any():
@@ -102,16 +103,10 @@ def _listings(found: Measured, groups: list[list[str]]) -> list[Listing]:
         title = "Gain of the column's task in a pair with the row's, %"
         note = f"Spearman's rank correlation with the affinities: {_text(rank_correlation(found))}."
         listings.append(_matrix(title, found.tasks, found.gains, note))
-    if groups:
-        by = "the gains of pairs" if found.pairs else "the affinities"
-        note = f"The tasks' mean of {by} with their mates is the largest: {predicted_gain(found):.3g} %."
-        if GROUPS not in found.settings:
-            note += f" This is the setting {ALONE if len(groups) > 1 else TOGETHER}."
-        listings.append(Listing("Groups", ["group"], [[" + ".join(group)] for group in groups], [note]))
     return listings
 
 
-def _pictures(found: Measured) -> list[Any]:
+def _pictures(found: Measured) -> list[Picture]:
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     return [picture_of(path, "Gradients of the tasks in the joint run", True) for path in paths if path.exists()][:1]
 
@@ -121,8 +116,7 @@ def _gains(kind: str, own: Sequence[Gain]) -> Listing:
     for each in own:
         ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
-        mates, setting = " + ".join(each.mates), each.setting.partition("_")[0]
-        rows.append([each.task, setting, mates, str(each), ends, p, each.verdict])
+        rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
     return Listing(kind.capitalize(), ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows)
 
 

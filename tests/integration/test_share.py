@@ -60,8 +60,8 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(found["answers"]) == tasks
     assert read_json(folder / "share.json")["answers"] == found["answers"]
     assert sorted(task for group in found["groups"] for task in group) == tasks
-    kinds = {(each["kind"], each["setting"].partition("_")[0]) for each in found["gains"]}
-    assert {("sharing", "together"), ("gates", "softmax"), ("pairs", "pairs")} <= kinds
+    kinds = {(each["kind"], each["setting"]) for each in found["gains"]}
+    assert {("sharing", "together"), ("gates", "softmax"), ("pairs", "pairs 1")} <= kinds
     assert len([each for each in found["gains"] if each["kind"] == "pairs"]) == 12  # each of two tasks of six pairs
     assert {each["found"]["count"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2

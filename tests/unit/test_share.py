@@ -85,8 +85,8 @@ def test_verdicts() -> None:
     assert gain(0.1, 0.1, 0.4).verdict == "alone is as good"  # the interval is within 1 %
     assert gain(1.2, 0.5, 0.06).verdict == "undecided"
     assert gain(1.2, 0.5, None).verdict == "undecided"
-    assert gain(1.2, 0.5, 0.06).seeds_needed == 9  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
-    assert gain(0.01, 0.5, 0.9).seeds_needed is None
+    assert gain(1.2, 0.5, 0.06).advice.startswith("9 seeds")  # ((1.96 + 0.84) 0.5 sqrt(5) / 1.2)^2 = 6.8, and 2
+    assert gain(0.01, 0.5, 0.9).advice == "over 100 seeds needed"
 
 
 def test_holm_corrects_for_all_gains_of_a_kind() -> None:
