@@ -56,11 +56,10 @@ class Gain:
     def advice(self) -> str:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
         if not self.found.mean or not self.found.error:
-            return "alone has a metric of 0, or values are missing" if self.found.mean is None else "more seeds"
+            return "alone has a metric of 0" if self.found.mean is None else "more seeds would tell"
         seeds = runs_to_decide(self.mean, self.found.error * math.sqrt(self.found.count)) + 2  # 2: for Student's test
-        return (
-            f"{max(seeds, self.found.count + 1)} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
-        )
+        seeds = max(seeds, self.found.count + 1)
+        return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
 
     def __str__(self) -> str:
         error = "" if self.found.error is None else f" ± {self.found.error:.2g}"

@@ -22,7 +22,7 @@ from mtl.report.section import section_of
 from mtl.report.summary import PAGE, write_report
 from mtl.runs.commands import program
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended
-from mtl.sharing.command import Measured, predicted_gain
+from mtl.sharing.settings import Comparison
 from mtl.writing import write_json
 
 JSON = "share.json"
@@ -34,7 +34,7 @@ RULE = (
 )
 
 
-def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
+def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     """Write ``report.html``, ``summary.md``, ``summary.csv`` and ``share.json``, print the answers, and return them.
 
     ``words``: those of ``mtl share``.
@@ -43,36 +43,38 @@ def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
     settings = {"sharing": shared, "gates": gated, "pairs": found.pairs}
-    kinds = {kind: found.gains_over_alone(each) for kind, each in settings.items()}
+    kinds = {kind: found.over_alone(each) for kind, each in settings.items()}
     sharing, many = [*kinds["sharing"], *kinds["pairs"]], len(found.tasks)
     answers = {task: answer(task, sharing, kinds["gates"], many) for task in found.tasks}
     done = runs.table.filter(state=FINISHED)
     deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in found.settings if DELTA in done.columns}
     chosen, why = recommended(deltas)
     command = shlex.join([*program("train"), *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
+    affinity = found.affinity()
+    rank = _rank_correlation(found.gains, affinity) if found.pairs else math.nan
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     by = "the gains of pairs" if found.pairs else "the affinities"
-    best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {predicted_gain(found):.2g} %)"
+    best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
     lines = [*answers.values(), *([best] if groups else []), f"recommended: {chosen} ({why})"]
     content = {
         "answers": answers,
         "recommended": {"setting": chosen, "command": command},
         "groups": groups,
-        "predicted_gain": predicted_gain(found),
+        "predicted_gain": found.predicted_gain(),
         "gains": [
             {"kind": kind, **asdict(each), "verdict": each.verdict, "advice": each.advice}
             for kind, own in kinds.items()
             for each in own
         ],
-        "delta_m": {name: list(map(_number, values)) for name, values in deltas.items() if name != ALONE},
-        "affinity": {"tasks": found.tasks, "percent": [list(map(_number, row)) for row in found.affinity]},
-        "rank_correlation": rank_correlation(found),
+        "delta_m": {name: _json(values) for name, values in deltas.items() if name != ALONE},
+        "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
+        "rank_correlation": _json(rank),
     }
     write_json(found.folder / JSON, content)
     sections = [
         Section("Answers", "\n\n".join(f"{line}." for line in lines) + f"\n\n{command}", notes=[RULE]),
         Section("Gains", listings=[_gains(kind, own) for kind, own in kinds.items() if own]),
-        Section("Affinities", listings=_matrices(found), figures=_pictures(found)),
+        Section("Affinities", listings=_matrices(found, affinity, rank), figures=_pictures(found)),
         section_of(runs, "Settings"),
     ]
     intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
@@ -86,27 +88,26 @@ def write(found: Measured, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def rank_correlation(found: Measured) -> float | None:
-    """Return Spearman's correlation of the gains of trained pairs with the affinities; None if undefined."""
-    both = np.isfinite(found.gains) & np.isfinite(found.affinity) & ~np.eye(len(found.tasks), dtype=bool)
-    some = found.pairs and both.sum() > 2
-    return _number(spearmanr(found.affinity[both], found.gains[both]).statistic) if some else None
+def _rank_correlation(gains: np.ndarray, affinity: np.ndarray) -> float:
+    """Return Spearman's correlation of the gains of trained pairs with the affinities; NaN if undefined."""
+    both = np.isfinite(gains) & np.isfinite(affinity) & ~np.eye(len(gains), dtype=bool)
+    return float(spearmanr(affinity[both], gains[both]).statistic) if both.sum() > 2 else math.nan
 
 
-def _matrices(found: Measured) -> list[Listing]:
+def _matrices(found: Comparison, affinity: np.ndarray, rank: float) -> list[Listing]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
-    if not np.isfinite(found.affinity).any():
+    if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
-    listings = [_matrix(title, found.tasks, found.affinity, note)]
+    listings = [_matrix(title, found.tasks, affinity, note)]
     if found.pairs:
         title = "Gain of the column's task in a pair with the row's, %"
-        note = f"Spearman's rank correlation with the affinities: {_text(rank_correlation(found))}."
+        note = f"Spearman's rank correlation with the affinities: {rank:.2f}."
         listings.append(_matrix(title, found.tasks, found.gains, note))
     return listings
 
 
-def _pictures(found: Measured) -> list[Picture]:
+def _pictures(found: Comparison) -> list[Picture]:
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     return [picture_of(path, "Gradients of the tasks in the joint run", True) for path in paths if path.exists()][:1]
 
@@ -121,13 +122,11 @@ def _gains(kind: str, own: Sequence[Gain]) -> Listing:
 
 
 def _matrix(title: str, tasks: list[str], values: np.ndarray, note: str) -> Listing:
-    rows = [[task, *map(_text, row)] for task, row in zip(tasks, values, strict=True)]
-    return Listing(title, ["", *tasks], rows, [note])
+    cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
+    return Listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], [note])
 
 
-def _text(value: float | None) -> str:
-    return "-" if _number(value) is None else f"{value:+.2g}"
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+def _json(values: Any) -> Any:
+    """Return numbers as lists, with None for NaN."""
+    numbers = np.array(values, float)
+    return np.where(np.isfinite(numbers), numbers, np.array(None)).tolist()

@@ -1,18 +1,23 @@
-"""The settings that are compared, each as a study of Optuna without a space: its runs differ only by seed."""
+"""The settings that are compared, each as a study of Optuna without a space, and what their runs show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
-from omegaconf import DictConfig, OmegaConf
+import numpy as np
+import polars as pl
 from pydantic import Field
 
-from mtl.checks import require
-from mtl.options import Count, Long, Name, Positive, valid
-from mtl.sharing.answer import ALONE, GROUPS, TOGETHER
+from mtl.analysis.conflicts import as_table, matrix
+from mtl.options import Count, Long, Name, Positive
+from mtl.report.runs import Named, read_named_runs
+from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
+from mtl.sharing.grouping import Group, predicted
 from mtl.tune.definition import Definition, Searches, unique
+from mtl.tune.launch import run_folder
 from mtl.tune.space import derived_seed, words
 
 HEADS = "heads._target_=mtl.networks.heads.SeparateHeads"  # else momentum would move the heads of a step's other tasks
@@ -31,13 +36,6 @@ class Share(Searches):
     show: bool
 
 
-def read(cfg: DictConfig) -> Share:
-    """Return the checked options; raise InputError for a wrong one."""
-    options: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
-    require(not options.space, "space: mtl share searches nothing; tune the options first, and give them here")
-    return options
-
-
 @dataclass(frozen=True)
 class Setting:
     """A setting: its study, and with which other tasks each task shares."""
@@ -46,39 +44,74 @@ class Setting:
     mates: Mapping[str, list[str]]
 
 
-class Settings:
-    """Makes the settings of ``tasks``; ``given``: the words of mtl train for all runs, which take precedence."""
+@dataclass
+class Comparison:
+    """The settings that are compared, and what is known of them after (or, with ``show=true``, during) the runs.
 
-    def __init__(self, options: Share, title: str, tasks: Sequence[str], given: Sequence[str], batches: bool) -> None:
-        self.options, self.title, self.tasks = options, title, list(tasks)
-        self.given = [word for word in given if not word.startswith("gate=")]  # the option gates has them
-        self.common = [*options.fixed, "callbacks.routing.pictures=false", "callbacks.progress=null"]
-        self.heads = [HEADS] if batches else []
+    ``given``: the words of mtl train for all runs, which take precedence. ``batches``: a batch has one task's labels.
+    ``seeds``: of each setting. ``gains [T, T]``: those that the groups are chosen by, of the column's task from sharing
+    with the row's, in percent: affinities, or the gains of trained ``pairs``.
+    """
 
-    def base(self) -> dict[str, Setting]:
-        """Return the settings alone, together and those with a gate, by name."""
+    options: Share
+    folder: Path
+    tasks: list[str]
+    given: Sequence[str]
+    batches: bool
+    seeds: range = range(0)
+    settings: dict[str, Setting] = field(default_factory=dict)
+    pairs: dict[str, Setting] = field(default_factory=dict)
+    gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    groups: list[Group] = field(default_factory=list)
+
+    def add_base(self) -> None:
+        """Add the settings alone, together and those with a gate."""
         every = f"callbacks.conflict.every_steps={self.options.every_steps}"
-        network = any(word.startswith("network=") for word in self.given)  # the network that is gated
-        size = [] if network else [f"recipe.num_experts={len(self.tasks)}"]
-        found = {
-            ALONE: self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks]),
-            TOGETHER: self._setting(TOGETHER, ["network=shared_bottom", *self.heads, every], [self.tasks]),
-        }
+        self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
+        self.settings[TOGETHER] = self._setting(TOGETHER, ["network=shared_bottom", every], [self.tasks])
+        named = any(word.startswith("network=") for word in self.given)  # the network that is gated
+        network = [] if named else ["network=mmoe", f"recipe.num_experts={len(self.tasks)}"]
         for gate in self.options.gates:
-            gated = [*([] if network else ["network=mmoe"]), f"gate={gate}", *size, *self.heads]
-            found[gate] = self._setting(gate, gated, [self.tasks], own_network=True)
-        return found
+            self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
 
-    def of_groups(self, groups: Sequence[Sequence[int]], name: str = GROUPS) -> Setting:
-        """Return the setting of separate networks for ``groups`` of tasks, given by their indices."""
+    def of_groups(self, groups: Sequence[Group], name: str = GROUPS) -> Setting:
+        """Return the setting of separate networks for ``groups`` of tasks."""
         named = [[self.tasks[task] for task in group] for group in groups]
-        label = f"{name}_{derived_seed(0, *map(tuple, groups)):08x}"
-        return self._setting(label, ["network=grouped", *self.heads, *words({"network.groups": named})], named)
+        label = f"{name}_{derived_seed(0, *groups):08x}"
+        return self._setting(label, ["network=grouped", *words({"network.groups": named})], named)
 
-    def _setting(self, label: str, own: list[str], groups: list[list[str]], own_network: bool = False) -> Setting:
-        given = [word for word in self.given if own_network or not word.startswith("network")]
-        options, name = self.options, f"share/{self.title}/{label}"
-        chosen = unique([*self.common, *own, *given])
+    def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
+        options = self.options
+        common = [*options.fixed, "callbacks.routing.pictures=false", "callbacks.progress=null"]
+        heads = [HEADS] if self.batches else []
+        given = [word for word in self.given if not word.startswith(("gate=", *(() if gated else ("network",))))]
+        chosen, name = unique([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, options.sampler, options.pruner, options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, mates)
+
+    def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
+        """Return the run folders of some settings, each with its setting and seed."""
+        labels = {name: setting.definition.label for name, setting in settings.items()}
+        numbered = [(name, number) for name in settings for number in range(len(self.seeds))]
+        return {run_folder(self.folder, labels[name], n): (name, self.seeds[n]) for name, n in numbered}
+
+    def over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
+        """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""
+        runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
+        return gains(runs, {name: setting.mates for name, setting in settings.items()})
+
+    def affinity(self) -> np.ndarray:
+        """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
+
+        They are means over the first half of each joint run: later the gradients of related tasks are mostly noise too.
+        """
+        files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
+        tables = [pl.read_csv(file, schema_overrides={"value": pl.Float64}) for file in files if file.exists()]
+        early = pl.col("step") <= pl.max_horizontal(pl.max("step") / 2, pl.min("step"))
+        table = pl.concat([each.filter(early) for each in tables]) if tables else as_table([])
+        return 100 * matrix(table, "affinity", self.tasks)
+
+    def predicted_gain(self) -> float:
+        """Return the mean over tasks of the gain that the groups were chosen by, in its percent."""
+        return sum(sum(predicted(group, self.gains)) for group in self.groups) / len(self.tasks)

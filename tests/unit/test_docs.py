@@ -18,8 +18,9 @@ from mtl.cli import reproduce, share, tune
 from mtl.cli.main import COMMANDS
 from mtl.cli.study import split_words
 from mtl.config.check import check
+from mtl.options import valid
 from mtl.paper.definition import read
-from mtl.sharing import settings
+from mtl.sharing.settings import Share
 from mtl.tune import definition
 from tests.conftest import ROOT
 from tests.integration.helpers import composed
@@ -159,7 +160,7 @@ def test_commands_of_mtl_share_are_accepted() -> None:
         GlobalHydra.instance().clear()
         own, others = split_words([word for word in command if "=" in word], share.OWN)
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            assert settings.read(compose("share", own))
+            assert valid(Share, OmegaConf.to_container(compose("share", own)), "")
             assert composed([word for word in others if not word.startswith("data.path")])
 
 
