@@ -60,19 +60,13 @@ class GateAdaptation(Callback):
 
     def __init__(self) -> None:
         self._measured: list[tuple[Gate, Tensor]] = []  # since the last step
-        self._needed = False
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._needed = any(isinstance(part, Gate) and part.state() is not None for part in pl_module.modules())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._needed:
-            return
         for routings in outputs["routings"].values():
             self._measured += [pair for routing in routings for pair in routing.measured]
-        if took_step(trainer, batch_idx):
+        if self._measured and took_step(trainer, batch_idx):
             network: Any = pl_module.network
             adapt_gates(network, self._measured)
             self._measured = []
