@@ -188,14 +188,6 @@ def test_pos_weight_multiplies_the_loss_of_positives() -> None:
     assert found["a/logloss"] == pytest.approx(float(plain) / 10)  # metrics are without weights
 
 
-def test_class_weights_multiply_the_losses_of_classes() -> None:
-    task = TaskSpec("a", "multiclass", 3, class_weights=(2.0, 0.0, 1.0))
-    scores, each = torch.tensor(SCORES), F.cross_entropy(torch.tensor(SCORES), GENRES, reduction="none")
-    total, count = summed_loss(task, scores, GENRES)
-    torch.testing.assert_close(total, (each * torch.tensor([2.0, 0.0, 1.0])[GENRES]).sum())
-    assert count == 10
-
-
 def test_direction_of_every_metric() -> None:
     everything = {name.replace("@K", "@5") for names in [*METRICS.values(), OF_QUANTILES] for name in names}
     lower = {"logloss", "ece", "mse", "mae", "rmse", "pinball"}

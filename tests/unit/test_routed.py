@@ -189,25 +189,6 @@ def test_side_by_side_copies_equal_separate_ones(case: str) -> None:
         assert mine is None or torch.allclose(mine, plain, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)]
-)
-def test_a_step_on_one_task_leaves_the_other_heads_alone(optimizer: object) -> None:
-    layers = [{"components": [partial(DenseLayers, units=[4])], "copies": 3}]
-    network = RoutedNetwork(VECTORS, bottom_for, layers, FixedGate, SeparateHeads)
-    module = MultiTaskModule(network, TASKS, optimizer)
-    learner = module.configure_optimizers()
-    names = [task.name for task in TASKS]
-    for index in (0, 1, 0):
-        before = [[p.clone() for p in head.parameters()] for head in network.heads.heads]
-        learner.zero_grad()
-        network({"x": torch.randn(6, 5)}, [names[index]]).predictions[names[index]].square().sum().backward()
-        learner.step()
-        for task, (head, old) in enumerate(zip(network.heads.heads, before, strict=True)):
-            same = all(torch.equal(p, q) for p, q in zip(head.parameters(), old, strict=True))
-            assert same == (task != index)
-
-
 def test_separate_heads_predict_in_the_order_that_is_wanted() -> None:
     heads = SeparateHeads(TASKS, 4)
     x = torch.randn(6, 3, 4)
