@@ -14,10 +14,13 @@ from mtl.functional import at_least_float32
 from mtl.types import MISSING_CLASS, TaskSpec, labelled
 
 
-def summed_loss(
-    task: TaskSpec, prediction: Tensor, target: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return two scalars: the loss summed over the labelled rows, and the number of these rows.
+def summed_losses(
+    tasks: Mapping[str, TaskSpec],
+    predictions: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
+) -> tuple[list[str], Tensor, Tensor]:
+    """Return the names of the N predicted tasks, their losses summed over labelled rows, and the numbers of these rows.
 
     ``binary``: cross-entropy of the logit ``prediction [B]``; ``multiclass``: cross-entropy of the logits
     ``[B, C]``; ``regression``: squared error of ``[B]``, in standard units; ``span``: the mean of the cross-entropies
@@ -31,24 +34,9 @@ def summed_loss(
 
     ``smoothing`` s replaces a label of 1 by 1 - s + s / C and of 0 by s / C, with C classes (Szegedy et al. 2016).
 
-    A row without a label adds exactly 0 to loss and gradient. ``weight [B]``, ``TaskSpec.pos_weight`` and
-    ``TaskSpec.class_weights`` multiply the losses of rows, but do not change the number of rows.
-    """
-    weights = {} if weight is None else {task.name: weight}
-    _, totals, counts = summed_losses({task.name: task}, {task.name: prediction}, {task.name: target}, weights)
-    return totals[0], counts[0]
-
-
-def summed_losses(
-    tasks: Mapping[str, TaskSpec],
-    predictions: Mapping[str, Tensor],
-    targets: Mapping[str, Tensor],
-    weights: Mapping[str, Tensor] | None = None,
-) -> tuple[list[str], Tensor, Tensor]:
-    """Return the names of the predicted tasks, and ``summed_loss`` of each: losses ``[N]``, numbers of labels ``[N]``.
-
-    ``weights[task] [B]``: the weights of the rows, for all tasks or none. Tasks of the same kind are computed in one
-    operation: with 128 tasks, a loop would take longer than the network.
+    A row without a label adds exactly 0 to loss and gradient. ``weights[task] [B]``, for all tasks or none,
+    ``TaskSpec.pos_weight`` and ``TaskSpec.class_weights`` multiply the losses of rows, but do not change their number.
+    Tasks of the same kind are computed in one operation: with 128 tasks, a loop would take longer than the network.
     """
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name in predictions:

@@ -19,10 +19,10 @@ from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR, RetrievalNorm
 from mtl.checks import InputError
 from mtl.objectives import OF_QUANTILES
 from mtl.training.evaluation import Evaluation
-from mtl.training.losses import summed_loss
 from mtl.training.metrics import Rows, higher_is_better, ranking
 from mtl.training.module import MultiTaskModule
 from mtl.types import METRICS, MISSING_CLASS, TaskSpec, metric_family
+from tests.losses import summed_loss
 
 RANKED = ("ndcg@2", "hit_rate@1", "mrr")
 CLICK = TaskSpec("click", "binary", metrics=(*(name for name in METRICS["binary"] if "@" not in name), *RANKED[:2]))
