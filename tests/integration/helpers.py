@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from hydra import initialize_config_dir
@@ -46,14 +47,18 @@ def _composed(words: tuple[str, ...]) -> DictConfig:
 
 def compose_small(run_dir: Path, *words: str) -> DictConfig:
     """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
-    words = (*SMALL, "label=test", *words)
-    data, given = composed(words).data, {word.partition("=")[0] for word in words}
-    if "tasks_per_group" in data and "data.tasks_per_group" not in given:
-        words += ("data.tasks_per_group=3",)  # what is logged of each task takes longer than its training
-        words += () if {"data.num_groups", "experiment"} & given else ("data.num_groups=1",)
-    if "rows" in data and "data.rows" not in given:
-        words += ("data.rows=[60,20,20]" if "source" in data else "data.rows=[600,200,200]",)  # pictures are dear
-    return composed([*words, f"paths.run_dir='{run_dir}'"])
+    cfg, given = composed([*SMALL, "label=test", *words]), {word.partition("=")[0] for word in words}
+    smaller: dict[str, Any] = {}  # set as if they were words, since Hydra takes longer than many a test
+    if "tasks_per_group" in cfg.data and "data.tasks_per_group" not in given:
+        smaller["tasks_per_group"] = 3  # what is logged of each task takes longer than its training
+        smaller |= {} if {"data.num_groups", "experiment"} & given else {"num_groups": 1}
+    if "rows" in cfg.data and "data.rows" not in given:
+        smaller["rows"] = [60, 20, 20] if "source" in cfg.data else [600, 200, 200]  # pictures are dear
+    for name, value in smaller.items():
+        cfg.data[name] = value
+        cfg.words.append(f"data.{name}={value}")
+    cfg.paths.run_dir = str(run_dir)
+    return cfg
 
 
 def resume_small(
