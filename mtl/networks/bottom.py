@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mtl.checks import require
+from mtl.checks import InputError
 from mtl.functional import at_least_float32
 from mtl.networks.attention import TargetAttention
 from mtl.options import Count, validated
@@ -42,11 +42,8 @@ class ImageBottom(nn.Module):
     def __init__(self, inputs: Mapping[str, InputSpec]) -> None:
         super().__init__()
         [(self.name, spec), *others] = inputs.items()
-        require(
-            isinstance(spec, Image) and not others,
-            f"inputs {', '.join(inputs)}: this bottom takes one image and no other input",
-        )
-        assert isinstance(spec, Image)
+        if not isinstance(spec, Image) or others:
+            raise InputError(f"inputs {', '.join(inputs)}: this bottom takes one image and no other input")
         self.mean, self.std = spec.mean, spec.std
         self.register_buffer("unit", torch.ones(()), persistent=False)  # carries the network's precision
         self.output_dim = (spec.channels, spec.height, spec.width)
@@ -107,10 +104,10 @@ class TabularBottom(nn.Module):
                 self.output_dim += spec.width
             else:
                 texts = "; texts need network=transformer or bottom=text" if isinstance(spec, Tokens) else ""
-                message = (
-                    f"input {name!r} is {type(spec).__name__}: this network takes Categorical, Bag and Numeric inputs"
+                kind = type(spec).__name__
+                raise InputError(
+                    f"input {name!r} is {kind}: this network takes Categorical, Bag and Numeric inputs{texts}"
                 )
-                require(False, message + texts)
 
     def extra_repr(self) -> str:
         """Return the number of inputs of each kind and the width of the result, as ``print`` shows them."""

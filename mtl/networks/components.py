@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.checks import require
+from mtl.checks import InputError, require
 from mtl.options import Count, Pair, validated
 
 Shape = int | tuple[int, int, int]  # features, or channels, height, width
@@ -50,8 +50,8 @@ class Convolutions(Component):
         super().__init__()
         in_channels, height, width = image(input_dim, "Convolutions")
         parts: list[nn.Module] = []
-        for index, kernel in enumerate(kernels):
-            size = (kernel, kernel) if isinstance(kernel, int) else (kernel[0], kernel[1])
+        sizes = [(k, k) if isinstance(k, int) else (k[0], k[1]) for k in kernels]
+        for index, size in enumerate(sizes):
             step = stride if index == len(kernels) - 1 else 1
             pad = (size[0] // 2, size[1] // 2) if same else (0, 0)
             parts.append(nn.Conv2d(in_channels, channels, size, step, pad))
@@ -66,7 +66,6 @@ class Convolutions(Component):
         )
         self.body = nn.Sequential(*parts)
         self.output_dim = (channels, height, width)
-        sizes = [(k, k) if isinstance(k, int) else tuple(k) for k in kernels]
         self.kind = "-".join(f"{size[0]}x{size[1]}" for size in sizes)
 
     @staticmethod
@@ -136,8 +135,8 @@ class DenseLayers(Component):
     @validated
     def __init__(self, input_dim: Shape, units: Sequence[Count], outputs: Count | None = None) -> None:
         super().__init__()
-        require(isinstance(input_dim, int), "DenseLayers: needs vectors as input")
-        assert isinstance(input_dim, int)
+        if not isinstance(input_dim, int):
+            raise InputError("DenseLayers: needs vectors as input")
         widths = [*units] if outputs is None else [*units, outputs]
         require(bool(widths), "DenseLayers: needs units or outputs")
         parts: list[nn.Module] = []
@@ -163,6 +162,6 @@ class DenseLayers(Component):
 
 def image(shape: Shape, what: str) -> tuple[int, int, int]:
     """Return ``shape`` if it is the shape of an image, else raise InputError."""
-    require(not isinstance(shape, int), f"{what}: needs images as input")
-    assert isinstance(shape, tuple)
+    if isinstance(shape, int):
+        raise InputError(f"{what}: needs images as input")
     return shape
