@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +19,9 @@ EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss
 
 
 class ProcessAgreement(Callback):
-    """Compare the configuration and initial state of all processes before the first step; InputError if they differ.
+    """Compare the configuration of all processes before the first step; InputError if they differ.
 
-    The check runs before DDP broadcasts the weights of rank 0, which would hide a difference.
+    DDP itself gives all processes the weights and buffers of rank 0.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -31,26 +30,14 @@ class ProcessAgreement(Callback):
         config = {key: repr(value) for key, value in flatten(pl_module.config).items()}
         folder = config["paths.run_dir"].strip("'")  # may differ: only rank 0 writes files
         config = {key: value.replace(folder, "<run>") for key, value in config.items() if not key.startswith(PLACES)}
-        digests = {name: digest(value) for name, value in pl_module.state_dict().items() if hasattr(value, "numpy")}
-        (first_config, first_state), *others = gather((config, digests))
-        advice = "Start all with the same command line and library versions; a sweep (-m) takes one device per job."
-        for rank, (theirs, state) in enumerate(others, start=1):
-            keys = [k for k in theirs.keys() | first_config.keys() if theirs.get(k) != first_config.get(k)]
+        first, *others = gather(config)
+        advice = "Start all with the same command line; a sweep (-m) takes one device per job."
+        for rank, theirs in enumerate(others, start=1):
+            keys = [k for k in theirs.keys() | first.keys() if theirs.get(k) != first.get(k)]
             keys.sort(key=lambda key: (key.count("."), key))  # top-level keys first: others may be derived from them
             if keys:
-                shown = "; ".join(f"{key} is {theirs.get(key)}, not {first_config.get(key)}" for key in keys[:3])
+                shown = "; ".join(f"{key} is {theirs.get(key)}, not {first.get(key)}" for key in keys[:3])
                 raise InputError(f"process {rank} has a different configuration from process 0: {shown}. {advice}")
-            names = sorted(k for k in state.keys() | first_state.keys() if state.get(k) != first_state.get(k))
-            if names:
-                raise InputError(
-                    f"process {rank} has different initial values from process 0 in {', '.join(names[:3])} "
-                    f"({len(names)} tensors differ). {advice}"
-                )
-
-
-def digest(value: Tensor) -> str:
-    """Return a hash of a tensor's bytes."""
-    return hashlib.sha256(value.detach().cpu().contiguous().view(-1).numpy().tobytes()).hexdigest()[:16]
 
 
 class FiniteGuard(Callback):
