@@ -25,7 +25,9 @@ class ReMoEGate(Gate):
     lambda * mean_B sum_i f_i weights_i with f_i = E / (k B) * (rows whose weight i is positive), which also balances
     the load; ``balance=False`` is plain L1, with f_i = 1. lambda starts at ``initial_l1`` and is multiplied by
     ``l1_factor`` after a step with more than ``k`` experts per row, and divided by it after one with fewer. It is the
-    buffer ``l1 [T]``: each task has its own, where the paper has one for all layers.
+    buffer ``l1 [T]``: each task has its own, where the paper has one for all layers. The paper starts at 1e-8 and takes
+    a factor of 1.2. In runs of a few thousand steps this grows faster than the weights can follow, and switches off all
+    experts of a task for good (benchmarks/accuracy/gates.md).
 
     Parameters ``weight [T, E, D]``, ``bias [T, E]``. The paper's routers have no bias. Ours starts around 1/E, so that
     the mixture starts near the mean of all experts. There is no static version: in trials its tasks lost all experts.
@@ -41,8 +43,8 @@ class ReMoEGate(Gate):
         num_experts: int,
         input_dim: int | None = None,
         k: Count = 2,
-        initial_l1: Positive = 1e-8,
-        l1_factor: Annotated[float, Field(gt=1)] = 1.2,
+        initial_l1: Positive = 1e-4,
+        l1_factor: Annotated[float, Field(gt=1)] = 1.02,
         balance: bool = True,
         **common: Any,
     ) -> None:

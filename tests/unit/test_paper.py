@@ -39,7 +39,7 @@ def test_every_file_describes_itself(path: Path) -> None:
     assert f"Example: python reproduce.py {path.stem}" in text.splitlines()[1]
     for scale in ("paper", "laptop"):
         found = paper(path.stem, f"scale={scale}")
-        assert all((found.file.title, found.file.source, found.scale.note, found.file.claims))
+        assert all((found.file.title, found.file.source, found.scale.note))
         assert all(found.waves())
         names = [found.definition(*pair, chosen=[]).name for pair in found.pairs()]
         assert len(set(names)) == len(names)
