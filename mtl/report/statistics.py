@@ -85,9 +85,12 @@ def one_sample(values: Summary, mean: float = 0.0) -> Value:
     return float(2 * student.sf(abs(values.mean - mean) / values.error, values.count - 1))
 
 
-def runs_to_decide(mean: float, deviation: float) -> int:
-    """Return how many runs would make ``mean`` significant, by the normal approximation; ``deviation``: of one run."""
-    quantiles = norm.ppf(1 - SIGNIFICANCE / 2) + norm.ppf(POWER)
+def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
+    """Return how many runs would make ``mean`` significant, by the normal approximation; ``deviation``: of one run.
+
+    ``comparisons``: the number of p-values that are corrected together.
+    """
+    quantiles = norm.ppf(1 - SIGNIFICANCE / comparisons / 2) + norm.ppf(POWER)
     return math.ceil((quantiles * deviation / mean) ** 2)
 
 

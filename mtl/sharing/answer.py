@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from mtl.report.delta import gain
@@ -21,8 +22,8 @@ SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "unde
 class Gain:
     """The gain of ``task`` in ``setting`` over training alone, in percent, over pairs of runs of the same seed.
 
-    ``mates``: the tasks it shares with. ``p``: of Student's paired t test, corrected by Holm's method for all gains of
-    the same kind. ``interval``: at 95 %, not corrected.
+    ``mates``: the tasks it shares with. ``p``: of Student's paired t test, corrected by Holm's method for the number of
+    ``comparisons``. ``interval``: at 95 %, not corrected.
     """
 
     setting: str
@@ -30,6 +31,7 @@ class Gain:
     mates: tuple[str, ...]
     found: Summary
     p: Value = None
+    comparisons: int = 1
 
     @property
     def mean(self) -> float:
@@ -57,8 +59,10 @@ class Gain:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
         if not self.found.mean or not self.found.error:
             return "alone has a metric of 0" if self.found.mean is None else "more seeds would tell"
-        seeds = runs_to_decide(self.mean, self.found.error * math.sqrt(self.found.count)) + 2  # 2: for Student's test
-        seeds = max(seeds, self.found.count + 1)
+        deviation = self.found.error * math.sqrt(self.found.count)
+        # Student's t test takes a few more runs than the normal approximation, z^2 / 2 (Guenther 1981)
+        more = math.ceil(norm.isf(SIGNIFICANCE / self.comparisons / 2) ** 2 / 2)
+        seeds = max(runs_to_decide(self.mean, deviation, self.comparisons) + more, self.found.count + 1)
         return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
 
     def __str__(self) -> str:
@@ -90,7 +94,7 @@ def holm(found: Sequence[Gain]) -> list[Gain]:
     for rank, (p, index) in enumerate(order):
         largest = max(largest, min(1.0, p * (len(order) - rank)))
         corrected[index] = largest
-    return [replace(g, p=corrected.get(i)) for i, g in enumerate(found)]
+    return [replace(g, p=corrected.get(i), comparisons=max(len(order), 1)) for i, g in enumerate(found)]
 
 
 def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: int) -> str:

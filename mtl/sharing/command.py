@@ -61,9 +61,9 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
 
     with reached(cfg.storage, folder), stoppable():
         seeds, rounds = given.seeds, None
-        if given.budget:
-            run(base, 1)
-            seeds, rounds = _within(given, found.settings, storage)
+        for known in (1, min(LEAST, seeds)) if given.budget else ():  # the first runs are often slower than the next
+            run(base, known)
+            seeds, rounds = _within(given, found.settings, storage, known)
         found.seeds = range(given.seed, given.seed + seeds)
         run(base, seeds)
         found.gains = found.affinity()
@@ -82,17 +82,17 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     return found
 
 
-def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage) -> tuple[int, int]:
-    """Return how many seeds, and how many rounds of pairs, fit into the budget, by the times of the first runs.
+def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
+    """Return how many seeds, and how many rounds of pairs, fit into the budget, by the times of the ``known`` first.
 
     Networks of groups and of pairs are assumed to take as long as those of single tasks.
     """
     seconds = {}
     for name, setting in base.items():
         study = study_of(setting.definition.name, storage)
-        first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:1] if study else []
+        first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:known] if study else []
         require(bool(first), f"budget: the first run of {name} has failed, so its time is not known")
-        seconds[name] = float(first[0].user_attrs["seconds"])
+        seconds[name] = sum(trial.user_attrs["seconds"] for trial in first) / len(first)
     budget, least = 60 * (given.budget or 0.0), min(LEAST, given.seeds)
     each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
     needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from mtl.report.delta import DELTA
 from mtl.report.grid import p_text
 from mtl.report.heading import heading
-from mtl.report.page import Listing, Picture, Section, picture_of
+from mtl.report.page import Listing, Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.summary import PAGE, write_report
@@ -27,10 +27,9 @@ from mtl.writing import write_json
 
 JSON = "share.json"
 RULE = (
-    f"Gains are those of the main metric on test rows over training alone, in %, mean ± standard error over pairs of "
-    f"runs of the same seed. Share and do not share: p < 0.05 by Student's paired t test, corrected by Holm's method "
-    f"for all tasks and settings of a kind (sharing, gates, pairs); alone is as good: the 95 % interval of the gain "
-    f"lies within ±{CLOSE:g} %; otherwise undecided. All numbers are of one split of the rows."
+    f"Gains of the main metric on test rows over training alone, in %: mean ± standard error over pairs of runs on "
+    f"one split of the rows. Share, do not share: p < 0.05 by Student's paired t test with Holm's correction for all "
+    f"tasks together and in groups, with gates, or in pairs; alone is as good: 95 % interval within ±{CLOSE:g} %."
 )
 
 
@@ -42,10 +41,9 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     runs = read_named_runs(found.runs(found.settings))
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
-    settings = {"sharing": shared, "gates": gated, "pairs": found.pairs}
-    kinds = {kind: found.over_alone(each) for kind, each in settings.items()}
-    sharing, many = [*kinds["sharing"], *kinds["pairs"]], len(found.tasks)
-    answers = {task: answer(task, sharing, kinds["gates"], many) for task in found.tasks}
+    sharing, gates, pairs = (found.over_alone(settings) for settings in (shared, gated, found.pairs))
+    answers = {task: answer(task, [*sharing, *pairs], gates, len(found.tasks)) for task in found.tasks}
+    gains = [*sharing, *gates, *pairs]
     done = runs.table.filter(state=FINISHED)
     deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in found.settings if DELTA in done.columns}
     chosen, why = recommended(deltas)
@@ -61,28 +59,24 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "recommended": {"setting": chosen, "command": command},
         "groups": groups,
         "predicted_gain": found.predicted_gain(),
-        "gains": [
-            {"kind": kind, **asdict(each), "verdict": each.verdict, "advice": each.advice}
-            for kind, own in kinds.items()
-            for each in own
-        ],
+        "gains": [asdict(each) | {"verdict": each.verdict, "advice": each.advice} for each in gains],
         "delta_m": {name: _json(values) for name, values in deltas.items() if name != ALONE},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
         "rank_correlation": _json(rank),
     }
     write_json(found.folder / JSON, content)
+    text = "\n\n".join([*(f"{line}." for line in lines), command])
+    paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
+    figures = [picture_of(path, "Gradients of the tasks in a joint run", True) for path in paths if path.exists()][:1]
     sections = [
-        Section("Answers", "\n\n".join(f"{line}." for line in lines) + f"\n\n{command}", notes=[RULE]),
-        Section("Gains", listings=[_gains(kind, own) for kind, own in kinds.items() if own]),
-        Section("Affinities", listings=_matrices(found, affinity, rank), figures=_pictures(found)),
+        Section("Answers", text, listings=[_table(gains)]),
+        Section("Affinities", listings=_matrices(found, affinity, rank), figures=figures),
         section_of(runs, "Settings"),
     ]
     intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
     write_report(f"Should these tasks share? {found.folder.name}", intro, sections, [runs], found.folder)
     console = Console(highlight=False)
-    console.print()
-    for line in lines:
-        console.print(line, markup=False)
+    console.print("\n".join(["", *lines]), markup=False)
     console.print(command, soft_wrap=True, markup=False)
     console.print(f"{len(found.seeds)} seeds: {found.folder / PAGE}, {JSON}", style="dim", soft_wrap=True)
     return content
@@ -107,18 +101,13 @@ def _matrices(found: Comparison, affinity: np.ndarray, rank: float) -> list[List
     return listings
 
 
-def _pictures(found: Comparison) -> list[Picture]:
-    paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
-    return [picture_of(path, "Gradients of the tasks in the joint run", True) for path in paths if path.exists()][:1]
-
-
-def _gains(kind: str, own: Sequence[Gain]) -> Listing:
+def _table(gains: Sequence[Gain]) -> Listing:
     rows = []
-    for each in own:
+    for each in gains:
         ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
         rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
-    return Listing(kind.capitalize(), ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows)
+    return Listing("Gains", ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows, [RULE])
 
 
 def _matrix(title: str, tasks: list[str], values: np.ndarray, note: str) -> Listing:

@@ -92,9 +92,11 @@ class Comparison:
 
     def runs(self, settings: Mapping[str, Setting]) -> dict[Path, Named]:
         """Return the run folders of some settings, each with its setting and seed."""
-        labels = {name: setting.definition.label for name, setting in settings.items()}
-        numbered = [(name, number) for name in settings for number in range(len(self.seeds))]
-        return {run_folder(self.folder, labels[name], n): (name, self.seeds[n]) for name, n in numbered}
+        return {
+            run_folder(self.folder, setting.definition.label, number): (name, seed)
+            for name, setting in settings.items()
+            for number, seed in enumerate(self.seeds)
+        }
 
     def over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
         """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""

@@ -60,9 +60,9 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(found["answers"]) == tasks
     assert read_json(folder / "share.json")["answers"] == found["answers"]
     assert sorted(task for group in found["groups"] for task in group) == tasks
-    kinds = {(each["kind"], each["setting"]) for each in found["gains"]}
-    assert {("sharing", "together"), ("gates", "softmax"), ("pairs", "pairs 1")} <= kinds
-    assert len([each for each in found["gains"] if each["kind"] == "pairs"]) == 12  # each of two tasks of six pairs
+    settings = [each["setting"] for each in found["gains"]]
+    assert {"together", "softmax", "pairs 1", "pairs 2", "pairs 3"} <= set(settings)
+    assert len([setting for setting in settings if "pairs" in setting]) == 12  # each of two tasks of six pairs
     assert {each["found"]["count"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
