@@ -26,8 +26,7 @@ def standard_callbacks() -> list[Callback]:
         ProcessAgreement(),
         RandomState(),
         FiniteGuard(),
-        ExecutionSwitch(),
-        GateAdaptation(),
+        LayerAdaptation(),
         EpochReport(),
         TrialReport(),
         SelectionReport(),
@@ -35,28 +34,15 @@ def standard_callbacks() -> list[Callback]:
     ]
 
 
-class ExecutionSwitch(Callback):
-    """Let the mixture layers with ``execution=auto`` adapt to the routing in every ``EVERY``-th step.
+class LayerAdaptation(Callback):
+    """Let gates and mixture layers adapt to the batches of an optimiser step.
 
-    The choice depends on the routing alone, never on measured time, so a repeated run makes the same choices.
+    After each step gates adapt to what they measured, see ``Gate.adapt``. In every ``EVERY``-th step the layers with
+    ``execution=auto`` choose how experts are executed: by the routing alone, never by measured time, so that a repeated
+    run makes the same choices.
     """
 
     EVERY = 50
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not took_step(trainer, batch_idx) or (trainer.global_step - 1) % self.EVERY:
-            return
-        network: Any = pl_module.network
-        for name, routings in outputs["routings"].items():
-            layer = network.get_submodule(name)
-            if isinstance(layer, MixtureOfExperts) and all(routing.exact_zeros for routing in routings):
-                layer.dispatch.adapt(*(routing.weights.detach() for routing in routings))
-
-
-class GateAdaptation(Callback):
-    """After each optimiser step, let gates adapt to what they measured in its batches, see ``Gate.adapt``."""
 
     def __init__(self) -> None:
         self._measured: list[tuple[Gate, Tensor]] = []  # since the last step
@@ -64,9 +50,15 @@ class GateAdaptation(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        network: Any = pl_module.network
         for routings in outputs["routings"].values():
             self._measured += [pair for routing in routings for pair in routing.measured]
-        if self._measured and took_step(trainer, batch_idx):
-            network: Any = pl_module.network
+        if not took_step(trainer, batch_idx):
+            return
+        if self._measured:
             adapt_gates(network, self._measured)
             self._measured = []
+        for name, routings in outputs["routings"].items() if (trainer.global_step - 1) % self.EVERY == 0 else ():
+            layer = network.get_submodule(name)
+            if isinstance(layer, MixtureOfExperts) and all(routing.exact_zeros for routing in routings):
+                layer.dispatch.adapt(*(routing.weights.detach() for routing in routings))

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from mtl.callbacks.example_images import ExampleImages, captions
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from mtl.callbacks.selection_report import SelectionReport
-from mtl.callbacks.standard import ExecutionSwitch
+from mtl.callbacks.standard import LayerAdaptation
 
 from mtl.analysis.figures import courses
 from mtl.analysis.patterns import heaviest_experts, jaccard, selected_experts
@@ -194,9 +194,9 @@ def trainer(step: int, batches: int, accumulate: int) -> Any:
 def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MixtureOfExperts(3, 1, 4, TopKGate, partial(StackedDense, units=[2]))
     seen: list[int] = []
-    monkeypatch.setattr(ExecutionSwitch, "EVERY", 2)
+    monkeypatch.setattr(LayerAdaptation, "EVERY", 2)
     layer.dispatch.adapt = lambda *weights: seen.extend(map(len, weights))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch()
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
     for batch in range(12):
         rows = torch.full((batch + 1, 1, 4), 0.25)
         outputs = {"routings": {"mixture": [Routing(rows, exact_zeros=True), Routing(rows[:1], exact_zeros=True)]}}
@@ -206,7 +206,7 @@ def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.Monkey
 
 def test_execution_follows_all_batches_of_a_step() -> None:
     layer = MixtureOfExperts(3, 2, 4, TopKGate, partial(StackedDense, units=[2]))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), ExecutionSwitch()
+    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
     full, narrow = torch.full((6, 1, 4), 0.25), torch.eye(4)[:2, None]
 
     def is_sparse_after(*batches: Routing) -> bool:
