@@ -22,11 +22,6 @@ def took_step(trainer: Trainer, batch_idx: int) -> bool:
     return done % trainer.accumulate_grad_batches == 0 or done >= trainer.num_training_batches
 
 
-def steps_per_epoch(trainer: Trainer) -> int:
-    """Return the number of optimiser steps of an epoch."""
-    return -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
-
-
 def ends_epoch(trainer: Trainer) -> bool:
     """Return whether the current batch is the last of its epoch."""
     return trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
@@ -57,7 +52,7 @@ class Length:
         """Return the length in optimiser steps for the run of ``trainer``."""
         if self.steps is not None:
             return self.steps
-        per_epoch = steps_per_epoch(trainer)
+        per_epoch = -(-int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
         if self.epochs is not None:
             return self.epochs * per_epoch
         assert self.fraction is not None
