@@ -68,16 +68,12 @@ class ScheduledBuffer(Callback):
         if not self._buffers:
             return
         step = trainer.global_step
-        value = self.value(step, self.length.in_steps(trainer))
+        value = SHAPES[self.shape](min(1.0, step / self.length.in_steps(trainer)), self.start, self.end)
         for owner, name in self._buffers:
             getattr(owner, name).fill_(value)
         if is_logged(trainer, step):
             shown = self.target.removeprefix("network.").lstrip("*.").replace("*", "all")
             pl_module.log(f"train/schedule/{shown}", value, on_step=True, on_epoch=False)
-
-    def value(self, step: int, length: float) -> float:
-        """Return the value at optimiser step ``step`` of a schedule of ``length`` steps."""
-        return SHAPES[self.shape](min(1.0, step / length), self.start, self.end)
 
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(form, self.target) for form in (name, OF_ONE_TASK.sub("", name)))
