@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, CosineGate, Gate, HashGate, ReMoEGate, SoftmaxGate, TopKGate, adapt_gates
+from mtl.gates import CometGate, CosineGate, FixedGate, Gate, HashGate, ReMoEGate, SoftmaxGate, TopKGate, adapt_gates
 from mtl.gates.permuted import Permutation
 from mtl.gates.separate import SeparateGates
 from mtl.networks.bottom import bottom_for
@@ -229,6 +229,16 @@ def test_an_exported_program_gives_the_same() -> None:
         (TopKGate, {"bias_rate": 0.1, "input_dim": None}, r"^bias_rate=0.1: needs a gate that depends on the example"),
         (ReMoEGate, {"k": 6}, "^k=6: cannot select 6 of 5 experts"),
         (ReMoEGate, {"l1_factor": 1.0}, "^l1_factor=1.0: must be a number greater than 1"),
+        (TopKGate, {"k": 0}, r"^k\b"),
+        (TopKGate, {"load_weight": 0.1}, r"^load_weight\b"),
+        (CometGate, {"gamma": float("nan")}, r"^gamma\b"),
+        (FixedGate, {"num_experts": 1, "pattern": "none"}, "2 or more"),
+        (FixedGate, {"weights": [[1, 0]]}, "tasks x experts"),
+        (FixedGate, {"num_experts": 1, "weights": [[0.5], [1.0]]}, "sum to 1"),
+        (FixedGate, {"weights": [[float("nan")] * E] * 2}, r"^weights\b"),
+        (FixedGate, {"pattern": "random", "k": 6}, "^k=6"),
+        (HashGate, {"inputs": {"x": Numeric(2)}}, r"needs a categorical input; the inputs .* are: x \(Numeric\)"),
+        (HashGate, {"input_name": "movie"}, "input_name='movie'"),
     ],
 )
 def test_refused_options(make: Any, options: dict[str, Any], message: str) -> None:
