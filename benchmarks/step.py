@@ -214,7 +214,6 @@ def main() -> None:
         __doc__,
         rounds=8,
         precision=(str, "32", "32, or bf16: training under autocast to bfloat16"),
-        compiled=(int, 0, "1: also the softmax gate's network through torch.compile"),
         tables=(str, "movielens,tasks,experts", "which tables, with commas"),
     )
     notes = [f"Training in {given.precision}."] + ([] if peers() else ["LibMTL is not installed: it is left out."])
@@ -223,9 +222,6 @@ def main() -> None:
         networks |= {f"ours, {name}, dense": ours(gate) for name, gate in GATES.items()}
         networks |= {f"ours, {name}, sparse": ours(GATES[name], "sparse") for name in ("topk", "hash", "task_top1")}
         networks |= {f"ours, comet decided, {way}": decided(way) for way in ("dense", "sparse", "auto")}
-        if given.compiled:
-            networks["ours, softmax, dense, compiled"] = ours(GATES["softmax"])
-            networks["ours, softmax, dense, compiled"].compile()
         rows = timed(networks, MOVIELENS, given.rounds, given.precision, 8192)
         write(given, "step", "A step of the MovieLens network", rows, notes)
     if "tasks" in given.tables:

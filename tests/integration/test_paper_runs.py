@@ -40,6 +40,7 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
         for key in dict.fromkeys(found.sources(*pair).values()):
             columns_of(found, found.known[key], folder, small)
         words = Launcher([], folder).words(dataclasses.replace(definition, sources=sources), 0)
+        words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
         cfg = compose_small(path, *words, *small)
         if file := cfg.network.get("importance"):
             write_importance(Path(file).parent, Path(file), data_dir=cfg.paths.data_dir)
