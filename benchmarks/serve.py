@@ -1,10 +1,10 @@
 """Load-test ``mtl serve``: requests per second and latency for 1, 8 and 64 clients, compared to ``model.predict``.
 
-    python benchmarks/serve.py [--checkpoint <run>/checkpoints/best.ckpt --rows file.csv]
+    python benchmarks/serve.py [--requests 2000]
 
 Each client sends requests of one row over its own connection, one after the other. The clients run in another process
-on the same machine. Every answer is compared with that of ``predict``. Without a checkpoint, the network is trained for
-one epoch on the example of ``data=table``.
+on the same machine. Every answer is compared with that of ``predict``. The network is trained for one
+epoch on the example of ``data=table``.
 """
 
 from __future__ import annotations
@@ -102,14 +102,12 @@ def main() -> None:
     given = options(
         __doc__,
         rounds=3,
-        checkpoint=(Path, None, "a trained table run; default: one epoch on the example"),
-        rows=(Path, None, "CSV file with the rows to send"),
         requests=(int, 2000, "requests of each number of clients"),
     )
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        checkpoint = given.checkpoint or train(Path(folder))
+        checkpoint = train(Path(folder))
         model = mtl.load(checkpoint, device="cpu")
-        frame = visits() if given.rows is None else pl.read_csv(given.rows)
+        frame = visits()
         frame = pl.concat([frame] * (given.requests // len(frame) + 1))[: given.requests].select(model.columns)
         bodies = [json.dumps({"rows": [row]}).encode() for row in frame.to_dicts()]
         expected = model.predict(frame).to_dicts()

@@ -21,17 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.experts.dense import StackedDense
-from mtl.gates import (
-    CometGate,
-    DSelectKGate,
-    Gate,
-    GumbelSoftmaxGate,
-    HashGate,
-    SoftmaxGate,
-    SoftmaxSelectorGate,
-    TaskTop1Gate,
-    TopKGate,
-)
+from mtl.gates import CometGate, DSelectKGate, Gate, HashGate, SoftmaxGate, TopKGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -48,9 +38,6 @@ GATES: dict[str, Callable[..., Gate]] = {
     "hash": partial(HashGate, input_name="user"),
     "dselect_k": partial(DSelectKGate, entropy_weight=0.01),
     "comet": partial(CometGate, entropy_weight=0.01),
-    "softmax_selector": SoftmaxSelectorGate,
-    "gumbel_softmax": GumbelSoftmaxGate,
-    "task_top1": TaskTop1Gate,
 }
 
 
@@ -220,7 +207,7 @@ def main() -> None:
     if "movielens" in given.tables:
         networks: dict[str, nn.Module] = {BASELINE: SeparateModules(), **peers()}
         networks |= {f"ours, {name}, dense": ours(gate) for name, gate in GATES.items()}
-        networks |= {f"ours, {name}, sparse": ours(GATES[name], "sparse") for name in ("topk", "hash", "task_top1")}
+        networks |= {f"ours, {name}, sparse": ours(GATES[name], "sparse") for name in ("topk", "hash")}
         networks |= {f"ours, comet decided, {way}": decided(way) for way in ("dense", "sparse", "auto")}
         rows = timed(networks, MOVIELENS, given.rounds, given.precision, 8192)
         write(given, "step", "A step of the MovieLens network", rows, notes)

@@ -23,9 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("given", nargs="+", metavar="FOLDER", help=f"any folder that contains runs; or {of_study}")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
     parser.add_argument("--baseline", metavar="SETTING", help="show FLOPs relative to those of this row of the table")
+    parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
     given = parser.parse_args(arguments)
     try:
-        compare_given(given.given, also=given.also, baseline=given.baseline)
+        compare_given(given.given, also=given.also, baseline=given.baseline, curves=dict.fromkeys(given.curve, 1))
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
 

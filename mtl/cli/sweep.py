@@ -17,7 +17,7 @@ log = logging.getLogger("mtl")
 
 
 class SweepTable(Callback):
-    """Write ``summary.csv`` and ``summary.md`` after each job; at the end, print the table and write ``report.html``.
+    """Write ``summary.csv`` after each job; at the end, print the table and write the other files of ``mtl report``.
 
     Everything is read from the folder of the sweep, so it does not matter which process or machine ran a job. Imports
     are inside the methods, since Hydra creates this object before anything else.
@@ -44,10 +44,12 @@ class SweepTable(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
-            from mtl.report.summary import write
+            from mtl.report.runs import read_runs
+            from mtl.report.summary import CSV
+            from mtl.writing import write_text
 
             folder = Path(config.hydra.sweep.dir)
-            write([folder], folder)
+            write_text(folder / CSV, read_runs([folder]).table.write_csv())
 
     def stopped(self, config: DictConfig) -> None:
         """Print the table and how to continue, after a failure or signal; Hydra calls no method then."""

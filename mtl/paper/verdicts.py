@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
@@ -15,10 +16,10 @@ from mtl.report.statistics import (
     SIGNIFICANCE,
     Summary,
     Value,
+    difference,
     one_sample,
     runs_to_decide,
     summarise,
-    welch,
 )
 
 FEWEST = 3  # the least number of runs of a gate for a test
@@ -56,30 +57,6 @@ class Judgement:
     reason: str
 
 
-@dataclass(frozen=True)
-class Advantage:
-    """How much better one gate is than another: the mean difference, its spread in one seed, and p, two-sided.
-
-    ``p`` is 0 if the values do not vary but differ, and 1 if they do not vary and are equal.
-    """
-
-    mean: float
-    deviation: float
-    p: float
-
-    @property
-    def significant(self) -> bool:
-        return self.p < SIGNIFICANCE
-
-    @property
-    def seeds(self) -> str:
-        """The number of seeds that would make the mean difference significant, by the normal approximation."""
-        if self.mean == 0:
-            return f"more than {MOST:,}"
-        needed = runs_to_decide(self.mean, self.deviation)
-        return f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
-
-
 def judge(
     claim: Claim,
     values: Mapping[str, Mapping[int, Value]],
@@ -106,31 +83,39 @@ def judge(
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
-def advantage(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Advantage:
-    """Compare the values of ``own`` by seed with those of ``others`` times ``factor``, in pairs if seeds are common.
+class Advantage(NamedTuple):
+    """How much better one gate is than another: the mean difference, its deviation in one seed, and p, two-sided."""
 
-    Both need at least ``FEWEST`` defined values; ``higher``: whether higher values are better.
+    mean: float
+    deviation: float
+    p: float
+
+
+def advantage(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Advantage:
+    """Return how much better the values of ``own`` by seed are than those of ``others`` times ``factor``.
+
+    In pairs if at least ``FEWEST`` seeds are common. ``higher``: whether higher values are better. ``p`` is 0 if the
+    values do not vary but differ, and 1 if they do not vary and are equal.
     """
     sign = 1 if higher else -1
-    mine = {seed: sign * v for seed, v in own.items() if v is not None and math.isfinite(v)}
-    theirs = {seed: sign * factor * v for seed, v in others.items() if v is not None and math.isfinite(v)}
-    common = [seed for seed in mine if seed in theirs]
-    if len(common) >= FEWEST:
-        pairs = summarise([mine[seed] - theirs[seed] for seed in common])
-        return Advantage(pairs.mean or 0.0, _deviation(pairs), _p_value(one_sample(pairs), pairs.mean))
-    first, second = summarise(list(mine.values())), summarise(list(theirs.values()))
-    mean = (first.mean or 0.0) - (second.mean or 0.0)
-    p = welch(list(mine.values()), list(theirs.values()))
-    return Advantage(mean, math.hypot(_deviation(first), _deviation(second)), _p_value(p, mean))
+    mine = {seed: sign * value for seed, value in own.items() if value is not None}
+    theirs = {seed: sign * factor * value for seed, value in others.items() if value is not None}
+    found = difference(mine, theirs, FEWEST)
+    if found is None:
+        return Advantage(0.0, 0.0, 1.0)
+    return Advantage(found.mean, found.deviation, _p_value(found.p, found.mean))
 
 
-def _deviation(values: Summary) -> float:
-    return (values.error or 0.0) * math.sqrt(values.count)
-
-
-def _p_value(p: Value, difference: Value) -> float:
+def _p_value(p: Value, mean: Value) -> float:
     """Return ``p``; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
-    return float(not difference) if p is None else p
+    return float(not mean) if p is None else p
+
+
+def seeds_to_decide(mean: float, deviation: float) -> str:
+    """Say how many seeds would make the mean difference significant, by the normal approximation."""
+    needed = runs_to_decide(mean, deviation) if mean else math.inf
+    count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
+    return f"{count} seeds would decide"
 
 
 def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
@@ -140,10 +125,9 @@ def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
     reason = f"{_text(mine)}, {_runs(mine)}"
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
-            found = Advantage(mine.mean - bound, _deviation(mine), _p_value(one_sample(mine, bound), 1))
-            if found.significant:
+            if _p_value(one_sample(mine, bound), 1) < SIGNIFICANCE:
                 return Verdict.CONTRADICTED, reason
-            return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"
+            return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation)}"
     return Verdict.HOLDS, reason
 
 
@@ -151,21 +135,21 @@ def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value
     mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_runs(mine)} against {_runs(theirs)} of {name}"
+    by = claim.by or 0.0
     found = advantage(own, others, 1, claim.higher)
+    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
     share = found.mean / abs(theirs.mean) if theirs.mean else None
     size = "" if share is None else f", {_percent(abs(share))} {'better' if found.mean > 0 else 'worse'}"
     reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
-    by = claim.by or 0.0
-    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
     if by < 0:  # the claim is only that the gate is not worse than so
         found, reason = short, f"{reason}; against {-by:.1%} worse: p={short.p:.2g}"
-    if found.significant and found.mean < 0:
+    if found.p < SIGNIFICANCE and found.mean < 0:
         return Verdict.CONTRADICTED, reason
-    if by > 0 and short.significant and short.mean < 0:
+    if by > 0 and short.p < SIGNIFICANCE and short.mean < 0:
         return Verdict.CONTRADICTED, f"{reason}; less than the claimed {by:.0%}, p={short.p:.2g}"
-    if found.significant:
+    if found.p < SIGNIFICANCE:
         return Verdict.HOLDS, reason
-    return Verdict.UNDECIDED, f"{reason}; {found.seeds} seeds would decide"
+    return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(found.mean, found.deviation)}"
 
 
 def _few(*gates: Summary) -> Verdict:

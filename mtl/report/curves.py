@@ -1,9 +1,7 @@
-"""Plot mean and confidence band of a metric over runs: ``python -m mtl.report.curves outputs/multirun/<sweep>``."""
+"""Draw mean and confidence band of a metric over training, a curve for each setting."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +13,8 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import COLOURS, LINES
-from mtl.checks import InputError, require
-from mtl.report.runs import find_runs, name_settings
+from mtl.checks import InputError
 from mtl.training.values import curve_name
-from mtl.writing import write_text, writing
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
@@ -60,14 +56,12 @@ def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
     raise InputError(f"{folder}: no metric {metric}; it has {', '.join(sorted(names)) or 'none'}")
 
 
-def curves_of(
-    runs: Sequence[tuple[str, str]], metric: str, band: float = BAND, window: int = 1
-) -> tuple[pl.DataFrame, list[InputError]]:
+def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> tuple[pl.DataFrame, list[InputError]]:
     """Return a curve for each setting among ``runs``, pairs of (folder, setting), and an error for each run left out.
 
     A curve has a row for each step that all of its runs logged, with the columns ``setting``, ``runs`` (their number),
     ``step``, ``mean``, ``low`` and ``high``: the last two are the ends of Student's t confidence interval of level
-    ``band``. Each value is the mean of what a run logged in the latest ``window`` steps.
+    ``BAND``. Each value is the mean of what a run logged in the latest ``window`` steps.
     """
     courses, missing = [], []
     for number, (folder, setting) in enumerate(runs):
@@ -84,7 +78,7 @@ def curves_of(
     values = pl.concat(courses).with_columns(pl.col("run").n_unique().over("setting").alias("runs"))
     mean, deviation = pl.col("value").mean().alias("mean"), pl.col("value").std().fill_null(0).alias("deviation")
     points = values.group_by("setting", "runs", "step", maintain_order=True).agg(mean, deviation, pl.len())
-    quantiles = {count: student.ppf((1 + band) / 2, count - 1) if count > 1 else 0.0 for count in set(values["runs"])}
+    quantiles = {count: student.ppf((1 + BAND) / 2, count - 1) if count > 1 else 0.0 for count in set(values["runs"])}
     reach = (
         pl.col("runs").replace_strict(quantiles, return_dtype=pl.Float64) * pl.col("deviation") / pl.col("runs").sqrt()
     )
@@ -93,22 +87,7 @@ def curves_of(
     return shared.select("setting", "runs", "step", "mean", "low", "high"), missing
 
 
-def read_curves(folder: Path, metric: str, band: float) -> tuple[str, pl.DataFrame]:
-    """Return a heading for the settings, and the curve of each setting of the runs in ``folder``, in their order.
-
-    Runs that have not (yet) logged the metric are left out, with a message on stderr; InputError if none has it.
-    """
-    runs = find_runs([folder])
-    heading, names, _ = name_settings(runs)
-    curves, missing = curves_of(list(zip(map(str, runs), names, strict=True)), metric, band)
-    if curves.is_empty():
-        raise missing[0] if missing else InputError(f"{folder}: no step of {metric} is common to the runs of a setting")
-    for reason in missing:
-        print(f"left out: {str(reason).split(';')[0]}", file=sys.stderr)
-    return heading, curves
-
-
-def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND, window: int = 1) -> Figure:
+def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Figure:
     """Draw curves with their bands in one panel; the legend beside it needs ``savefig(bbox_inches="tight")``.
 
     ``window``: as in ``curves_of``, for the title.
@@ -126,7 +105,7 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, band: float = BAND, wi
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=faint, linewidth=0)
     over = f" of {window} steps" if window > 1 else ""
     axes.set(
-        xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {band:.0%} confidence interval"
+        xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {BAND:.0%} confidence interval"
     )
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
@@ -142,28 +121,3 @@ def _runs(count: int) -> str:
 def _in_lines(text: str) -> str:
     """Break ``text`` into lines that are short enough for a legend."""
     return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, write ``curves_<metric>.csv`` and ``.png`` into the folder."""
-    parser = argparse.ArgumentParser(prog="python -m mtl.report.curves", description=__doc__)
-    parser.add_argument("folder", type=Path, help="folder of a sweep, or any folder that contains runs")
-    parser.add_argument("--metric", default="val/loss")
-    parser.add_argument("--band", type=float, default=BAND, help="level of the confidence interval")
-    given = parser.parse_args(arguments)
-    stem = given.folder / f"curves_{given.metric.replace('/', '_')}"
-    try:
-        require(0 < given.band < 1, f"--band={given.band}: must lie between 0 and 1")
-        heading, curves = read_curves(given.folder, given.metric, given.band)
-        write_text(stem.with_suffix(".csv"), curves.write_csv())
-        with writing(stem.with_suffix(".png")) as file:
-            draw(curves, heading, given.metric, given.band).savefig(file, format="png", dpi=120, bbox_inches="tight")
-    except InputError as error:
-        sys.exit(f"error: {error}")
-    for setting, count, _, mean, low, high in curves.group_by("setting", maintain_order=True).tail(1).rows():
-        print(f"{heading} {setting}: {count} runs, last {mean:.4f} [{low:.4f}, {high:.4f}]")
-    print(stem.with_suffix(".png"))
-
-
-if __name__ == "__main__":
-    main()

@@ -57,8 +57,9 @@ def section_of(
     lacking = {column for values in published.values() for column in values if column not in shown}
     notes = [*missing(runs), *(f"Published, but no run has it: {column}." for column in sorted(lacking))]
     costs = costs_of(runs, baseline)
-    figures = [*_curves(runs, curves or {}), *_weights(runs, pictures or {})]
-    return Section(title, "", comparison, published, [costs] if costs.rows else [], figures, notes)
+    drawn, lacking_curves = _curves(runs, curves or {})
+    figures = [*drawn, *_weights(runs, pictures or {})]
+    return Section(title, "", comparison, published, [costs] if costs.rows else [], figures, notes + lacking_curves)
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
@@ -104,21 +105,23 @@ def _cost(values: Sequence[float | None]) -> str:
     return rounded(found.mean, found.error if found.error and found.error > _SMALL * abs(found.mean) else None)
 
 
-def _curves(runs: Runs, windows: Mapping[str, int]) -> list[Picture]:
+def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list[str]]:
     """Return pictures over training of the validation loss and of the metrics that the runs monitored, if logged.
 
-    ``windows``: further metrics, each with the number of steps over which it is smoothed.
+    ``windows``: further metrics, each with the number of steps over which it is smoothed; those that no run has logged
+    are named in the second list.
     """
     pairs = runs.table.select("run", "setting").rows()
     monitored = [str(config(Path(run)).get("monitor", CURVE)) for run, _ in pairs]
-    found = []
+    found, notes = [], []
     for metric, window in {**dict.fromkeys([*monitored, CURVE], 1), **windows}.items():
-        curves, _ = curves_of(pairs, metric, window=window)
+        curves, missing = curves_of(pairs, metric, window)
+        notes += [f"No curve: {missing[0]}."] if metric in windows and len(missing) == len(pairs) else []
         if not curves.is_empty():
             caption = f"{metric} over training, at the steps that all runs have"
             caption += f", mean of the latest {window} steps" if window > 1 else ""
-            found.append(picture(draw(curves, runs.heading, metric, window=window), caption))
-    return found
+            found.append(picture(draw(curves, runs.heading, metric, window), caption))
+    return found, notes
 
 
 def _weights(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:

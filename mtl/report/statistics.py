@@ -31,6 +31,11 @@ class Summary:
     count: int
     undefined: int = 0
 
+    @property
+    def deviation(self) -> float:
+        """The sample deviation; 0 with fewer than two values."""
+        return (self.error or 0.0) * math.sqrt(self.count)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -38,13 +43,14 @@ class Difference:
 
     ``pairs``: the number of pairs of runs with the same seed that the difference is a mean of; 0 if it is the
     difference of the two means. ``p``: the two-sided p-value of Student's t test of the pairs, or of Welch's t test
-    without pairs; None if undefined.
+    without pairs; None if undefined. ``deviation``: of one pair, or of one run of each setting.
     """
 
     mean: float
     error: Value
     pairs: int
     p: Value
+    deviation: float = 0.0
 
 
 def defined(values: Iterable[Value]) -> list[float]:
@@ -60,10 +66,9 @@ def summarise(values: Sequence[Value]) -> Summary:
     return Summary(mean, error, len(numbers), len(values) - len(numbers))
 
 
-def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "two-sided") -> Value:
-    """Return the p-value of Welch's unpaired t test, which does not assume equal variances, that the means are equal.
+def welch(values: Sequence[Value], others: Sequence[Value]) -> Value:
+    """Return the two-sided p-value of Welch's t test, which does not assume equal variances, that the means are equal.
 
-    ``alternative``: as in ``scipy.stats.ttest_ind``; "greater" tests whether the mean of ``values`` is the greater one.
     None if a sample has fewer than two values, or if neither varies.
     """
     first, second = defined(values), defined(others)
@@ -71,7 +76,7 @@ def welch(values: Sequence[Value], others: Sequence[Value], alternative: str = "
         return None
     # ttest_ind computes the deviations itself, and warns if one of them is 0
     sizes = [(statistics.fmean(each), statistics.stdev(each), len(each)) for each in (first, second)]
-    return float(ttest_ind_from_stats(*sizes[0], *sizes[1], equal_var=False, alternative=alternative).pvalue)
+    return float(ttest_ind_from_stats(*sizes[0], *sizes[1], equal_var=False).pvalue)
 
 
 def one_sample(values: Summary, mean: float = 0.0) -> Value:
@@ -94,11 +99,12 @@ def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
     return math.ceil((quantiles * deviation / mean) ** 2)
 
 
-def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Difference | None:
+def difference(values: Mapping[int, Value], others: Mapping[int, Value], fewest: int = 1) -> Difference | None:
     """Compare two settings, given the values of their runs by seed; None if one of them has no value.
 
-    If runs share seeds, the difference and its standard error are computed from pairs of equal seed, since both runs
-    of a pair start from the same state and see rows in the same order. Otherwise it is the difference of the two means.
+    If at least ``fewest`` runs share seeds, the difference and its standard error are those of pairs of equal seed,
+    since both runs of a pair start from the same state and see rows in the same order. Otherwise it is the difference
+    of the two means.
     """
     mine, theirs = summarise(list(values.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None:
@@ -106,11 +112,12 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value]) -> Diff
     pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
     apart = defined(a - b for a, b in pairs if a is not None and b is not None)
     paired = summarise(apart)
-    if paired.mean is not None:
-        return Difference(paired.mean, paired.error, paired.count, one_sample(paired))
+    if paired.mean is not None and paired.count >= fewest:
+        return Difference(paired.mean, paired.error, paired.count, one_sample(paired), paired.deviation)
     errors = mine.error, theirs.error
     error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
-    return Difference(mine.mean - theirs.mean, error, 0, welch(list(values.values()), list(others.values())))
+    p, deviation = welch(list(values.values()), list(others.values())), math.hypot(mine.deviation, theirs.deviation)
+    return Difference(mine.mean - theirs.mean, error, 0, p, deviation)
 
 
 def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:

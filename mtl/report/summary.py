@@ -1,4 +1,4 @@
-"""Write the comparison of runs to files, and print it."""
+"""Write a report to files, and print the comparison of its runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,13 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from mtl.report.compare import Comparison, compare
+from mtl.report.compare import Comparison
 from mtl.report.page import Section, render, render_markdown
-from mtl.report.runs import Runs, read_runs
-from mtl.report.tables import console_tables, explanation, markdown, missing
+from mtl.report.runs import Runs
+from mtl.report.tables import console_tables, explanation
 from mtl.writing import write_text
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
-
-
-def write(folders: Sequence[Path], target: Path, also: Sequence[str] = ()) -> tuple[Runs, Comparison]:
-    """Compare the runs in ``folders``; write ``summary.csv`` with a row for each run, and the table as ``summary.md``.
-
-    ``also``: further columns of the table. Raises InputError if there is no run, or no such column.
-    """
-    runs = read_runs(folders)
-    comparison = compare(runs, also)
-    write_text(target / CSV, runs.table.write_csv())
-    write_text(target / MARKDOWN, "\n".join([markdown(comparison), *(f"* {line}" for line in missing(runs)), ""]))
-    return runs, comparison
 
 
 def write_report(title: str, intro: str, sections: Sequence[Section], runs: Sequence[Runs], target: Path) -> None:

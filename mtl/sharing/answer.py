@@ -59,10 +59,9 @@ class Gain:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
         if not self.found.mean or not self.found.error:
             return "alone has a metric of 0" if self.found.mean is None else "more seeds would tell"
-        deviation = self.found.error * math.sqrt(self.found.count)
         # Student's t test takes a few more runs than the normal approximation, z^2 / 2 (Guenther 1981)
         more = math.ceil(norm.isf(SIGNIFICANCE / self.comparisons / 2) ** 2 / 2)
-        seeds = max(runs_to_decide(self.mean, deviation, self.comparisons) + more, self.found.count + 1)
+        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons) + more, self.found.count + 1)
         return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
 
     def __str__(self) -> str:

@@ -125,9 +125,9 @@ def test_a_sweep_with_two_workers(tmp_path: Path) -> None:
     [words] = [words for words in commands("mtl train") if "hydra/launcher=joblib" in words]
     started(["mtl", "train", *words, *SMALL, "hydra.sweep.dir=outputs/multirun/DATE/SWEEP"], tmp_path)
     assert len(list((tmp_path / "outputs").glob("**/results.json"))) == 4
-    [words] = [words for words in blocks() if words[:3] == ["python", "-m", "mtl.report.curves"]]
-    started(words, tmp_path)
-    assert list((tmp_path / "outputs").glob("**/*.png"))
+    [words] = [words for words in commands("mtl report") if "--curve" in words]
+    started(["mtl", "report", *words], tmp_path)
+    assert "train/step_loss over training" in next(tmp_path.glob("outputs/**/report.html")).read_text()
 
 
 def on(words: list[str], address: str) -> list[str]:

@@ -179,7 +179,6 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
 
 def test_tune_answers_mistakes_with_one_message() -> None:
     for given, message in (
-        (["study=synthetic_moe", "gate=comett"], "gate=comett: study synthetic_moe has the gates comet, topk"),
         (["study=synthetic_moe", "show=worst"], "show=worst: must be best or the number of a trial"),
         (["study=synthetic_moe", "show=best", "name=none"], "study none: nothing has been run yet"),
         (["gate=topk"], "give a study, as in study=comet_movielens; there are "),

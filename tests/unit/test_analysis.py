@@ -151,20 +151,6 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
         assert np.unique(imread(tmp_path / f"{name}.png")).size > 20
 
 
-def test_networks_without_gates_are_left_alone(tmp_path: Path) -> None:
-    linear = torch.nn.Linear(2, 2)
-    module = module_of(linear, "")
-    trainer = trainer_of(testing=True)
-    monitor = RoutingMonitor(str(tmp_path / "none"))
-    monitor.on_train_start(trainer, module)
-    monitor.on_validation_epoch_end(trainer, module)
-    monitor.on_test_epoch_start(trainer, module)
-    monitor.on_test_epoch_end(trainer, module)
-    assert not trainer.callback_metrics
-    assert not (tmp_path / "none").exists()
-    assert not monitor.probabilities.steps
-
-
 def test_long_histories_of_probabilities_are_thinned() -> None:
     gates, kept = {"layers.0": SimpleNamespace(gate=GumbelMatrixGate(2, 3))}, Probabilities()
     for step in range(MOST_PROBABILITIES + 1):

@@ -44,7 +44,7 @@ def test_census_has_the_tasks_and_inputs_of_the_paper(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(", 95, ", ", "), ("50000+.", "50000"), ("- 50000.", "-"), (".09, ", ".09, 3, ")],
+    [(", 95, ", ", "), ("50000+.", "50000")],
 )
 def test_a_damaged_line_is_named(old: str, new: str, tmp_path: Path) -> None:
     write_census(tmp_path / "census_income")
@@ -80,18 +80,11 @@ def test_kuairand_is_split_by_time(log: str, tmp_path: Path) -> None:
     data = ready(KuaiRandDataModule, root, log=log, split=[0.5, 0.25, 0.25])
     rows = 120 if log == "standard" else 60
     assert [len(part) for part in data.splits.values()] == [rows // 2, rows // 4, rows // 4]
+    few = ready(KuaiRandDataModule, root, log=log, tasks=["long_view", "is_click"])  # other feedback is no input
+    assert set(few.row_encoder.columns) == {"user_id", "video_id", "hourmin", "tab", "duration_ms"}
     assert {task.name: task.kind for task in data.spec.tasks} == {
         name: "regression" if name.endswith(("_time", "_ms")) else "binary" for name in FEEDBACK
     }
     videos = data.row_encoder.categorical["video_id"].values
     found = [int(videos[id - 1]) for id in data.splits["train"].inputs["video_id"]]
     assert found == list(range(60)) if log == "standard" else list(range(2, 32))  # as the files were made
-
-
-def test_feedback_that_is_no_task_is_no_input_either(tmp_path: Path) -> None:
-    write_kuairand(tmp_path / "KuaiRand-Pure" / "data")
-    data = ready(KuaiRandDataModule, tmp_path, tasks=["long_view", "is_click"])
-    assert data.spec.task_names == ["long_view", "is_click"]
-    assert set(data.row_encoder.columns) == {"user_id", "video_id", "hourmin", "tab", "duration_ms"}
-    with pytest.raises(InputError, match=r"tasks.* one of is_click, is_like"):
-        KuaiRandDataModule(str(tmp_path), tasks=["is_liked"], batch_size=8)

@@ -101,21 +101,11 @@ def test_best_of_several_is_the_best_file(tmp_path: Path) -> None:
     assert float(best.best_model_score) == pytest.approx(0.1)
 
 
-def test_single_best_checkpoint_has_one_file(tmp_path: Path) -> None:
-    best = BestCheckpoint(str(tmp_path), mode="max")
-    fit([0.2, 0.9, 0.4], [best])
-    assert names(tmp_path) == ["best.ckpt"]
-    assert step_of(Path(best.best_model_path)) == 4
-
-
 def test_nan_and_infinity_are_never_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     best = BestCheckpoint(str(tmp_path), save_top_k=2)
     fit([math.nan, 0.5, -math.inf], [best])
     assert names(tmp_path) == ["best.ckpt", "best_epoch001_step4.ckpt"]
     assert "epoch 0: val/loss is nan, so its checkpoint is not kept" in caplog.text
-    empty = BestCheckpoint(str(tmp_path / "none"))
-    fit([math.nan], [empty])
-    assert empty.best_model_path == ""
 
 
 def test_epoch_without_validation_does_not_count(tmp_path: Path) -> None:
@@ -128,15 +118,7 @@ def test_epoch_without_validation_does_not_count(tmp_path: Path) -> None:
     ]
 
 
-def test_each_validation_within_an_epoch_counts(tmp_path: Path) -> None:
-    best = BestCheckpoint(str(tmp_path), save_top_k=2)
-    fit([0.9, 0.8, 0.1, 0.5], [best], max_epochs=2, val_check_interval=0.5)
-    assert step_of(tmp_path / "best.ckpt") == 3
-    assert names(tmp_path)[1:] == ["best_epoch001_step3.ckpt", "best_epoch001_step4.ckpt"]
-
-
-@pytest.mark.parametrize("top", [1, 3])
-@pytest.mark.parametrize("how", ["moved", "copied"])
+@pytest.mark.parametrize(("top", "how"), [(1, "copied"), (3, "moved")])
 def test_moved_run_goes_on_with_its_best(top: int, how: str, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     fit([0.3, 0.2, 0.6], [BestCheckpoint(str(here), save_top_k=top), LastCheckpoint(str(here))])
@@ -162,7 +144,7 @@ def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytes
     assert float(best.best_model_score) == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
 def test_another_number_of_kept_checkpoints(before: int, after: int, tmp_path: Path) -> None:
     fit([0.3, 0.1, 0.2], [BestCheckpoint(str(tmp_path), save_top_k=before), LastCheckpoint(str(tmp_path))])
     best = BestCheckpoint(str(tmp_path), save_top_k=after)
@@ -225,8 +207,14 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in NUMBERS]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("hook", ["on_before_backward", "on_validation_epoch_start", "on_train_epoch_end"])
+@pytest.mark.parametrize(
+    ("hook", "number"),
+    [
+        ("on_before_backward", signal.SIGTERM),
+        ("on_validation_epoch_start", signal.SIGINT),
+        ("on_train_epoch_end", signal.SIGHUP),
+    ],
+)
 def test_signal_in_training_saves_and_stops(hook: str, number: int, tmp_path: Path) -> None:
     before = handlers()
     with stop_signals.listening(), pytest.raises(Stopped, match=r"after step \d, saved; resume with: .* ckpt="):
@@ -257,18 +245,6 @@ def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
     assert handlers() == before
 
 
-def test_process_gets_its_handlers_back_after_a_run(tmp_path: Path) -> None:
-    before = handlers()
-    fit([0.1], [LastCheckpoint(str(tmp_path))])
-    assert handlers() == before
-    with pytest.raises(Stopped):
-        fit([0.1] * 3, [SignalIn("on_before_backward"), LastCheckpoint(str(tmp_path))])
-    assert handlers() == before
-    with pytest.raises(InputError):
-        fit([0.1], [LastCheckpoint(str(tmp_path)), EarlyStop("mine")])
-    assert handlers() == before
-
-
 def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
     for name in (".last.ckpt.4711", ".best.ckpt.12", ".hidden", "mine.ckpt", ".last.ckpt.txt"):
         (tmp_path / name).touch()
@@ -281,7 +257,6 @@ def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
     [
         ("val/loss", {"val/a/mse": 2.0, "val/b/mse": 4.0, "val/c/auroc": 0.9}, "mse 3"),
         ("val/loss", {"val/a/mse": math.nan, "val/b/mse": 4.0}, "mse 4"),
-        ("val/loss", {"val/c/auroc": 0.91234}, "auroc 0.9123"),  # the other tasks have no label
         ("val/loss", {"val/average": 0.5, "val/a/mse": 2.0}, "average 0.5"),
         ("val/c/auroc", {"val/a/mse": 2.0, "val/c/auroc": 0.9}, "c/auroc 0.9"),
         ("val/loss", {}, ""),

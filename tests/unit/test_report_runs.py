@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.report.labels import config_options, given_options, labels
 from mtl.report.runs import find_runs, read_named_runs, read_runs
-from mtl.report.section import section_of
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
@@ -62,7 +60,6 @@ LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO mtl.callbacks.rep
     [
         ("", "unfinished", None),
         (LOG, "unfinished", "epoch 0: train/loss 0.5"),
-        (LOG + "12:00:03 ERROR mtl: NaN loss\nmore\n", "failed", "NaN loss"),
         (LOG + "12:00:03 ERROR mtl: NaN loss\n12:00:04 INFO hydra._internal: #2: seed=3\n", "failed", "NaN loss"),
         (LOG + "12:00:03 ERROR mtl: NaN loss\n" + LOG, "unfinished", "epoch 0: train/loss 0.5"),  # resumed
         ("something else\n", "unfinished", "something else"),
@@ -82,13 +79,7 @@ def test_runs_without_results(tmp_path: Path, log: str, state: str, reason: str 
     [
         ({"test": 3}, "test: input should be a valid dictionary"),
         ({"test": {"loss": "low"}}, "test.loss: input should be a valid number"),
-        ({"test": {"loss": [1]}}, "test.loss: input should be a valid number"),
-        ({"main_metrics": [1]}, "main_metrics: input should be a valid dict"),
-        ({"higher_is_better": {"loss": 7}}, "higher_is_better.loss: input"),
         ({"best_val_loss": {}}, "best_val_loss: input should be a valid number"),
-        ({"epochs": "many"}, "epochs: input should be a valid number"),
-        ({"seed": 1.5}, "seed: input should be a valid integer"),
-        ({"training": None}, "training: input should be a valid dictionary"),
     ],
 )
 def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str, tmp_path: Path) -> None:
@@ -103,8 +94,6 @@ def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str,
         ("results.json", '{"test": {"lo', "unfinished"),
         ("results.json", "[1, 2]", "unfinished"),
         ("results.json", '{"test": {"loss": NaN}}', "finished"),
-        ("results.json", '{"label": [1], "more": {}}', "finished"),
-        ("command.json", '{"overrides": 3}', "finished"),
         ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished"),
         ("config.yaml", "a: [", "finished"),
         ("config.yaml", "paths: 3\nseed: {}", "finished"),
@@ -171,15 +160,3 @@ def test_configurations_tell_runs_apart_by_choices_first() -> None:
         {"gate": "topk", "recipe.rho": "0.5"},
         {"gate": "comet", "recipe.rho": "0.5"},  # of which gate.k and gate._target_ say no more
     ]
-
-
-def test_many_runs_are_read_and_compared_quickly(tmp_path: Path) -> None:
-    for number in range(500):
-        words = [f"gate={'topk' if number % 2 else 'comet'}"]
-        write_run(tmp_path / f"{number}_x", words, {f"task{n}/mse": 1.0 for n in range(16)}, seed=number // 2)
-        (tmp_path / f"{number}_x" / "config.yaml").write_text("a: [\n")  # is not read: it takes long
-    began = time.process_time()
-    section = section_of(read_runs([tmp_path]), "all")
-    assert section.comparison is not None
-    assert section.comparison.runs == {"comet": (250, 250), "topk": (250, 250)}
-    assert time.process_time() - began < 10

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from scipy.stats import sem, t, ttest_ind, ttest_rel
+from scipy.stats import sem, ttest_ind, ttest_rel
 
 from mtl.report.statistics import Difference, Summary, difference, interval, summarise, welch
 
@@ -20,20 +20,10 @@ def test_agreement_with_scipy(values: list[float], others: list[float]) -> None:
     found = summarise(others)
     assert found.mean == pytest.approx(sum(others) / len(others))
     assert found.error == pytest.approx(sem(others))
-    for alternative in ("two-sided", "less", "greater"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a sample that does not vary
-            expected = ttest_ind(values, others, equal_var=False, alternative=alternative).pvalue
-        assert welch(values, others, alternative) == pytest.approx(expected)
-
-
-def test_welch_by_hand() -> None:
-    values, others = [1.0, 2.0, 3.0], [2.0, 6.0]
-    first, second = 1 / 3, 8 / 2  # squared standard errors
-    statistic = (2 - 4) / math.sqrt(first + second)
-    freedom = (first + second) ** 2 / (first**2 / 2 + second**2 / 1)
-    assert welch(values, others) == pytest.approx(2 * t.sf(abs(statistic), freedom))
-    assert welch(values, others, "less") == pytest.approx(t.cdf(statistic, freedom))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a sample that does not vary
+        expected = ttest_ind(values, others, equal_var=False).pvalue
+    assert welch(values, others) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +49,7 @@ def test_no_test_without_spread(others: list[float | None]) -> None:
 def test_differences_are_between_runs_of_one_seed() -> None:
     mine, theirs = {1: 3.0, 2: 5.0, 3: None, 4: 9.0}, {1: 1.0, 2: 4.0, 3: 7.0, 5: 0.0}
     p = ttest_rel([3.0, 5.0], [1.0, 4.0]).pvalue
-    assert difference(mine, theirs) == Difference(1.5, 0.5, 2, pytest.approx(p))  # of 2 and 1
+    assert difference(mine, theirs) == Difference(1.5, 0.5, 2, pytest.approx(p), pytest.approx(0.5**0.5))  # of 2 and 1
     assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 2: 4.0}) == Difference(1.0, 0.0, 2, None)  # equal differences
     assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 3: 4.0}) == Difference(1.0, None, 1, None)  # one pair
 

@@ -95,11 +95,10 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
     assert any("p: Student's paired t test, two-sided; *: p < 0.05" in line for line in lines)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("num_settings", [1, 2, 3, 16])
-@pytest.mark.parametrize("num_tasks", [1, 4, 16, 128])
-def test_every_size_fits(num_tasks: int, num_settings: int, width: int) -> None:
-    text = shown(compare(many(num_tasks, num_settings)), width)
+@pytest.mark.parametrize("num_settings", [1, 3, 16])
+@pytest.mark.parametrize("num_tasks", [1, 4, 16])
+def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
+    text = shown(compare(many(num_tasks, num_settings)), 80)
     assert text.count("\n") <= max(40, 12 * num_settings)
     assert "..." not in text
     assert "…" not in text
@@ -158,28 +157,20 @@ def test_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "9_killed unfinished" in (sweep / "summary.md").read_text()
 
 
-def test_several_folders_give_one_table_in_the_current_one(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["network=mmoe", "data=table"]
-    write_run(sweep.parent / "other" / "0_x", words, {"loss": 0.3, "click/auprc": None}, MAIN, 7)
-    monkeypatch.chdir(sweep.parent)
-    main(["sweep", "other"])
-    rows = pl.read_csv("summary.csv")
-    assert (rows["run"][0], rows["run"][-1]) == ("sweep/0_x", "other/0_x")
-    assert "\n| mmoe | 3 |" in Path("summary.md").read_text()
-    assert Path("report.html").read_text().count("<table") == 2
-    assert not (sweep / "summary.csv").exists()
-
-
-def test_runs_on_other_data_have_a_section_of_their_own(tmp_path: Path) -> None:
+def test_several_folders_give_a_page_in_the_current_one_with_a_section_for_each_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, data in enumerate(["books", "jester", "books"]):
         words = [f"data={data}", f"gate=g{number}", *(["data.k=1"] if data == "books" else [])]
-        write_run(tmp_path / str(number), words, {"loss": float(number)}, choices={"data": data})
-    main([str(tmp_path)])
-    text = (tmp_path / "summary.md").read_text()
+        write_run(tmp_path / f"sweep{number}" / "0_x", words, {"loss": float(number)}, choices={"data": data})
+    monkeypatch.chdir(tmp_path)
+    main(["sweep0", "sweep1", "sweep2"])
+    text = Path("summary.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("#")]
-    assert headings == [f"# {tmp_path.name}: 3 runs", "## books", "### Costs", "## jester", "### Costs"]
+    assert headings == ["# 3 runs", "## books", "### Costs", "## jester", "### Costs"]
     assert text.count("\n| gate | seeds | loss↓ |") == 1  # by which the runs on books differ
-    assert len((tmp_path / "summary.csv").read_text().splitlines()) == 4
+    assert pl.read_csv("summary.csv")["run"].to_list() == ["sweep0/0_x", "sweep1/0_x", "sweep2/0_x"]
+    assert Path("report.html").read_text().count("<table") == 4
 
 
 def test_bad_input_is_one_line(sweep: Path, tmp_path: Path) -> None:

@@ -157,24 +157,16 @@ def test_search_prefers_trials_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_report_of_what_there_is(tmp_path: Path) -> None:
-    reproduce(tmp_path, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
-    reproduce(tmp_path, show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
-    markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
+    with pytest.raises(InputError, match="mine/laptop: nothing has been run yet"):
+        reproduce(tmp_path, show=True, storage=None)
+    file = tmp_path / "paper" / "mine" / "laptop" / "report.md"
+    own = ["scales.laptop.seeds=1", "only=second,c"]
+    reproduce(tmp_path, ["data.epochs=2"], own, only="second,c", scales={"laptop": {"seeds": 1, "note": "x"}})
+    said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2.\n"
+    assert file.read_text().index(said) < file.read_text().index("Scale laptop")
+    reproduce(tmp_path, ["paths.output_dir=/x"], show=True, scales={"laptop": {"seeds": 2, "note": "x"}})
+    markdown = file.read_text()
+    assert "not the runs" not in markdown
     assert "1 of 6 runs have been done so far." in markdown
     assert "first group" not in markdown
     assert "| a beats c. | not run | 0 runs against 0 runs of c |" in markdown
-
-
-def test_report_begins_with_what_the_command_line_has_changed(tmp_path: Path) -> None:
-    shortened, own = {"laptop": {"seeds": 1, "note": "x"}}, ["scales.laptop.seeds=1", "only=second,c"]
-    reproduce(tmp_path, ["data.epochs=2", "paths.output_dir=/x"], own, only="second,c", scales=shortened)
-    markdown = (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
-    said = "These are not the runs of the file: the command line has scales.laptop.seeds=1 data.epochs=2.\n"
-    assert markdown.index(said) < markdown.index("Scale laptop")
-    reproduce(tmp_path, ["paths.output_dir=/x"], only="second,c", show=True)
-    assert "not the runs" not in (tmp_path / "paper" / "mine" / "laptop" / "report.md").read_text()
-
-
-def test_nothing_to_show_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="mine/laptop: nothing has been run yet"):
-        reproduce(tmp_path, show=True, storage=None)

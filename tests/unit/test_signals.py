@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -52,20 +51,16 @@ def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
             signals.training_ends("a/best.ckpt")
 
 
-def test_broad_handlers_do_not_swallow_a_stop() -> None:
-    with StopSignals().listening(), pytest.raises(Stopped), contextlib.suppress(Exception):
-        send(signal.SIGTERM)
-
-
 def test_handlers_are_restored_whatever_happens() -> None:
     signals, before = StopSignals(), [signal.getsignal(number) for number in NUMBERS]
 
     def run(error: type[BaseException]) -> None:
         with signals.listening():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Lightning replaces handlers before each loop
             with signals.listening():
-                pass
+                assert [signal.getsignal(number) for number in NUMBERS] == [signals._handle] * 3
             assert signals.is_listening
-            assert [signal.getsignal(number) for number in NUMBERS] == [signals._handle] * 3
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
             raise error
 
     for error in (ValueError, KeyboardInterrupt):
@@ -73,15 +68,6 @@ def test_handlers_are_restored_whatever_happens() -> None:
             run(error)
         assert [signal.getsignal(number) for number in NUMBERS] == before
     assert not signals.is_listening
-
-
-def test_an_inner_block_takes_the_signals_back() -> None:
-    signals = StopSignals()
-    with signals.listening():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Lightning replaces handlers before each loop
-        with signals.listening():
-            assert signal.getsignal(signal.SIGTERM) == signals._handle
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -69,14 +69,6 @@ def test_table_is_printed_after_a_failure(
     assert f"finish the sweep with: python train.py -m gate=a,b hydra.sweep.dir={tmp_path}\n" in printed
 
 
-def test_single_runs_have_no_table(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", ["gate=a"], {"loss": 1.0})
-    config = multirun(tmp_path)
-    config.hydra.mode = "RUN"
-    SweepTable().on_job_end(config, Any)
-    assert not (tmp_path / "summary.csv").exists()
-
-
 def test_baselines_differ_in_the_network_alone() -> None:
     configs = [
         flatten(OmegaConf.to_container(composed(["data=table", f"network={name}"])))

@@ -125,7 +125,7 @@ def test_a_pruned_run_stops_after_the_epoch(tmp_path: Path) -> None:
 def test_a_worker_that_waits_for_the_run_folder_keeps_its_trial(tmp_path: Path) -> None:
     """The process of a worker that is gone may need minutes to save its state: far longer than a lease lives."""
     (other, _), (queue, launch) = (study(tmp_path, "results(0.5)") for _ in range(2))
-    queue.heartbeat = other.heartbeat = 1.0  # a slow machine must not lose the lease by accident
+    queue.heartbeat = other.heartbeat = 0.5  # a slow machine must not lose the lease by accident
     folder = run_folder(tmp_path / "runs", "g", 0)
     folder.mkdir(parents=True)
     trial = queue.take()

@@ -13,17 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.cli import reproduce, tune
 from mtl.runs import channel
 from mtl.tune import definition, space
 from tests.conftest import ROOT
-
-
-@pytest.mark.parametrize("program", [tune, reproduce])
-def test_help_is_printed(program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["x.py", "--help"])
-    program.main()
-    assert "heartbeat=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", [5e-5, 1e-16, 0.1, 3, True, None, [50, 50], [[32], 8], "auto", {"a": 0.5, "b": [1]}])
@@ -45,7 +37,6 @@ def test_lists_are_choices_as_words() -> None:
         ([], "gate.k=\\[\\]: must have at least one value"),
         (3, "gate.k=3: must be a list of values, or"),
         ({"low": 1}, "must be a list of values, or"),
-        ({"low": 2, "high": 1}, "gate.k=.*low"),
         ({"low": 0.0, "high": 1.0, "log": True}, "gate.k=.*low"),
         ({"low": 1, "high": 2, "base": 2}, "base is not known"),
     ],

@@ -19,13 +19,11 @@ from mtl.training.values import curve_name, log_values
 @pytest.mark.parametrize(
     ("name", "curve"),
     [
-        ("train/loss", "train/loss"),
         ("train/step_loss", "train/step_loss"),
         ("val/click/loss", "val/click/loss"),
         ("val/click/auroc", "val_metrics/click/auroc"),
         ("val/average", "val_metrics/average"),
         ("train/aux/entropy", "train/aux/entropy"),
-        ("train/seconds_per_epoch", "train/seconds_per_epoch"),
         ("test/click/auroc", "test/click/auroc"),
     ],
 )
