@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from mtl.analysis.figures import COLOURS, LINES
+from mtl.analysis.figures import look
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MOST = 16  # pairs of tasks, or layers, with a line of their own
@@ -55,8 +55,7 @@ def draw(table: pl.DataFrame) -> Figure:
 def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
     groups = list(points.group_by("name", maintain_order=True))
     for index, ((name,), line) in enumerate(groups[:MOST]):
-        look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
-        axes.plot(line["step"], line["value"], label=str(name), marker=".", markersize=3, linewidth=1, **look)
+        axes.plot(line["step"], line["value"], label=str(name), marker=".", markersize=3, linewidth=1, **look(index))
     more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
     axes.set(title=f"{title}{more}", xlabel="training step")
     axes.grid(alpha=0.25)

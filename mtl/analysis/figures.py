@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
@@ -17,6 +18,12 @@ LINES = ["-", "--", "-.", ":"]
 _SMALL = 0.005  # smaller weights are left out: they would be written as .00
 _MOST_TASKS = 16  # further tasks get no panel
 _MOST_TICKS = 32  # ticks that each name an expert
+
+
+def look(index: int) -> dict[str, Any]:
+    """Return colour and style of the line ``index``; colours repeat with another style."""
+    turn = index // len(COLOURS)
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[(index + turn) % len(LINES)]}
 
 
 def heat_map(share: Tensor, tasks: Sequence[str]) -> Figure:
@@ -89,15 +96,15 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
         expert for expert in np.argsort(-final, kind="stable")[: len(COLOURS)].tolist() if final[expert] >= _SMALL
     ]
     others = [expert for expert in range(values.shape[2]) if expert not in heaviest]
-    looks = [(COLOURS[rank], LINES[rank % len(LINES)]) for rank in range(len(heaviest))]
+    looks = [look(rank) for rank in range(len(heaviest))]
     for task, axes in enumerate(grid.flat[:shown]):
         at, course = np.asarray(steps)[known[task]], values[known[task], task]  # [n], [n, E]
-        _lines(axes, at, course[:, others], [("0.75", "-")] * len(others), 0.8)
+        _lines(axes, at, course[:, others], [{"color": "0.75", "linestyle": "-"}] * len(others), 0.8)
         _lines(axes, at, course[:, heaviest], looks, 1.4)
         if binary_since >= 0:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_title(tasks[task], fontsize=9)
-    handles = [LineCollection([], colors=colour, linestyles=line, linewidths=1.4) for colour, line in looks]
+    handles = [Line2D([], [], **each, linewidth=1.4) for each in looks]
     title = f"grey: {len(others)} others" if others else None
     labels = [f"expert {expert}" for expert in heaviest]
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
@@ -112,9 +119,8 @@ def binary_selectors(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figur
     figure, grid = _panels(1, 1, (4.5, 2.4))
     for index, (name, pairs) in enumerate(shares.items()):
         steps, values = zip(*pairs, strict=True)
-        colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
         marker = "o" if len(steps) == 1 else None
-        grid[0, 0].plot(steps, values, line, color=colour, linewidth=1.4, label=name, marker=marker)
+        grid[0, 0].plot(steps, values, **look(index), linewidth=1.4, label=name, marker=marker)
     if len(shares) > 1:
         figure.legend(loc="outside right upper", fontsize=8)
     every = [step for pairs in shares.values() for step, _ in pairs]
@@ -127,8 +133,7 @@ def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequen
     figure, grid = _panels(shown, len(history), (2.6, 1.1), share=True)
     for (task, layer), axes in np.ndenumerate(grid):
         values = history[layer][:, task].double().numpy()
-        looks = [(COLOURS[n % len(COLOURS)], LINES[n // len(COLOURS) % len(LINES)]) for n in range(values.shape[1])]
-        _lines(axes, np.asarray(steps), values, looks, 1.2)
+        _lines(axes, np.asarray(steps), values, [look(number) for number in range(values.shape[1])], 1.2)
         axes.set_title(f"{tasks[task]}, layer {layer}", fontsize=8)
     more = "" if shown == len(tasks) else f"; first {shown} of {len(tasks)} tasks"
     title = f"Connection probabilities in training\none line per component{more}"
@@ -151,10 +156,10 @@ def _matrix(axes: Axes, values: Any, highest: float = 1.0) -> Any:
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=highest, aspect="auto")
 
 
-def _lines(axes: Axes, at: Any, values: Any, looks: Sequence[tuple[str, str]], width: float) -> None:
-    """Draw the columns of ``values [N, C]`` over ``at [N]``, each in its (colour, style), as one artist."""
+def _lines(axes: Axes, at: Any, values: Any, looks: Sequence[Mapping[str, str]], width: float) -> None:
+    """Draw the columns of ``values [N, C]`` over ``at [N]``, each in its ``look``, as one artist."""
     points = [np.column_stack((at, column)) for column in values.T]
-    colours, styles = [colour for colour, _ in looks], [style for _, style in looks]
+    colours, styles = [each["color"] for each in looks], [each["linestyle"] for each in looks]
     axes.add_collection(LineCollection(points, colors=colours, linestyles=styles, linewidths=width), autolim=False)
 
 

@@ -154,7 +154,7 @@ def _run(
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         if python is None:
-            results.print_results(record, folder, cfg.get("verbose", False))
+            results.print_results(record, folder)
     return best if best is not None else record["test"]["loss"]
 
 

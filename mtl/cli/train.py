@@ -50,7 +50,6 @@ class Start:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program with the words of the command line; print every error as one message."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    given = ["verbose=true" if word == "--verbose" else word for word in given]
     if {"-h", "--help"} & set(given):
         return print_help(USAGE.format(program=" ".join(commands.program())), CONF / "train.yaml", given)
     # Make Hydra raise errors instead of printing tracebacks. Child processes inherit both variables

@@ -77,7 +77,6 @@ TOP: dict[str, Any] = {
     "monitor": Name,
     "tested": Literal["best", "last"],
     "task_batches": bool,
-    "verbose": bool,
     "distillation": Distillation,
     "paths": dict[str, Name],
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib.figure
 
-from mtl.analysis.figures import COLOURS, LINES
+from mtl.analysis.figures import look
 from mtl.analysis.patterns import random_jaccard
 from mtl.paper.definition import Figure, Paper
 from mtl.report.page import Picture, picture
@@ -29,10 +29,8 @@ def figure_of(paper: Paper, figure: Figure, groups: Mapping[str, Runs]) -> Pictu
     names: dict[str, Any] = {}  # the line of each name, for the legend
     for axes, (column, lines) in zip(grid, panels.items(), strict=True):
         for name, line in lines.items():
-            index = order.index(name)
-            places, means, errors = zip(*line, strict=True)
-            look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index // len(COLOURS) % len(LINES)]}
-            names[name] = axes.errorbar(places, means, errors, **look, marker="o", markersize=4, capsize=3)
+            style: dict[str, Any] = {**look(order.index(name)), "marker": "o", "markersize": 4, "capsize": 3}
+            names[name] = axes.errorbar(*zip(*line, strict=True), **style)
         if column in figure.random:
             measured = {place for line in lines.values() for place, _, _ in line}
             points = [

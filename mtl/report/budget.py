@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from mtl.analysis.figures import COLOURS, LINES
+from mtl.analysis.figures import look
 from mtl.report.page import Listing
 from mtl.report.statistics import Value
 
@@ -118,9 +118,8 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
         every = [value for each in budgets for value in getattr(each, attribute)]
         for index, each in enumerate(budgets):
             sizes = [size for size in SIZES if size <= each.whole]
-            look = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
             values = [getattr(each, attribute)[size - 1] for size in sizes]
-            axes.plot(sizes, values, marker=".", label=f"{each.setting} ({each.whole})", **look)
+            axes.plot(sizes, values, marker=".", label=f"{each.setting} ({each.whole})", **look(index))
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mtl.analysis.figures import COLOURS, LINES
+from mtl.analysis.figures import look
 from mtl.checks import InputError
 from mtl.training.values import curve_name
 
@@ -96,21 +96,19 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
     axes = figure.add_subplot()
     counts, settings = set(curves["runs"]), curves["setting"].n_unique()
     for index, ((label, count), curve) in enumerate(curves.group_by("setting", "runs", maintain_order=True)):
-        turn = index // len(COLOURS)  # colours repeat with another line style
-        colour, style = COLOURS[index % len(COLOURS)], LINES[(index + turn) % len(LINES)]
         name = _in_lines(str(label) if len(counts) == 1 else f"{label} {_runs(count)}")
         point = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
-        axes.plot(curve["step"], curve["mean"], style, color=colour, linewidth=1.6, marker=point, label=name)
+        [line] = axes.plot(curve["step"], curve["mean"], **look(index), linewidth=1.6, marker=point, label=name)
         faint = _FAINT / settings + _FAINTEST
-        axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=faint, linewidth=0)
+        axes.fill_between(curve["step"], curve["low"], curve["high"], color=line.get_color(), alpha=faint, linewidth=0)
     over = f" of {window} steps" if window > 1 else ""
     axes.set(
         xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {BAND:.0%} confidence interval"
     )
     axes.grid(alpha=0.25)
     title = _in_lines(heading if len(counts) > 1 else f"{heading} {_runs(*counts)}")
-    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
-    axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **look)
+    text: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "labelspacing": 0.7}
+    axes.legend(title=title, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **text)
     return figure
 
 

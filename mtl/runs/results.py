@@ -125,11 +125,8 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def print_results(record: Mapping[str, Any], folder: Path, verbose: bool = False) -> None:
-    """Print the record of one run: its test loss, the metrics of each task, and where the files are.
-
-    With ``verbose``, also all other values of the record, such as routing statistics and FLOPs.
-    """
+def print_results(record: Mapping[str, Any], folder: Path) -> None:
+    """Print the record of one run: its test loss, the metrics of each task, and where the files are."""
     console = Console(highlight=False)
     test, checkpoint = record["test"], Path(record["checkpoint"]).name
     console.print(f"\n[bold]{record['label']}: test loss {number(test['loss'])}[/bold] ({checkpoint})")
@@ -140,10 +137,6 @@ def print_results(record: Mapping[str, Any], folder: Path, verbose: bool = False
     known = any(name.startswith("expert_share/") for name in test)
     if known and len(set(record.get("task_groups", {}).values())) > 1:
         console.print(_sharing(record))
-    if verbose:
-        for part in ("test", "training"):
-            for name, value in record.get(part, {}).items():
-                console.print(f"{part} {name}: {number(value)}", soft_wrap=True)
     experts = test.get("experts_per_sample")
     used = "" if experts is None else f"{experts:.3g} experts per sample, "
     timing = "" if record["seconds_per_epoch"] is None else f" of {record['seconds_per_epoch']:.2g} s"

@@ -105,28 +105,14 @@ def test_a_split_without_labels_has_no_loss(part: str, tmp_path: Path, caplog: p
     assert "covers the other tasks only" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("task", "words", "said"),
-    [
-        ("price", ["trainer.max_epochs=3"], "val/loss covers the other tasks only: no row has a label of price"),
-        (
-            "click",
-            ["monitor=val/click/auprc", "trainer.max_epochs=2", "recipe.patience=0"],
-            "val/click/auprc is undefined on these rows: it needs a label",
-        ),
-    ],
-)
-def test_a_task_without_labels_is_named_once(
-    task: str, words: list[str], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    words = [*table(tmp_path), *words]
-    hide(tmp_path, "val", task)
+def test_a_task_without_labels_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = [*table(tmp_path), "trainer.max_epochs=2"]
+    hide(tmp_path, "val", "price")
     with caplog.at_level(logging.WARNING):
         run(compose_small(tmp_path / "run", *words))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert record["epochs"] == (3 if task == "price" else 2)
     assert record["test"]["click/auprc"] is not None
-    assert caplog.text.count(said) == 1
+    assert caplog.text.count("val/loss covers the other tasks only: no row has a label of price") == 1
 
 
 def test_weighted_steps_and_evaluation(tmp_path: Path) -> None:
