@@ -45,9 +45,14 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     text = str(error)
     if isinstance(error, ValueError) and "integer string conversion" in text:  # from Python, while Hydra reads a word
         return f"{_cut(max(words, key=len, default='a number'))}: has more digits than any option takes"
-    for pattern, answer in SENTENCES.items():
-        if (isinstance(error, HydraException | OmegaConfBaseException)) and (match := re.search(pattern, text)):
-            return answer(match, words)
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        if match := re.search(r"Could not (override|delete)(?: from config\.)? '([^'\n=]+)", text):
+            return _no_such_option(match[2], words, "~" if match[1] == "delete" else "")
+        if match := re.search(r"Override (\S+) looks like a config group override", text):
+            return _no_such_option(match[1].partition("=")[0], words)
+        for pattern, sentence in SENTENCES.items():
+            if match := re.search(pattern, text):
+                return sentence.format(_cut(match[1]))
     if isinstance(error, ValueError) and "Config group override must be" in text:
         return _no_choice(words)
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException):
@@ -98,82 +103,36 @@ def _missing_file(error: MissingConfigException, words: list[str]) -> str:
     return f"{where}there is no {group} {_cut(choice)}{meant} {', '.join(options)}"
 
 
-def _no_such_option(match: re.Match[str], words: list[str]) -> str:
-    key = match[1]
+def _no_such_option(key: str, words: list[str], sign: str = "") -> str:
+    """Return the sentence for an option or a group that does not exist; ``sign``: "~" if it was to be removed."""
     word = next((word for word in words if _key(word) == key), key)
-    value = word.partition("=")[2]
     if "@" in key:
-        group = key.partition("@")[0]
-        return f"{_cut(word)}: nothing is placed there; a choice is written {group}=NAME, without @"
+        return f"{_cut(word)}: nothing is placed there; a choice is written {key.partition('@')[0]}=NAME, without @"
     if key in _groups():
         return f"{_cut(word)}: the configuration chosen by the other options has no {key}; leave this option out"
     if "/" in key:
-        return _no_group(word, key)
-    near = _nearest_option(key, words)
-    if near:
-        return f"{_cut(word)}: no such option; did you mean {near}={_cut(value)}? (+{_cut(word)} adds a new option)"
-    return f"{_cut(word)}: not in the configuration; to add an option that it leaves out, write +{_cut(word)}"
+        near = _nearest(key, _groups())
+        return f"{_cut(word)}: there is no group {_cut(key)}{f'; did you mean {near}?' if near else ''}"
+    near, equals, value = _nearest_option(key, words), *word.partition("=")[1:]
+    meant = f"; did you mean {sign}{near}{equals}{_cut(value)}?" if near else ""
+    adding = "" if sign else f" (+{_cut(word)} adds a new option)"
+    return f"{_cut(word)}: no such option{meant}{adding}"
 
 
-def _no_group(word: str, group: str) -> str:
-    near = _nearest(group, _groups())
-    return f"{_cut(word)}: there is no group {_cut(group)}{f'; did you mean {near}?' if near else ''}"
-
-
-def _nothing_to_delete(match: re.Match[str], words: list[str]) -> str:
-    key = match[1].partition("=")[0]
-    near = _nearest_option(key, words)
-    return f"~{_cut(match[1])}: there is no {key} to remove{f'; did you mean ~{near}?' if near else ''}"
-
-
-def _several_values(match: re.Match[str], words: list[str]) -> str:
-    name, _, values = match[1].partition("=")
-    return (
-        f"{_cut(match[1])}: several values need -m, which runs one after the other; a list is written "
-        f'"{name}=[{_cut(values)}]", and text with a comma "{name}=\'...\'"'
-    )
-
-
-def _chosen_twice(match: re.Match[str], words: list[str]) -> str:
-    same = [word for word in words if _key(word) == match[1]]
-    if len(same) > 1:
-        return f"{match[1]} is given twice: {' and '.join(same)}; leave one out"
-    if same and same[0].startswith("+"):
-        return f"{_cut(same[0])}: {match[1]} is chosen already; write {_cut(same[0].lstrip('+'))} to replace it"
-    files = f"the configuration files choose {match[1]} more than once"
-    return f"{files}; in a defaults list, write override /{match[1]}: {match[2]}"
-
-
-def _there_already(match: re.Match[str], words: list[str]) -> str:
-    word = next((word for word in words if _key(word) == match[1]), f"+{match[1]}=...")
-    return f"{_cut(word)}: the configuration has {match[1]} already; write {_cut(word.lstrip('+'))}"
-
-
-def _cannot_merge(match: re.Match[str], words: list[str]) -> str:
-    if "${" in match[1]:
-        return f"{_cut(match[1])}: the value cannot be read; write ${{section.option}}, and close every brace"
-    return f"{_cut(match[1])}: does not fit the configuration; a section takes {{name: value}}, an option one value"
-
-
-def _no_folder(match: re.Match[str], words: list[str]) -> str:
-    return f"--config-dir {_cut(match[1])}: there is no such folder"
-
-
-def _no_such_group(match: re.Match[str], words: list[str]) -> str:
-    return _no_group(match[1], match[2])
-
-
-SENTENCES = {
-    r"Additional config directory '([^'\n]+)' not found": _no_folder,
-    r"Could not override '([^'\n]+)'": _no_such_option,
-    r"Override (\S+) looks like a config group override, but config group '([^'\n]+)'": _no_such_group,
-    r"Could not delete (?:from config\. )?'([^'\n]+)'": _nothing_to_delete,
-    r"Ambiguous value for argument '(.+)'": _several_values,
-    r"Sweep parameters '(.+)' requires": _several_values,
-    r"Multiple values for (\S+)\. To override a value use 'override \S+: (.+)'": _chosen_twice,
-    r"Could not append to config\. An item is already at '([^'\n]+)'": _there_already,
-    r"Could not add '([^'\n=]+)=?[^'\n]*'\. '[^']+' is already": _there_already,
-    r"Error merging override (.+)": _cannot_merge,
+THERE = "{0}: the configuration has it already; leave out the +"
+SENTENCES = {  # a pattern in Hydra's message: what we say instead
+    r"Additional config directory '([^'\n]+)' not found": "--config-dir {0}: there is no such folder",
+    r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'": (
+        "{0}: several values need -m, which runs one after the other; put a list in brackets, and text with a comma in "
+        "two pairs of quotes"
+    ),
+    r"Multiple values for (\S+)\. To override": "{0} is chosen more than once; leave one out, or the + of +{0}=NAME",
+    r"Could not append to config\. An item is already at '([^'\n]+)'": THERE,
+    r"Could not add '([^'\n]+)'\. '[^']+' is already": THERE,
+    r"Error merging override (.+)": (
+        "{0}: the value cannot be read here; a section takes {{name: value}}, an option one value, and a reference is "
+        "written ${{section.option}}"
+    ),
 }
 
 

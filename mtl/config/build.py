@@ -20,7 +20,6 @@ from torch import nn
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, require
-from mtl.compat import config_path
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
@@ -31,7 +30,7 @@ WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|mul
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
     """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
-    return _instantiate(cfg.data)
+    return _instantiate(cfg, "data")
 
 
 def check_options(cfg: DictConfig) -> None:
@@ -39,7 +38,7 @@ def check_options(cfg: DictConfig) -> None:
     sections = ["optimizer", *(["table_optimizer"] if cfg.get("table_optimizer") else [])]
     for name in sections:
         try:
-            _instantiate(cfg[name])([nn.Parameter(torch.zeros(1))])
+            _instantiate(cfg, name)([nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name}: {error}") from None
     if cfg.get("table_optimizer"):
@@ -58,7 +57,7 @@ def check_options(cfg: DictConfig) -> None:
     names = [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())]
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
-        _instantiate(cfg.gate)(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
+        _instantiate(cfg, "gate")(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
 
 
 def _check_sparse(cfg: DictConfig) -> None:
@@ -85,7 +84,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
     files that it would start from. The network's ``encoder_config`` is stored in ``cfg``, and so in every checkpoint.
     """
     with _plain_errors("network"):  # passed to a partial: Hydra would treat the dataclass as a configuration
-        make = _instantiate(cfg.network, _partial_=True)
+        make = _instantiate(cfg, "network", _partial_=True)
         options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
         with _section("gate", cfg.get("gate") or {}), _section("network", cfg.network):
             network: nn.Module = make(spec=spec, **options)
@@ -106,8 +105,10 @@ def build_module(
     options = {str(key): value for key, value in config.items()}
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
-    tables = _instantiate(cfg.table_optimizer) if cfg.get("table_optimizer") else None
-    module = MultiTaskModule(network, spec.tasks, _instantiate(cfg.optimizer), options, distillation, weighting, tables)
+    tables = _instantiate(cfg, "table_optimizer") if cfg.get("table_optimizer") else None
+    module = MultiTaskModule(
+        network, spec.tasks, _instantiate(cfg, "optimizer"), options, distillation, weighting, tables
+    )
     # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
     return module.double() if str(cfg.trainer.precision) in ("64", "64-true") else module
 
@@ -117,7 +118,7 @@ def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
     if not cfg.get("weighting"):
         return None
     try:
-        make: Callable[..., Weighting] = _instantiate(cfg.weighting)
+        make: Callable[..., Weighting] = _instantiate(cfg, "weighting")
     except InstantiationException as error:
         if isinstance(error.__cause__, ImportError):
             raise InputError(f"weighting: {error.__cause__}; all of it: pip install -e '.[weighting]'") from None
@@ -149,12 +150,15 @@ def _check_weighting(cfg: DictConfig) -> None:
 
 def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Return the Trainer with its callbacks, also the given ones, and loggers; ``checkpoint``: what it starts from."""
-    chosen = [_instantiate(node) for node in cfg.callbacks.values() if node and "_target_" in node]
-    loggers = [_instantiate(node) for node in (cfg.get("logger") or {}).values() if node]
+    chosen = [
+        _instantiate(cfg, f"callbacks.{name}") for name, node in cfg.callbacks.items() if "_target_" in (node or ())
+    ]
+    loggers = [_instantiate(cfg, f"logger.{name}") for name, node in (cfg.get("logger") or {}).items() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     files = CheckpointIO(checkpoint)
     trainer: Trainer = _instantiate(
-        cfg.trainer,
+        cfg,
+        "trainer",
         callbacks=[*standard_callbacks(), *chosen, *callbacks],
         logger=loggers or False,
         plugins=[files],
@@ -169,9 +173,9 @@ def build_part(section: str, node: Mapping[str, Any]) -> Any:
         return hydra.utils.instantiate(dict(node), _convert_="all")
 
 
-def _instantiate(node: DictConfig, **kwargs: Any) -> Any:
-    with _plain_errors(config_path(node)):
-        return hydra.utils.instantiate(node, _convert_="all", **kwargs)
+def _instantiate(cfg: DictConfig, section: str, **kwargs: Any) -> Any:
+    with _plain_errors(section):
+        return hydra.utils.instantiate(OmegaConf.select(cfg, section), _convert_="all", **kwargs)
 
 
 @contextmanager

@@ -1,60 +1,40 @@
-"""Private names of other libraries: each is there and does what it should, and the program does without it."""
+"""The private names of other libraries that this program uses; an upgrade that breaks one fails here."""
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
+from lightning_utilities.core.imports import RequirementCache
+from pytorch_lightning import Trainer
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from transformers import BertConfig, BertModel
 
 from mtl import compat
 
 
-@pytest.mark.parametrize("name", compat.REGISTER)
-def test_name_is_there_and_works(name: str) -> None:
-    """A failure says what to do: repair the entry, or live with its fallback."""
-    entry = compat.REGISTER[name]
-    consequence = f"it was used because {entry.why}; without it: {entry.fallback}"
-    try:
-        found = entry.find()
-    except Exception as error:
-        pytest.fail(f"{name} is gone ({error!r}); {consequence}")
-    assert entry.works(found), f"{name} behaves in another way; {consequence}"
-    compat.lookup.cache_clear()
-    assert compat.lookup(name) is not None
+def test_a_resumed_run_finds_the_batch_of_its_epoch() -> None:
+    assert hasattr(_TrainingEpochLoop, "batch_idx")
+    assert "batch_progress" in inspect.getsource(_TrainingEpochLoop.__init__)
 
 
-@pytest.mark.parametrize("broken", [AttributeError("gone"), None, TypeError("other arguments")], ids=repr)
-def test_lookup_of_a_broken_name_is_none(broken: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def find() -> object:
-        if isinstance(broken, AttributeError):
-            raise broken
-        return object()
-
-    def works(found: object) -> bool:
-        if isinstance(broken, TypeError):
-            raise broken
-        return False
-
-    monkeypatch.setitem(compat.REGISTER, "some.name", compat.PrivateName("speed", "none", find, works))
-    assert compat.lookup("some.name") is None
+def test_values_that_no_module_logs_reach_the_monitors() -> None:
+    assert "_logger_connector.callback_metrics" in inspect.getsource(Trainer.callback_metrics.fget)
 
 
-def test_sections_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = OmegaConf.create({"a": {"b": {}}}).a.b
-    assert compat.config_path(node) == "a.b"
-    monkeypatch.setattr(compat, "lookup", lambda name: None)
-    assert compat.config_path(node) == ""
+def test_layers_of_an_encoder_have_the_parts_that_are_replaced() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    layer = BertModel(BertConfig(**sizes, vocab_size=9)).encoder.layer[0]
+    assert all(hasattr(layer.attention, name) for name in ("self", "output"))
+    assert all(hasattr(layer.output, name) for name in ("dense", "LayerNorm", "dropout"))
+    assert hasattr(layer.intermediate, "dense")
 
 
-def test_torchmetrics_is_left_to_those_who_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = dict(compat.sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compat, "lookup", lambda name: None)
-        patch.delitem(compat.sys.modules, "torchmetrics")
-        compat.prepare_imports()
-        assert "torchmetrics" not in compat.sys.modules
-    assert dict(compat.sys.modules) == before
+def test_torchmetrics_does_not_import_transformers() -> None:
+    assert RequirementCache("torch").requirement == "torch"
+    assert RequirementCache("torch")
+    assert not RequirementCache("no-such-package")
 
 
 def test_torchvision_is_left_alone_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
