@@ -50,9 +50,9 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
             return _no_such_option(match[2], words, "~" if match[1] == "delete" else "")
         if match := re.search(r"Override (\S+) looks like a config group override", text):
             return _no_such_option(match[1].partition("=")[0], words)
-        for pattern, sentence in SENTENCES.items():
+        for pattern, answer in SENTENCES.items():
             if match := re.search(pattern, text):
-                return sentence.format(_cut(match[1]))
+                return answer.format(_cut(match[1]))
     if isinstance(error, ValueError) and "Config group override must be" in text:
         return _no_choice(words)
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException):

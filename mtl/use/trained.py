@@ -252,7 +252,9 @@ def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device
 def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
     """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network = _with_weights(network, checkpoint).to(place)
+    with restoring(checkpoint):
+        network.load_state_dict(checkpoint.weights())
+    network = network.eval().to(place)
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
@@ -276,7 +278,7 @@ def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str 
     checkpoint = read(path)
     cfg = config_to_load(checkpoint, trust, data_dir)
     data = data_of(checkpoint, cfg, "use")
-    return _network(checkpoint, cfg, data.spec), data
+    return model_of(checkpoint, cfg, "cpu").network, data
 
 
 def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
@@ -285,17 +287,6 @@ def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
     restore_data(data, checkpoint, purpose)
     data.setup()
     return data
-
-
-def _network(checkpoint: Checkpoint, cfg: DictConfig, spec: DataSpec) -> nn.Module:
-    return _with_weights(build.build_network(cfg, spec, fresh=False), checkpoint)
-
-
-def _with_weights(network: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """Load the weights of ``checkpoint`` into ``network``, and put it into evaluation mode."""
-    with restoring(checkpoint):
-        network.load_state_dict(checkpoint.weights())
-    return network.eval()
 
 
 def experts_used(weights: Tensor) -> pl.Series:
