@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.distributed import gather, world_size
+from mtl.distributed import gather, whole, world_size
 from mtl.records import flatten
 
 PLACES = ("words", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
@@ -54,7 +54,7 @@ class FiniteGuard(Callback):
             return  # reading the loss would make the CPU wait for the device
         value = float(loss.detach())
         if not math.isfinite(value):
-            _stop(trainer, f"the loss is {value}", _culprits(pl_module, lambda p: p))
+            _stop(trainer, f"the loss is {value}", _culprits(pl_module, _own_part))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         found = [] if trainer.global_step % EVERY else _culprits(pl_module, lambda p: p.grad)
@@ -67,6 +67,11 @@ class FiniteGuard(Callback):
             _stop(trainer, "a weight is not finite", found)
 
 
+def _own_part(parameter: Any) -> Tensor:
+    """Return what this process has of a parameter: the other processes may have a finite loss, and go on."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
 def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | None]) -> list[str]:
     """Return the parameters that contain NaN or infinity, with the affected indices of their first dimension."""
     found = []
@@ -77,8 +82,9 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
             rows, value = value.indices()[0], value.values()
         # Quick test: a finite sum implies finite elements. Finite elements can have an infinite sum, so check again
         # below
-        if value is None or torch.isfinite(value.sum()):
+        if value is None or torch.isfinite(whole(value.sum())):
             continue
+        value = whole(value)
         bad = ~torch.isfinite(value)
         if bad.any():
             found_in = bad.flatten(1).any(1).nonzero().flatten() if value.dim() > 1 else bad.new_zeros(0)

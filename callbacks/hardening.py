@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.checks import require
+from mtl.distributed import whole_parameters
 from mtl.gates.permuted import Permutation
 from mtl.options import Long, Positive, validated
 
@@ -38,8 +39,10 @@ class PermutationHardening(Callback):
         if not soft or trainer.global_step < self.length.in_steps(trainer):
             return
         distances, moved, total = [], 0, 0
+        with whole_parameters(trainer):
+            for permutation in soft:
+                distances.append(permutation.harden(trainer.strategy.broadcast(permutation.assignment())))
         for permutation in soft:
-            distances.append(permutation.harden(trainer.strategy.broadcast(permutation.assignment())))
             unmoved = torch.arange(permutation.order.shape[-1], device=permutation.order.device)
             moved += int((permutation.order != unmoved).sum())
             total += permutation.order.numel()

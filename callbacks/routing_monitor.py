@@ -20,6 +20,7 @@ from mtl.analysis.patterns import (
 )
 from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally, gather_tallies
+from mtl.distributed import gather, whole_parameters
 from mtl.gates.permuted import Permutation
 from mtl.loggers.pictures import save_picture
 from mtl.options import Count, CountOrZero, validated
@@ -87,20 +88,20 @@ class RoutingMonitor(Callback):
         return [f"val/{name}{end}" for name in (*LOGGED, *LOGGED_OF_LAYERS) for end in ("", "_layer_*")]
 
     def on_train_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
+        self._add_probabilities(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         if not took_step(trainer, batch_idx) or not is_logged(trainer, trainer.global_step - 1):
             return
-        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
+        self._add_probabilities(trainer, pl_module)
         for name, routings in outputs["routings"].items():
             history = self.histories.setdefault(name, History())
             history.add(trainer.global_step, routings, self.max_shares, len(pl_module.tasks))
 
     def on_train_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self.probabilities.add(trainer.global_step, layers_with_gates(pl_module.network))
+        self._add_probabilities(trainer, pl_module)
         self._trained = trainer.global_step
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
@@ -120,7 +121,9 @@ class RoutingMonitor(Callback):
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
         if self._sample is None and len(batch):
-            self._sample = batch.with_inputs_as(pl_module.dtype)
+            self._sample = (
+                batch.select(torch.tensor([0], device=pl_module.device)).with_inputs_as(pl_module.dtype).to("cpu")
+            )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
@@ -131,6 +134,8 @@ class RoutingMonitor(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
+        samples = [sample for sample in gather(self._sample) if sample]  # all processes count FLOPs together
+        self._sample = samples[0].to(pl_module.device) if samples else None
         values = report.scalars()
         if matrices := list(report.connections.values()):
             kinds = active_by_kind(list(report.kinds.values()), matrices)
@@ -155,6 +160,12 @@ class RoutingMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.histories = {name: History(**history) for name, history in state_dict["histories"].items()}
         self.probabilities = Probabilities(**state_dict["probabilities"])
+
+    def _add_probabilities(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
+        layers = layers_with_gates(pl_module.network)
+        if any(hasattr(layer.gate, "probabilities") for layer in layers.values()):
+            with whole_parameters(trainer):
+                self.probabilities.add(trainer.global_step, layers)
 
     def _add(self, pl_module: MultiTaskModule, routings: dict[str, Routing], rows: int) -> None:
         for name, routing in routings.items():

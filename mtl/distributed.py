@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -102,6 +102,35 @@ def broadcast(value: Tensor) -> Tensor:
         value = value.clone()
         dist.broadcast(value, 0)
     return value
+
+
+def whole_parameters(trainer: Any) -> AbstractContextManager[None]:
+    """Inside this context all parameters are whole; every process must enter it. See ``ShardedStrategy``."""
+    divided = hasattr(trainer.strategy, "whole_parameters")
+    return trainer.strategy.whole_parameters() if divided else nullcontext()
+
+
+def whole(value: Any, keep: bool = True) -> Any:
+    """Return a tensor that is divided among the processes as a whole, on the CPU, or None unless ``keep``.
+
+    Other values are returned as they are. Every process must call this.
+    """
+    if not hasattr(value, "full_tensor"):
+        return value
+    full = value.detach().full_tensor()
+    return full.cpu() if keep else None
+
+
+def part_like(value: Any, like: Any) -> Any:
+    """Return the part of the whole tensor ``value`` that this process keeps if ``like``, of the same shape, is divided.
+
+    Otherwise ``value`` itself.
+    """
+    if not hasattr(like, "full_tensor") or value.shape != like.shape or hasattr(value, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # its import takes a while
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 class _AllReduce(torch.autograd.Function):

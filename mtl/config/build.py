@@ -15,6 +15,7 @@ from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning.plugins import DoublePrecision
 from torch import nn
 
 from mtl.callbacks.standard import standard_callbacks
@@ -25,6 +26,7 @@ from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
 from mtl.types import Categorical, DataSpec
 
+DIVIDED = "mtl.training.sharding.ShardedStrategy"
 WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|multiple values for argument"
 
 
@@ -51,6 +53,7 @@ def check_options(cfg: DictConfig) -> None:
             "routing; use network.execution=dense, or compile=false",
         )
     _check_weighting(cfg)
+    _check_divided(cfg)
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
@@ -74,6 +77,30 @@ def _check_sparse(cfg: DictConfig) -> None:
         not gpus or (trainer.devices == 1 and trainer.num_nodes == 1),
         "table_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
         "table_optimizer=none",
+    )
+
+
+def _is_divided(cfg: DictConfig) -> bool:
+    strategy = cfg.trainer.get("strategy")
+    return isinstance(strategy, DictConfig) and strategy.get("_target_") == DIVIDED
+
+
+def _is_double(cfg: DictConfig) -> bool:
+    return str(cfg.trainer.precision) in ("64", "64-true")
+
+
+def _check_divided(cfg: DictConfig) -> None:
+    """Raise InputError if a run that divides its parameters among processes needs them whole."""
+    if not _is_divided(cfg):
+        return
+    why = ": trainer=fsdp and fsdp_cpu divide the parameters among the processes, "
+    require(not cfg.get("table_optimizer"), f"table_optimizer{why}with dense gradients; use table_optimizer=none")
+    require(not cfg.get("compile"), f"compile=true{why}which compiled code does not see; use compile=false")
+    needs_shared = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)
+    require(not needs_shared, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp")
+    conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
+    require(
+        not conflict, f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp"
     )
 
 
@@ -110,7 +137,7 @@ def build_module(
         network, spec.tasks, _instantiate(cfg, "optimizer"), options, distillation, weighting, tables
     )
     # Lightning converts the module only after it has loaded the weights of a checkpoint, which would round them
-    return module.double() if str(cfg.trainer.precision) in ("64", "64-true") else module
+    return module.double() if _is_double(cfg) else module
 
 
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
@@ -155,14 +182,23 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
     ]
     loggers = [_instantiate(cfg, f"logger.{name}") for name, node in (cfg.get("logger") or {}).items() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
-    files = CheckpointIO(checkpoint)
+    plugins: list[Any] = [CheckpointIO(checkpoint)]
+    options: dict[str, Any] = {}
+    if _is_divided(cfg) and _is_double(cfg):  # Lightning refuses the word, but not what it stands for
+        plugins, options = [*plugins, DoublePrecision()], {"precision": None}
     trainer: Trainer = _instantiate(
         cfg,
         "trainer",
         callbacks=[*standard_callbacks(), *chosen, *callbacks],
         logger=loggers or False,
-        plugins=[files],
+        plugins=plugins,
         enable_progress_bar=shown,
+        **options,
+    )
+    require(
+        trainer.world_size > 1 or not _is_divided(cfg),
+        "trainer=fsdp and fsdp_cpu divide the parameters among processes, and this run has only one: use "
+        "trainer=default, or more trainer.devices",
     )
     return trainer
 

@@ -19,7 +19,7 @@ from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
-from mtl.training.sparse import CompositeOptimizer, coalesce, make_sparse
+from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
 from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
@@ -131,6 +131,11 @@ class MultiTaskModule(LightningModule):
                 f"float64, which {device} does not have: use trainer.accelerator=cpu, or subtract the mean",
             )
 
+    def configure_model(self) -> None:
+        """Let a strategy that divides parameters among the processes do so."""
+        if hasattr(self.trainer.strategy, "divide"):
+            self.trainer.strategy.divide()
+
     def on_fit_start(self) -> None:
         if self.distillation is not None:  # Lightning moves and converts only what is part of this module
             like = next(self.network.parameters())
@@ -226,13 +231,18 @@ class MultiTaskModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients; torch clips no sparse ones, so clip their values."""
-        if not self._tables or not gradient_clip_val:
+        """Clip the gradients; torch clips no sparse ones and not all divided ones, so clip their values."""
+        divided = hasattr(self.trainer.strategy, "divide")
+        if not (self._tables or divided) or not gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        parts = coalesce(self.parameters())
-        by_value = gradient_clip_algorithm == "value"
-        (nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_)(parts, gradient_clip_val)
+        parts = plain_gradients(self.parameters())
+        if gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(parts, gradient_clip_val)
+            return
+        norm = nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
+        norm = all_reduce_sum(norm**2).sqrt() if divided else norm
+        nn.utils.clip_grads_with_norm_(parts, gradient_clip_val, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of

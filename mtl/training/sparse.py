@@ -84,18 +84,23 @@ def make_sparse(network: nn.Module) -> list[nn.Parameter]:
     return [table.weight for table in tables]
 
 
-def coalesce(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Add up the entries of each row in sparse gradients; return one tensor with a dense ``grad`` for each parameter.
+def plain_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Add up the entries of each row in sparse gradients; return one tensor with a plain ``grad`` for each parameter.
 
-    That of a sparse gradient holds the values of its rows and shares their memory, so what changes it, such as
-    clipping, changes the gradient. Norms and largest entries are those of the whole gradient.
+    That of a sparse gradient holds the values of its rows; that of a gradient divided among processes, the part of this
+    process. Both share the gradient's memory, so what changes them, such as clipping, changes the gradient. Norms and
+    largest entries are those of the whole sparse gradient.
     """
-    dense = []
+    plain = []
     for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
+        values: Any = parameter.grad
+        if values is not None and values.is_sparse:
+            parameter.grad = values.coalesce()
             values = parameter.grad._values()
+        elif hasattr(values, "to_local"):
+            values = values.to_local()
+        if values is not parameter.grad:
             parameter = torch.empty_like(values)
             parameter.grad = values
-        dense.append(parameter)
-    return dense
+        plain.append(parameter)
+    return plain

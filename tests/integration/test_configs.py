@@ -91,7 +91,9 @@ DEFAULTS = [
 ]
 ELSEWHERE = {"recipe=digits", "recipe=jester"}  # images and rows: a recipe trains with data that are not its own
 ALL = [f"{group}={path.stem}" for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
-ALL = [word for word in ALL if not word.startswith("trainer=ddp")]  # test_processes.py starts those
+ALL = [
+    word for word in ALL if not word.startswith(("trainer=ddp", "trainer=fsdp"))
+]  # test_processes.py and test_sharded.py start those
 TAUGHT = {
     "distillation=dense_run",
     *(f"experiment={name}" for name in ("moebert_hash", "comet_bert", "comet_bert_plus")),

@@ -33,7 +33,11 @@ pytestmark = pytest.mark.slow
 TINY = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.accelerator=cpu", "callbacks.progress=null"]
 TINY += ["callbacks.routing.pictures=false", "callbacks.examples.count=0"]
 SMALL = [*TINY, "data.rows=[120,40,40]"]
-ONE = {"trainer=ddp": "trainer=ddp_cpu", "trainer.devices=4": "trainer.devices=2"}  # what one machine has instead
+ONE = {
+    "trainer=ddp": "trainer=ddp_cpu",
+    "trainer=fsdp": "trainer=fsdp_cpu",
+    "trainer.devices=4": "trainer.devices=2",
+}  # what one machine has instead
 TWO = {"--nproc-per-node=4": "--nproc-per-node=1", "--ntasks-per-node=4": "--ntasks-per-node=1"}
 TWO |= ONE | {"trainer.devices=4": "trainer.devices=1"}
 SRUN = """#!{python}
@@ -89,7 +93,7 @@ def test_commands_on_a_checkpoint(words: list[str], trained: Path, tmp_path: Pat
     assert "loss" in started(["mtl", "train", *words], tmp_path)
 
 
-SEVERAL = [words for words in blocks() if any(word.startswith("trainer=ddp") for word in words)]
+SEVERAL = [words for words in blocks() if any(word.startswith(("trainer=ddp", "trainer=fsdp")) for word in words)]
 
 
 @pytest.mark.parametrize("words", SEVERAL, ids=lambda words: words[0])

@@ -14,7 +14,7 @@ from torch import nn
 from mtl.checks import InputError
 from mtl.config import build
 from mtl.networks.bottom import HASHES, TabularBottom
-from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, coalesce
+from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, plain_gradients
 from mtl.types import Bag, Categorical
 from tests.integration.helpers import compose_small
 
@@ -76,7 +76,7 @@ def test_sparse_gradients_are_clipped_as_dense_ones(clip: Any) -> None:
         table = nn.Embedding(5, 2, sparse=sparse)
         backward(table, [1, 1, 3])
         linear.weight.grad = torch.ones(2, 2)
-        clip(coalesce([table.weight, linear.weight, linear.bias]), 0.7)
+        clip(plain_gradients([table.weight, linear.weight, linear.bias]), 0.7)
         gradients.append([table.weight.grad.to_dense(), linear.weight.grad])
     for dense, sparse in zip(*gradients, strict=True):
         torch.testing.assert_close(dense, sparse)

@@ -1,0 +1,153 @@
+"""Divide a network among processes: large embedding tables by rows, all other parameters by FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies.strategy import Strategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from mtl.distributed import part_like, whole
+from mtl.options import Count, validated
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Each of N processes keeps 1/N of the parameters, gradients and states of the optimiser, and 1/N of each batch.
+
+    ``split_rows``: embedding tables with at least so many rows are divided by rows and never put together: each process
+    looks up the ids of all processes in its rows. The other parameters are whole in a step and in an evaluation.
+    Checkpoints are those of any run: process 0 gathers everything and writes one file, and each process takes its part
+    from it, so that a run may go on with another number of processes.
+    """
+
+    @validated
+    def __init__(self, split_rows: Count = 10_000) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+        self.split_rows = split_rows
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False  # as with the other strategies, so that callbacks see the same order
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return whole tensors, on the CPU, in process 0; every process must call this."""
+        assert self.lightning_module is not None
+        return {name: whole(value, self.is_global_zero) for name, value in self.lightning_module.state_dict().items()}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        own, given = self.lightning_module.state_dict(), checkpoint["state_dict"]
+        parts = {name: part_like(value, own.get(name)) for name, value in given.items()}
+        self.lightning_module.load_state_dict(parts, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return whole tensors, on the CPU, in process 0; every process must call this."""
+        state: dict[str, Any] = tree_map(partial(whole, keep=self.is_global_zero), optimizer.state_dict())
+        return state
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            numbers = [number for group in state["param_groups"] for number in group["params"]]
+            known = dict(zip(numbers, parameters, strict=True))
+            parts = {
+                number: {name: part_like(value, known[number]) for name, value in values.items()}
+                for number, values in state["state"].items()
+            }
+            optimizer.load_state_dict({**state, "state": parts})
+
+    load_checkpoint = Strategy.load_checkpoint  # through our CheckpointIO
+
+    def divide(self) -> None:
+        """Divide the parameters of the module, unless that has been done for an earlier stage."""
+        module: Any = self.lightning_module
+        if not self._units():
+            shard(module.network, module.weighting, self.device_mesh["data_parallel"], self.split_rows)
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Make the parameters, but for split tables, ordinary tensors; every process must call this."""
+        self.gather_units()
+        try:
+            yield
+        finally:
+            self.release_units()
+
+    def gather_units(self) -> None:
+        """Make all units whole until ``release_units``, even if processes differ in their numbers of forward passes."""
+        for unit in self._units():
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+
+    def release_units(self) -> None:
+        """Free what ``gather_units`` has gathered."""
+        module: Any = self.lightning_module
+        for unit in self._units():
+            unit.reshard()
+            unit.set_reshard_after_forward(unit not in (module.network, module.weighting), recurse=False)
+
+    def _units(self) -> list[FSDPModule]:
+        assert self.lightning_module is not None
+        return [part for part in self.lightning_module.modules() if isinstance(part, FSDPModule)]
+
+    on_validation_start = on_test_start = on_predict_start = gather_units
+    on_validation_end = on_test_end = on_predict_end = release_units
+
+
+def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows: int) -> None:
+    """Divide ``network`` and ``weighting`` among the processes of ``mesh``; see ``ShardedStrategy``.
+
+    Large tables of the network's ``bottom`` are divided by rows. Units of FSDP are each of its ``layers`` and what is
+    left: a unit's gradients are divided as soon as they are complete.
+    """
+    tables: list[Any] = [
+        table for table in getattr(network, "bottom", nn.Module()).modules() if type(table) is nn.Embedding
+    ]
+    tables = [table for table in tables if table.padding_idx is None and table.num_embeddings >= split_rows]
+    for table in tables:
+        part = distribute_tensor(table.weight.detach(), mesh, [Shard(0)])
+        table.weight = nn.Parameter(part, requires_grad=table.weight.requires_grad)
+        table.weight.register_hook(lambda gradient: gradient / mesh.size())  # FSDP averages too
+        table.forward = partial(_lookup, table, mesh)
+    split = {table.weight for table in tables}
+    for layer in getattr(network, "layers", ()):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh, ignored_params=split)
+    if any(True for _ in weighting.parameters()):
+        fully_shard(weighting, mesh=mesh)
+
+
+def _lookup(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
+    """Return the rows ``[..., D]`` of this process's ``ids [...]``; all processes look up together."""
+    longest = torch.tensor(ids.numel(), device=ids.device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    padded = F.pad(ids.flatten(), (0, int(longest) - ids.numel()))
+    everyone: Any = DTensor.from_local(padded, mesh, [Shard(0)]).redistribute(placements=[Replicate()])
+    # DTensor's own lookup makes the gradient of the table whole in each process
+    own: Any = table.weight
+    part: Tensor = own.to_local()  # [ceil(rows / N) or fewer, D]
+    index = everyone.to_local() - mesh.get_local_rank() * -(-table.num_embeddings // mesh.size())
+    found = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
+    # A row is 0 in all processes but one, so the sum is the row; each process takes those of its ids
+    rows: Tensor = DTensor.from_local(found, mesh, [Partial()]).redistribute(placements=[Shard(0)]).to_local()
+    return rows[: ids.numel()].view(*ids.shape, table.embedding_dim)

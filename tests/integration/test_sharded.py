@@ -1,0 +1,139 @@
+"""Processes that divide the parameters among them train like one process, and like processes with whole copies."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import mtl
+from mtl.checkpoints.files import read
+from mtl.checks import InputError
+from mtl.cli.run import run
+from mtl.config.build import build_trainer, check_options
+from tests.conftest import ROOT
+from tests.glue_files import TINY, write_glue
+from tests.integration.helpers import SMALL, compose_small, composed
+from tests.integration.test_processes import losses, result, same, weights
+from tests.programs import Forked
+
+WORDS = [*SMALL, "trainer.precision=64-true", "logger=csv", "seed=3", "recipe.dropout=0"]
+NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
+SPLIT = "trainer.strategy.split_rows=20"
+MOVIELENS = ["data=movielens", *NARROW]
+MMOE = [*MOVIELENS, "gate=comet", "network.execution=sparse", "permutation=sinkhorn", "recipe.permutation.epochs=1.3"]
+MMOE += ["callbacks.ema.decay=0.9", "trainer.accumulate_grad_batches=3", "trainer.gradient_clip_val=0.05"]
+MMOE += ["weighting=uncertainty", "lr_schedule=linear", "callbacks.lr_schedule.warmup=0.2"]
+TEXTS = [*TINY, "data.tasks=[rte,sst2,stsb]", "gate=comet", "recipe.comet.entropy_weight=1.0", "recipe.k=2"]
+
+
+def divided(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_cpu") -> Forked:
+    several = [f"trainer={trainer}", f"trainer.devices={processes}"]
+    return Forked(
+        [*several, *words, f"hydra.run.dir={folder}"], folder.parent / f"{folder.name}_output", processes, ROOT
+    )
+
+
+def ended(*runs: Forked) -> None:
+    for one in runs:
+        outcome = one.wait()
+        assert outcome.status == 0, outcome.output
+
+
+def assert_close(found: Path, expected: Path, steps: int) -> None:
+    assert len(losses(expected)) >= steps
+    assert losses(found) == pytest.approx(losses(expected), abs=1e-6)
+    theirs = weights(found)
+    for name, value in weights(expected).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+    assert result(found) == pytest.approx(result(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "epochs"),
+    [
+        pytest.param(MMOE, 40, 6, id="mmoe"),
+        *(
+            pytest.param(words, batch, epochs, id=name, marks=pytest.mark.slow)
+            for name, words, batch, epochs in [
+                ("softmax", [*MOVIELENS, "gate=softmax"], 40, 20),
+                ("topk", [*MOVIELENS, "gate=topk", "gate.noisy=false", "gate.balance_weight=0.1"], 40, 20),
+                ("comet", MMOE, 40, 50),
+                ("ple", [*MOVIELENS, "network=ple", "gate=remoe", "trainer.gradient_clip_algorithm=value"], 40, 20),
+                (
+                    "routed",
+                    ["experiment=synthetic_pairs_routing", "network=routed_dense", "data.rows=[600,60,60]"],
+                    20,
+                    4,
+                ),
+                ("texts", TEXTS, 4, 4),
+            ]
+        ),
+    ],
+)
+def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path: Path, tiny_data: Path) -> None:
+    """In float64, across hardening and accumulation, with uneven batches; in slow tests over 100 steps."""
+    data = tiny_data
+    if words is TEXTS:
+        data = tmp_path / "data"
+        write_glue(data / "glue", {"rte": 40, "sst2": 40, "stsb": 40})
+    words = [*WORDS, *words, f"paths.data_dir={data}", f"trainer.max_epochs={epochs}"]
+    many = epochs > 6 or batch < 40
+    for processes in (2, 4) if many else (2,):
+        found = tmp_path / f"{processes}"
+        ended(divided(found, *words, SPLIT, f"data.batch_size={batch // processes}", processes=processes))
+    run(compose_small(tmp_path / "one", *words, f"data.batch_size={batch}"))
+    assert_close(tmp_path / "2", tmp_path / "one", 100 if many else 6)
+    if many:
+        assert_close(tmp_path / "4", tmp_path / "one", 100)
+        ended(divided(tmp_path / "ddp", *words, f"data.batch_size={batch // 2}", trainer="ddp_cpu"))
+        assert_close(tmp_path / "2", tmp_path / "ddp", 100)
+
+
+def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> None:
+    """One of two is killed within an epoch; two go on with the same bits, one with the same numbers up to rounding."""
+    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=8", "callbacks.last.every_steps=1"]
+    words += [SPLIT, "data.batch_size=10", "trainer.accumulate_grad_batches=2"]
+    whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
+    running, last = divided(folder, *words), folder / "checkpoints" / "last.ckpt"
+    running.wait_for(last)
+    running.wait_for(last, after=last.stat().st_mtime_ns)
+    running.signal(signal.SIGKILL, rank=1)
+    outcome = running.wait()
+    assert "another process of this run has ended; resume with" in outcome.output
+    shutil.copytree(folder, alone)
+    go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", "callbacks.progress=null"]
+    ended(divided(whole, *words), Forked([*go_on, f"hydra.run.dir={folder}"], tmp_path / "two", cwd=ROOT))
+    assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(losses(whole))
+    assert losses(folder) == losses(whole)
+    same(folder, whole)
+    go_on = [f"ckpt={alone / 'checkpoints' / 'last.ckpt'}", "callbacks.progress=null", "trainer=default"]
+    ended(Forked([*go_on, "data.batch_size=20", f"hydra.run.dir={alone}"], tmp_path / "one", cwd=ROOT))
+    assert_close(alone, whole, 10)
+
+    model = mtl.load(alone)
+    rows = {name: torch.ones(1, dtype=torch.long) for name in model.spec.inputs}
+    assert mtl.load(folder).predict(rows).equals(mtl.load(whole).predict(rows))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["table_optimizer=rowwise_adagrad"], "table_optimizer: trainer=fsdp and fsdp_cpu divide the parameters"),
+        (["compile=true", "network.execution=dense"], "compile=true: trainer=fsdp and fsdp_cpu divide"),
+        (["weighting=pcgrad"], "weighting: trainer=fsdp and fsdp_cpu divide"),
+        (["callbacks.conflict.every_steps=5"], "callbacks.conflict.every_steps=5: trainer=fsdp and fsdp_cpu divide"),
+    ],
+)
+def test_what_needs_whole_parameters_is_refused(words: list[str], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        check_options(composed(["trainer=fsdp_cpu", *words]))
+
+
+def test_one_process_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this run has only one: use trainer=default"):
+        build_trainer(compose_small(tmp_path, "trainer=fsdp_cpu", "trainer.devices=1"))
