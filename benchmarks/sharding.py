@@ -63,7 +63,7 @@ def train(rank: int, way: str, rows: int, port: int, results: Any) -> None:
     if way == "fsdp":
         shard(network, nn.Identity(), mesh, split_rows=1)
     if way == "ddp":
-        model = DistributedDataParallel(network, broadcast_buffers=False, gradient_as_bucket_view=True)
+        model = DistributedDataParallel(network, gradient_as_bucket_view=True)
     trained = network.head.parameters() if parts else network.parameters()
     optimizer = CompositeOptimizer([torch.optim.Adam(trained, fused=True), *parts])
     seconds = []

@@ -127,7 +127,6 @@ def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows
     for table in tables:
         part = distribute_tensor(table.weight.detach(), mesh, [Shard(0)])
         table.weight = nn.Parameter(part, requires_grad=table.weight.requires_grad)
-        table.weight.register_hook(lambda gradient: gradient / mesh.size())  # FSDP averages too
         table.forward = partial(_lookup, table, mesh)
     split = {table.weight for table in tables}
     for layer in getattr(network, "layers", ()):
@@ -146,6 +145,8 @@ def _lookup(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     # DTensor's own lookup makes the gradient of the table whole in each process
     own: Any = table.weight
     part: Tensor = own.to_local()  # [ceil(rows / N) or fewer, D]
+    if part.requires_grad:
+        part.register_hook(lambda gradient: gradient / mesh.size())  # it is the sum over processes; FSDP averages
     index = everyone.to_local() - mesh.get_local_rank() * -(-table.num_embeddings // mesh.size())
     found = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
     # A row is 0 in all processes but one, so the sum is the row; each process takes those of its ids

@@ -106,12 +106,13 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     outcome = running.wait()
     assert "another process of this run has ended; resume with" in outcome.output
     shutil.copytree(folder, alone)
-    go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", "callbacks.progress=null"]
+    here = ["callbacks.progress=null", f"paths.data_dir={tiny_data}"]
+    go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", *here]
     ended(divided(whole, *words), Forked([*go_on, f"hydra.run.dir={folder}"], tmp_path / "two", cwd=ROOT))
     assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(losses(whole))
     assert losses(folder) == losses(whole)
     same(folder, whole)
-    go_on = [f"ckpt={alone / 'checkpoints' / 'last.ckpt'}", "callbacks.progress=null", "trainer=default"]
+    go_on = [f"ckpt={alone / 'checkpoints' / 'last.ckpt'}", *here, "trainer=default"]
     ended(Forked([*go_on, "data.batch_size=20", f"hydra.run.dir={alone}"], tmp_path / "one", cwd=ROOT))
     assert_close(alone, whole, 10)
 
