@@ -145,10 +145,10 @@ def _lookup(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     # DTensor's own lookup makes the gradient of the table whole in each process
     own: Any = table.weight
     part: Tensor = own.to_local()  # [ceil(rows / N) or fewer, D]
-    if part.requires_grad:
-        part.register_hook(lambda gradient: gradient / mesh.size())  # it is the sum over processes; FSDP averages
     index = everyone.to_local() - mesh.get_local_rank() * -(-table.num_embeddings // mesh.size())
     found = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
+    if found.requires_grad:
+        found.register_hook(lambda gradient: gradient / mesh.size())  # FSDP averages over processes, too
     # A row is 0 in all processes but one, so the sum is the row; each process takes those of its ids
     rows: Tensor = DTensor.from_local(found, mesh, [Partial()]).redistribute(placements=[Shard(0)]).to_local()
     return rows[: ids.numel()].view(*ids.shape, table.embedding_dim)
