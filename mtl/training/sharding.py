@@ -125,9 +125,14 @@ def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows
     ]
     tables = [table for table in tables if table.padding_idx is None and table.num_embeddings >= split_rows]
     for table in tables:
-        part = distribute_tensor(table.weight.detach(), mesh, [Shard(0)])
-        table.weight = nn.Parameter(part, requires_grad=table.weight.requires_grad)
+        rows = distribute_tensor(table.weight.detach(), mesh, [Shard(0)])
+        table.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
         table.forward = partial(_lookup, table, mesh)
+    for part in (network, weighting):
+        part.to(mesh.device_type)
+        for value in (*part.parameters(), *part.buffers()):
+            if not isinstance(value, DTensor):
+                dist.broadcast(value.detach(), 0)  # equal in all processes, as with DDP
     split = {table.weight for table in tables}
     for layer in getattr(network, "layers", ()):
         fully_shard(layer, mesh=mesh)
