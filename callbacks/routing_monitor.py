@@ -121,9 +121,7 @@ class RoutingMonitor(Callback):
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
         if self._sample is None and len(batch):
-            self._sample = (
-                batch.select(torch.tensor([0], device=pl_module.device)).with_inputs_as(pl_module.dtype).to("cpu")
-            )
+            self._sample = batch.with_inputs_as(pl_module.dtype)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
@@ -134,7 +132,8 @@ class RoutingMonitor(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
-        samples = [sample for sample in gather(self._sample) if sample]  # all processes count FLOPs together
+        own = None if self._sample is None else self._sample.to("cpu").select(torch.tensor([0]))
+        samples = [sample for sample in gather(own) if sample]  # all processes count the FLOPs of the same row
         self._sample = samples[0].to(pl_module.device) if samples else None
         values = report.scalars()
         if matrices := list(report.connections.values()):
