@@ -96,7 +96,7 @@ def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
 
 def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> None:
     """One of two is killed within an epoch; two go on with the same bits, one with the same numbers up to rounding."""
-    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=8", "callbacks.last.every_steps=1"]
+    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
     words += [SPLIT, "data.batch_size=10", "trainer.accumulate_grad_batches=2"]
     whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
     running, last = divided(folder, *words), folder / "checkpoints" / "last.ckpt"
