@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, Trainer
 
-from mtl.analysis.flops import expert_flops, forward_flops, gate_flops
+from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,
@@ -199,8 +199,8 @@ class RoutingMonitor(Callback):
         network: Any = pl_module.network
         inputs, tasks = self._sample.inputs, list(self._sample.targets)  # a sample may belong to some tasks only
         index = [number for number, name in enumerate(pl_module.tasks) if name in tasks]
-        dense = selected = trained = published = float(forward_flops(network, inputs, tasks))
-        gates = gate_flops(network, inputs, tasks)
+        counts = forward_flops(network, inputs, tasks)
+        dense = selected = trained = published = float(counts[""])
         for name, flops in expert_flops(network, inputs, tasks).items():
             if name in report.tallies:
                 tally, width = report.tallies[name], network.get_submodule(name).experts.output_dim
@@ -213,7 +213,7 @@ class RoutingMonitor(Callback):
                 selected -= unused * flops + 2 * unmixed * width
                 active = float((tally.active / tally.seen.clamp(min=1))[rows].sum())
                 published += (active - num_experts) * flops - 2 * (len(rows) * num_experts - active) * width
-                published -= (1 - tally.needed / tally.rows) * gates[name]
+                published -= (1 - tally.needed / tally.rows) * counts.get(f"{name}.gate", 0)
                 history = report.histories.get(name, History())
                 trained -= (history.unused * flops + 2 * history.unmixed * width) / max(1, history.batches)
         looked = self._trained and any(history.batches for history in report.histories.values())

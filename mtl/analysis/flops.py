@@ -15,25 +15,19 @@ from mtl.networks.mixture import MixtureOfExperts
 
 
 @torch.no_grad()
-def forward_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> int:
-    """Return the FLOPs of one sample through ``network``, with all experts of its mixtures executed.
+def forward_flops(
+    network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Return the FLOPs of one sample through each module of ``network`` by name, with all experts executed.
 
-    torch's ``FlopCounterMode`` counts matrix products and convolutions. ``inputs``: a batch; its first row is used.
-    ``tasks``: the tasks to predict (default all).
+    The entry "" is the whole network. A module without a product may be missing. torch's ``FlopCounterMode`` counts
+    matrix products and convolutions. ``inputs``: a batch; its first row is used. ``tasks``: those to predict (default
+    all).
     """
     with _executed_dense(network), FlopCounterMode(display=False) as counter:
         network(_one_row(inputs), tasks)
-    return int(counter.get_total_flops())
-
-
-@torch.no_grad()
-def gate_flops(network: nn.Module, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> dict[str, int]:
-    """Return the FLOPs of one sample through the gate of each mixture layer of ``network``, by name."""
-    with _executed_dense(network), FlopCounterMode(display=False) as counter:
-        network(_one_row(inputs), tasks)
     counts = {name.partition(".")[2]: sum(found.values()) for name, found in counter.get_flop_counts().items()}
-    layers = [name for name, layer in network.named_modules() if isinstance(layer, MixtureOfExperts)]
-    return {name: counts.get(f"{name}.gate", 0) for name in layers}
+    return counts | {"": counter.get_total_flops()}
 
 
 @torch.no_grad()

@@ -56,7 +56,8 @@ def prune(network: nn.Module, task: str) -> nn.Module:
 def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor]) -> Savings:
     """Count parameters and FLOPs of both networks; ``inputs``: a batch, of which the first row is used."""
     before, after = (sum(p.numel() for p in module.parameters()) for module in (network, pruned))
-    return Savings(before, after, forward_flops(network.eval(), inputs), forward_flops(pruned.eval(), inputs))
+    flops = [forward_flops(each.eval(), inputs)[""] for each in (network, pruned)]
+    return Savings(before, after, *flops)
 
 
 class _Predictor(nn.Module):

@@ -155,7 +155,7 @@ def test_how_trials_end(outcomes: list[Outcome | None], ended: list[str], errors
         starts.append(trial.number)
         return outcomes[trial.number]
 
-    queue = worker(journal, 2, retries=2)
+    queue = worker(journal, 2, heartbeat=0.2)
     run(queue, launch=launch)
     assert states(queue) == ended
     assert [trial.user_attrs.get("error") for trial in queue.study.trials] == errors
@@ -168,7 +168,7 @@ def test_a_stopped_worker_gives_its_trial_back_at_once(journal: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(worker(journal, 1), launch=stopped)
-    queue = worker(journal, 1)
+    queue = worker(journal, 1, heartbeat=0.2)
     run(queue)
     assert states(queue) == ["COMPLETE"]
     assert queue.study.trials[0].user_attrs["starts"] == 1
