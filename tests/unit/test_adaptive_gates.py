@@ -20,7 +20,6 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.types import Bag, Categorical, DataSpec, Numeric, TaskSpec
-from mtl.use.program import Readable, export, exportable
 from tests.gate_cases import CASES, GateCase
 
 B, T, E, D, K = 6, 2, 5, 3, 2
@@ -198,15 +197,6 @@ def test_every_network_routes_by_scenario(case: GateCase, make: Any) -> None:
     assert all(p.grad is not None for name, p in network.named_parameters() if "gate" in name)
     for routing in network.eval()(table(12)).routings.values():
         assert torch.equal(routing.weights[:3], routing.weights[9:])  # the scenarios repeat, all else differs
-
-
-@torch.no_grad()
-def test_an_exported_program_gives_the_same() -> None:
-    network = MMoE(SPEC, num_experts=4, gate=partial(CosineGate, columns=["tags", "age"]), **PARTS).eval()
-    program, inputs = export(Readable(exportable(network)), table()).module(), table(12)
-    expected = Readable(network)(inputs)
-    for name, value in program(inputs).items():
-        torch.testing.assert_close(value, expected[name])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, GumbelMatrixGate, Permutation, TopKGate
+from mtl.gates import CometGate, GumbelMatrixGate, Permutation, SoftmaxGate, TopKGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
@@ -26,7 +26,7 @@ from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 from mtl.use.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
-from tests.gate_cases import CASES, IDS
+from tests.gate_cases import CASES, IDS, GateCase
 from tests.transformers import shake, transformer
 
 TASKS = [
@@ -110,6 +110,7 @@ def test_program_equals_network(name: str, tmp_path: Path) -> None:
 
 EXPORTED = ("topk", "topk_bias", "remoe", "hash", "dselect_k", "softmax_selector", "task_top1")
 GATES = [case for case in CASES if case.name in EXPORTED]
+GATES += [GateCase("columns", partial(SoftmaxGate, columns=["id"]))]
 
 
 class SomeGates(nn.Module):
