@@ -67,8 +67,7 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
         found.seeds = range(given.seed, given.seed + seeds)
         run(base, seeds)
         found.gains = found.affinity()
-        if given.pairs:
-            chosen = rounds_of_pairs(found.gains)[:rounds]
+        if chosen := rounds_of_pairs(found.gains)[:rounds] if given.pairs else []:
             found.pairs = {f"pairs {number}": found.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
             run(list(found.pairs.values()), seeds)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)

@@ -81,6 +81,13 @@ def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
         answered(tmp_path, ["budget=0.001"])
 
 
+def test_without_time_for_pairs_groups_follow_from_affinities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_within", lambda *_: (2, 0))
+    found = answered(tmp_path, ["pairs=true", "budget=9"])
+    assert sum(map(len, found["groups"])) == 4
+    assert found["rank_correlation"] is None
+
+
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
     for words, message in (
         (["data=synthetic_pairs", "seeds=1"], "seeds=1: must be"),
