@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,16 @@ from .files.reading import as_lines, checked, read_lines, regular_size, repair
 from .interactions import InteractionsDataModule
 from .splits import Shares
 
-logger = logging.getLogger(__name__)
-
 JOKES = 100
 HIGHEST = 10.0
 NOT_RATED = 99.0
 MAX_BYTES = 1_000_000_000  # largest file; the published ones have 8 MB
 SUFFIXES = (".csv", ".csv.gz", ".xls")  # if a part exists in several formats, the first one is read
-
-
-@dataclass(frozen=True)
-class Part:
-    """A published part of dataset 1: its archive and its number of users."""
-
-    archive: str
-    sha256: str
-    users: int
-
-
-# The authors publish no checksums; these are the ones that several public loaders use
+# The sha256 of each part's archive. The authors publish none; these are the ones that several public loaders use
 PARTS = {
-    "jester-data-1": Part(
-        "jester_dataset_1_1.zip", "cb7841756ded125b15f3d95c9f8241224065e96354c132a46ae4214deeab7615", 24_983
-    ),
-    "jester-data-2": Part(
-        "jester_dataset_1_2.zip", "4d312fd824d8c8cb2c9c952a7b1fb7c00d1f5fd3ece370f7285aa701d371748b", 23_500
-    ),
-    "jester-data-3": Part(
-        "jester_dataset_1_3.zip", "7f548d3762d3506cf7cd37d8cb9e3adb67984a7da7aa2d2096d5e0b1b884758d", 24_938
-    ),
+    "jester-data-1": "cb7841756ded125b15f3d95c9f8241224065e96354c132a46ae4214deeab7615",
+    "jester-data-2": "4d312fd824d8c8cb2c9c952a7b1fb7c00d1f5fd3ece370f7285aa701d371748b",
+    "jester-data-3": "7f548d3762d3506cf7cd37d8cb9e3adb67984a7da7aa2d2096d5e0b1b884758d",
 }
 
 
@@ -81,10 +60,10 @@ class JesterDataModule(InteractionsDataModule):
     def fetch_files(self) -> None:
         names = set(self.parts())
         if names <= PARTS.keys():  # otherwise the user chose the files
-            for name, part in PARTS.items():
-                archive = self.folder / part.archive
+            for name, sha256 in PARTS.items():
+                archive = self.folder / f"jester_dataset_1_{name[-1]}.zip"
                 if name not in names and (self.download or archive.exists() or not names):
-                    self.obtain(self.folder / f"{name}.xls", archive, part.sha256)
+                    self.obtain(self.folder / f"{name}.xls", archive, sha256)
 
     def parts(self) -> dict[str, Path]:
         """Return the file of each part, sorted by name."""
@@ -100,7 +79,7 @@ class JesterDataModule(InteractionsDataModule):
 
     def parse(self) -> dict[str, Tensor]:
         """Return the ratings ``[users, 100]`` (float32, NaN if missing)."""
-        return {"ratings": torch.cat([read_part(file, PARTS.get(name)) for name, file in self.parts().items()])}
+        return {"ratings": torch.cat([read_part(file) for file in self.parts().values()])}
 
     def pairs(self, generator: torch.Generator) -> tuple[Batch, Tensor, int, int]:
         ratings = self.parsed()["ratings"]
@@ -113,7 +92,7 @@ class JesterDataModule(InteractionsDataModule):
         return rows, rated.long(), users, jokes
 
 
-def read_part(file: Path, part: Part | None) -> Tensor:
+def read_part(file: Path) -> Tensor:
     """Parse a file to ratings ``[users, 100]``; raise InputError, which names the first damaged line."""
     lines = _read_excel(file) if file.suffix == ".xls" else read_lines(file, limit=MAX_BYTES)
     cells = pl.col("line").str.split(",").list.eval(pl.element().str.strip_chars().cast(pl.Float64, strict=False))
@@ -131,8 +110,6 @@ def read_part(file: Path, part: Part | None) -> Tensor:
         f"{1 + JOKES} columns without a header: how many jokes the user has rated, then {JOKES} ratings in "
         f"[-{HIGHEST:g}, {HIGHEST:g}] or {NOT_RATED:g} for none",
     )
-    if part is not None and len(lines) != part.users:
-        logger.warning("%s has %d users, the published file %d", file, len(lines), part.users)
     values = torch.from_numpy(lines["ratings"].explode().to_numpy(writable=True)).view(-1, JOKES)
     return values.masked_fill(values == NOT_RATED, torch.nan).float()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +15,6 @@ from .files.reading import checked, read_lines
 from .interactions import InteractionsDataModule, columns
 from .splits import Shares
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -29,12 +26,11 @@ class Variant:
     md5: str  # of the archive {folder}.zip
     users: int  # largest user id; the same for movies
     movies: int
-    rows: int
 
 
 VARIANTS = {
-    "1m": Variant("ml-1m", "ratings.dat", "::", "c4d9eecfca2ab87c1945afe126590906", 6040, 3952, 1_000_209),
-    "100k": Variant("ml-100k", "u.data", "\t", "0e33842e24a9c977be4e0107933c0723", 943, 1682, 100_000),
+    "1m": Variant("ml-1m", "ratings.dat", "::", "c4d9eecfca2ab87c1945afe126590906", 6040, 3952),
+    "100k": Variant("ml-100k", "u.data", "\t", "0e33842e24a9c977be4e0107933c0723", 943, 1682),
 }
 
 
@@ -91,6 +87,4 @@ def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
         f"{shown}, whole numbers, each pair once, user in 1..{variant.users}, movie in 1..{variant.movies}, rating in "
         "1..5",
     )
-    if len(lines) != variant.rows:
-        logger.warning("%s has %d ratings, the published file %d", file, len(lines), variant.rows)
     return columns(lines, "user", "item", "rating")
