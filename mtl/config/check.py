@@ -215,28 +215,26 @@ class _Check:
 
     def _unresolved(self, error: Exception) -> str:
         """Return the sentence for a reference that cannot be resolved."""
-        text = first_line(error)
+        text, references = (
+            first_line(error),
+            {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)},
+        )
+        missing = re.search(
+            r"(Interpolation key|Environment variable|Unsupported interpolation type) '?([^']+)'?", text
+        )
         key = str(getattr(error, "full_key", None) or "")
-        references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
-        if isinstance(error, RecursionError) or "parent node" in text or "recursi" in text.lower():
-            circles = [name for name in references if name in self._trail(name)]
-            key, reason = (
-                (circles or [key or next(iter(references))])[0],
-                "refers to itself; give it a value of its own",
-            )
-        elif match := re.search(r"Interpolation key '(.+)' not found", text):
-            missing = match[1]
-            near = suggestion(missing, map(_dotted, _paths(self.raw)))
-            key = key or next((name for name, value in references.items() if f"${{{missing}}}" in value), "")
-            reason = f"there is no {missing}{near}"
-            if missing in OBJECTS:
-                reason = f"there is no section {missing}; choose one with {missing}=NAME"
-        elif match := re.search(r"Environment variable '(.+)' not found", text):
-            reason = f"the environment variable {match[1]} is not set"
-        elif match := re.search(r"Unsupported interpolation type (.+)", text):
-            reason = f"there is no resolver {match[1]}; a reference to an option is written ${{section.option}}"
-        else:
+        if isinstance(error, RecursionError) or "recursi" in text.lower() or "parent node" in text:
+            key, reason = key or next(iter(references)), "refers to itself; give it a value of its own"
+        elif missing is None:
             reason = f"cannot be resolved: {text}"
+        elif missing[1] == "Environment variable":
+            reason = f"the environment variable {missing[2]} is not set"
+        elif missing[1] == "Unsupported interpolation type":
+            reason = f"there is no resolver {missing[2]}; a reference to an option is written ${{section.option}}"
+        else:
+            key = key or next((name for name, value in references.items() if f"${{{missing[2]}}}" in value), "")
+            choose = f"; choose one with {missing[2]}=NAME" if missing[2] in OBJECTS else ""
+            reason = f"there is no {missing[2]}{choose or suggestion(missing[2], map(_dotted, _paths(self.raw)))}"
         for reference in re.findall(r"\w+(?:\.\w+)+", f"{references.get(key, '')} {text}"):
             value, names = self.raw, reference.split(".")
             for index, name in enumerate(names[:-1], start=1):
@@ -248,19 +246,6 @@ class _Check:
                     where = ".".join(names[:index])
                     return f"{where}={shown(value)}: must be a section, since {key} refers to {reference}"
         return f"{key}={shown(references[key])}: {reason}" if key in references else f"{key}: {reason}".lstrip(": ")
-
-    def _trail(self, name: str) -> list[str]:
-        """Return the names that ``name`` refers to, directly or through others."""
-        trail: list[str] = []
-        for _ in range(50):
-            value: Any = self.raw
-            for part in (trail or [name])[-1].split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if match is None:
-                break
-            trail.append(match[1])
-        return [*trail, *(name for reference in trail if f"{name}.".startswith(f"{reference}."))]
 
 
 def find(path: str, where: str) -> Any:
