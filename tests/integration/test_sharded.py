@@ -64,12 +64,6 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
                 ("topk", [*MOVIELENS, "gate=topk", "gate.noisy=false", "gate.balance_weight=0.1"], 40, 20),
                 ("comet", MMOE, 40, 50),
                 ("ple", [*MOVIELENS, "network=ple", "gate=remoe", "trainer.gradient_clip_algorithm=value"], 40, 20),
-                (
-                    "routed",
-                    ["experiment=synthetic_pairs_routing", "network=routed_dense", "data.rows=[600,60,60]"],
-                    20,
-                    4,
-                ),
                 ("texts", TEXTS, 4, 4),
             ]
         ),
