@@ -24,7 +24,7 @@ class RowwiseAdagrad(Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-8
+        self, params: Any, lr: float = 3e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-8
     ) -> None:
         super().__init__(params, {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps})
 
