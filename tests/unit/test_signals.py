@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -49,6 +50,11 @@ def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
         assert signals.number == number
         with pytest.raises(Stopped, match=r"weights are in a/best.ckpt, test them with: .* evaluate=a/best.ckpt"):
             signals.training_ends("a/best.ckpt")
+
+
+def test_broad_handlers_do_not_swallow_a_stop() -> None:
+    with StopSignals().listening(), pytest.raises(Stopped), contextlib.suppress(Exception):
+        send(signal.SIGTERM)
 
 
 def test_handlers_are_restored_whatever_happens() -> None:
