@@ -134,7 +134,9 @@ def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows
             if not isinstance(value, DTensor):
                 dist.broadcast(value.detach(), 0)  # equal in all processes, as with DDP
     split = {table.weight for table in tables}
-    for layer in getattr(network, "layers", ()):
+    # The budget of Gumbel-Matrix gates reads the gates of all layers, so these must be whole together
+    budgeted = any(getattr(part, "budgeted", ()) for part in network.modules())
+    for layer in () if budgeted else getattr(network, "layers", ()):
         fully_shard(layer, mesh=mesh)
     fully_shard(network, mesh=mesh, ignored_params=split)
     if any(True for _ in weighting.parameters()):

@@ -96,13 +96,15 @@ def test_connections_are_those_of_evaluation() -> None:
 
 def module_of(network: torch.nn.Module, tasks: str) -> SimpleNamespace:
     """Return what stands in for the LightningModule."""
-    return SimpleNamespace(network=network, modules=network.modules, tasks=dict.fromkeys(tasks), dtype=torch.float32)
+    return SimpleNamespace(
+        network=network, modules=network.modules, tasks=dict.fromkeys(tasks), dtype=torch.float32, device="cpu"
+    )
 
 
 def trainer_of(**options: object) -> SimpleNamespace:
     """Return what stands in for the trainer."""
     usual = {"global_step": 0, "callback_metrics": {}, "is_global_zero": True, "sanity_checking": False}
-    return SimpleNamespace(**usual, loggers=[], datamodule=None, **options)
+    return SimpleNamespace(**usual, loggers=[], datamodule=None, strategy=None, **options)
 
 
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
