@@ -215,10 +215,8 @@ class _Check:
 
     def _unresolved(self, error: Exception) -> str:
         """Return the sentence for a reference that cannot be resolved."""
-        text, references = (
-            first_line(error),
-            {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)},
-        )
+        text = first_line(error)
+        references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
         missing = re.search(
             r"(Interpolation key|Environment variable|Unsupported interpolation type) '?([^']+)'?", text
         )

@@ -106,7 +106,8 @@ class Comparison:
     def affinity(self) -> np.ndarray:
         """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
 
-        They are means over the first half of each joint run: later the gradients of related tasks are mostly noise too.
+        They are means over the first half of each joint run. Later the gradients are mostly noise, even those of related
+        tasks.
         """
         files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
         tables = [pl.read_csv(file, schema_overrides={"value": pl.Float64}) for file in files if file.exists()]
@@ -115,5 +116,5 @@ class Comparison:
         return 100 * matrix(table, "affinity", self.tasks)
 
     def predicted_gain(self) -> float:
-        """Return the mean over tasks of the gain that the groups were chosen by, in its percent."""
+        """Return the mean over tasks of the gains, in percent, that ``gains`` predicts for the chosen groups."""
         return sum(sum(predicted(group, self.gains)) for group in self.groups) / len(self.tasks)

@@ -263,7 +263,7 @@ def test_gradient_of_an_empty_row(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = gate(None).weights
     assert weights.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.5, 0.5]]
     (weights * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
-    assert (gate.logits.grad != 0).all()  # also of what is off: it can come back
+    assert (gate.logits.grad != 0).all()  # a connection that is off has a gradient, so training can switch it on again
 
 
 def test_expectation_of_the_draws() -> None:

@@ -277,7 +277,7 @@ def test_losses_fall_and_a_resumed_run_goes_on_to_the_bit(name: str) -> None:
 
 
 def test_methods_differ_from_each_other() -> None:
-    """Only those agree that mean the same: a sum, and what starts with equal weights."""
+    """In the first step, only methods that start as a plain sum are equal to each other, and UPGrad to CR-MOGM."""
     equal = {"fixed", "sum", "dwa", "imtl_l", "gradnorm"}
     found = {name: torch.cat([g.flatten() for g in backward(module(name), batch()).values()]) for name in FILES}
     for left, right in itertools.combinations(FILES, 2):
