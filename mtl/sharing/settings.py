@@ -106,7 +106,7 @@ class Comparison:
     def affinity(self) -> np.ndarray:
         """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.
 
-        They are means over the first half of each joint run. Later the gradients are mostly noise, even those of related
+        They are means over the first half of each joint run. Later, gradients are mostly noise, even those of related
         tasks.
         """
         files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
