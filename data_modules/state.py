@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError
+from mtl.checks import InputError, first_line
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
 from .files.reading import regular_size
@@ -73,8 +73,8 @@ def reading_state() -> Iterator[None]:
         raise
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"the checkpoint's description of its data is damaged ({type(error).__name__}: {error}); take another "
-            "checkpoint of the run"
+            f"the checkpoint's description of its data is damaged ({type(error).__name__}: {first_line(error)}); "
+            "take another checkpoint of the run"
         ) from None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require
+from mtl.types import RowEncoder
 
 from .tables.encoder import check_columns
 from .tables.reading import read_blocks
@@ -20,7 +21,7 @@ from .texts.rows import Texts
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class TextEncoder(RowEncoder):
     """A tokenizer, the largest number of tokens in a row of each task, and its one or two columns of texts.
 
     The texts of tasks in ``marked`` mark a word, see ``Texts.marked``.
@@ -34,16 +35,9 @@ class TextEncoder:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of all tasks."""
         return list(dict.fromkeys(column for columns in self.text.values() for column in columns))
 
-    @property
-    def lists(self) -> dict[str, str]:
-        """No column holds lists."""
-        return {}
-
     def columns_of(self, task: str) -> Sequence[str]:
-        """Return the columns that a task reads."""
         return self.text[task]
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
@@ -72,11 +66,9 @@ class TextEncoder:
         return self.tokenizer.ragged(found, {}).select(torch.arange(len(frame))).inputs
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield blocks of the rows of a file, each with the share of the file read so far."""
         return read_blocks(path, self.separator, [""])
 
     def state(self) -> dict[str, Any]:
-        """Return the encoder as plain data."""
         return {
             "tokenizer": self.tokenizer.state(),
             "max_length": dict(self.max_length),

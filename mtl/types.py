@@ -256,9 +256,11 @@ class RowEncoder(Protocol):
     @property
     def lists(self) -> Mapping[str, str]:
         """The columns whose cells are lists, with the separator of elements in cells that are text; "" without one."""
+        return {}
 
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that one task reads; tasks that read the same columns have the same inputs."""
+        return self.columns
 
     def encode(self, frame: Any, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs by name, ``[N, ...]``, of the rows of ``frame``; other columns are ignored.

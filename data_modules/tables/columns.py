@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import polars as pl
 import torch
@@ -140,11 +139,6 @@ class Scaling:
     std: float
     gaps: bool  # whether the training rows have empty cells
     bounds: tuple[float, float] | None = None
-
-    def state(self) -> dict[str, Any]:
-        """Return the scaling as plain data."""
-        bounds = {} if self.bounds is None else {"bounds": list(self.bounds)}
-        return {"mean": self.mean, "std": self.std, "gaps": self.gaps} | bounds
 
     def encode(self, values: pl.Series) -> list[Tensor]:
         """Return the scaled column ``[N]`` (float32), and the marks of empty cells if ``gaps``."""

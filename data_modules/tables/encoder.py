@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import torch
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from mtl.annotations import shown
 from mtl.checks import require
-from mtl.types import ROW, Categorical, InputSpec, Numeric
+from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
 from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled
 from .dates import dates, part_names, parts_of
@@ -28,7 +29,7 @@ LISTED = 20  # columns that a message lists
 
 
 @dataclass(frozen=True)
-class TableEncoder:
+class TableEncoder(RowEncoder):
     """The encoding of each column, learnt from the training rows.
 
     ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
@@ -42,16 +43,16 @@ class TableEncoder:
     file, so cells that equal one of ``null_values`` are empty in all rows.
     """
 
-    categorical: MutableMapping[str, Vocabulary]
-    numeric: MutableMapping[str, Scaling]
-    dates: MutableMapping[str, datetime] = field(default_factory=dict)
-    elements: MutableMapping[str, Elements] = field(default_factory=dict)
+    categorical: dict[str, Vocabulary]
+    numeric: dict[str, Scaling]
+    dates: dict[str, datetime] = field(default_factory=dict)
+    elements: dict[str, Elements] = field(default_factory=dict)
     on_bad: OnBad = "error"
-    formats: MutableMapping[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
     separator: str | None = None
     null_values: Sequence[str] = ()
     from_text: bool = True
-    bad: BadCells = field(default_factory=BadCells, compare=False, repr=False)
+    bad: Annotated[BadCells, Field(exclude=True)] = field(default_factory=BadCells, compare=False, repr=False)
 
     def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with the parts of its dates as columns."""
@@ -75,12 +76,7 @@ class TableEncoder:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read: all tasks read the same."""
         return list(self._kinds)
-
-    def columns_of(self, task: str) -> list[str]:
-        """Return the columns that a task reads."""
-        return self.columns
 
     @property
     def lists(self) -> dict[str, str]:
@@ -127,61 +123,16 @@ class TableEncoder:
             self.bad.report()
 
     def state(self) -> dict[str, Any]:
-        """Return the encoder as plain data."""
-        return {
-            "categorical": {name: list(known.values) for name, known in self.categorical.items()},
-            "numeric": {name: scaling.state() for name, scaling in self.numeric.items()},
-            "dates": {name: newest.isoformat() for name, newest in self.dates.items()},
-            "elements": {
-                name: {
-                    "values": list(known.vocabulary.values),
-                    "length": known.length,
-                    "separator": known.separator,
-                    "target": known.target,
-                }
-                for name, known in self.elements.items()
-            },
-            "on_bad": self.on_bad,
-            "formats": dict(self.formats),
-            "separator": self.separator,
-            "null_values": list(self.null_values),
-            "from_text": self.from_text,
-        }
+        state: dict[str, Any] = STATE.dump_python(self, mode="json")
+        return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TableEncoder:
         """Return the encoder of a ``state``."""
-        return TableEncoder(
-            {str(name): _vocabulary(values) for name, values in state["categorical"].items()},
-            {
-                str(name): Scaling(float(one["mean"]), float(one["std"]), bool(one["gaps"]), _bounds(one.get("bounds")))
-                for name, one in state["numeric"].items()
-            },
-            {str(name): datetime.fromisoformat(newest) for name, newest in state["dates"].items()},
-            {
-                str(name): Elements(
-                    _vocabulary(one["values"]), int(one["length"]), str(one["separator"]), _text(one["target"])
-                )
-                for name, one in state["elements"].items()
-            },
-            "missing" if state["on_bad"] == "missing" else "error",
-            {str(name): str(form) for name, form in state.get("formats", {}).items()},  # not in older checkpoints
-            _text(state["separator"]),
-            [str(value) for value in state["null_values"]],
-            bool(state["from_text"]),
-        )
+        return STATE.validate_python(state)
 
 
-def _vocabulary(values: Sequence[Any]) -> Vocabulary:
-    return Vocabulary([str(value) for value in values])
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _bounds(pair: Sequence[Any] | None) -> tuple[float, float] | None:
-    return None if pair is None else (float(pair[0]), float(pair[1]))
+STATE = TypeAdapter(TableEncoder)
 
 
 def ignoring(column: str) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import polars as pl
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import InputError
+from mtl.types import RowEncoder
 
 from .columns import as_text, cell, named, parse
 from .encoder import check_columns, numbered
@@ -56,24 +58,14 @@ class Ids:
 
 
 @dataclass(frozen=True)
-class PairEncoder:
+class PairEncoder(RowEncoder):
     """The ids of users and items, by the columns that name them."""
 
     ids: Mapping[str, Ids]
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read: all tasks read the same."""
         return list(self.ids)
-
-    @property
-    def lists(self) -> dict[str, str]:
-        """No column holds lists."""
-        return {}
-
-    def columns_of(self, task: str) -> list[str]:
-        """Return the columns that a task reads."""
-        return self.columns
 
     def encode(self, frame: pl.DataFrame, where: str, task: str | None = None) -> dict[str, Tensor]:
         """Return the ids ``[N]`` by input. Raises InputError for a missing column and for an unknown user or item."""
@@ -82,21 +74,16 @@ class PairEncoder:
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        """Yield blocks of the rows of a file, each with the share of the file read so far."""
         return read_blocks(path, ",", [""])
 
     def state(self) -> dict[str, Any]:
-        """Return the encoder as plain data."""
-        return {
-            column: {"input": ids.input, "size": ids.size, "names": None if ids.names is None else list(ids.names)}
-            for column, ids in self.ids.items()
-        }
+        state: dict[str, Any] = STATE.dump_python(self, mode="json")
+        return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> PairEncoder:
         """Return the encoder of a ``state``."""
-        ids = {}
-        for column, one in state.items():
-            names = None if one["names"] is None else [str(name) for name in one["names"]]
-            ids[str(column)] = Ids(str(one["input"]), int(one["size"]), names)
-        return PairEncoder(ids)
+        return STATE.validate_python(state)
+
+
+STATE = TypeAdapter(PairEncoder)

@@ -102,7 +102,7 @@ def test_program_gives_the_predictions(
     torch.testing.assert_close(found["click"].detach(), expected, atol=1e-5, rtol=1e-5)
     described = json.loads((tmp_path / "preprocessing.json").read_text())
     assert described["inputs"]["tags"] == {"shape": ["rows", 4], "dtype": "int64"}
-    assert described["data"]["encoder"]["elements"]["tags"]["values"] == ["blue", "new", "red", "sale"]
+    assert described["data"]["encoder"]["elements"]["tags"]["vocabulary"]["values"] == ["blue", "new", "red", "sale"]
 
 
 def test_checkpoint_is_tested(trained: Path, tmp_path: Path) -> None:
