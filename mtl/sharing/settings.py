@@ -20,8 +20,6 @@ from mtl.tune.definition import Definition, Searches, unique
 from mtl.tune.launch import run_folder
 from mtl.tune.space import derived_seed, words
 
-HEADS = "heads._target_=mtl.networks.heads.SeparateHeads"  # else momentum would move the heads of a step's other tasks
-
 
 class Share(Searches):
     """The composed ``conf/share.yaml``, which explains the options."""
@@ -83,7 +81,7 @@ class Comparison:
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         options = self.options
         common = [*options.fixed, "callbacks.routing.pictures=false", "callbacks.progress=null"]
-        heads = [HEADS] if self.batches else []
+        heads = ["heads=separate"] if self.batches else []  # momentum would move the heads of a step's other tasks
         given = [word for word in self.given if not word.startswith(("gate=", *(() if gated else ("network",))))]
         chosen, name = unique([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, options.sampler, options.pruner, options.seed)
