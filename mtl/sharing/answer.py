@@ -122,7 +122,7 @@ def recommended(deltas: Mapping[str, Sequence[Value]]) -> tuple[str, str]:
 
     Above 0: by Student's t test over seeds, corrected by Holm's method for the number of settings.
     """
-    summaries = {name: summarise(values) for name, values in deltas.items() if name != ALONE}
+    summaries = {name: summarise(values) for name, values in deltas.items()}
     found = holm([Gain(name, "", (), each, one_sample(each)) for name, each in summaries.items()])
     ordered = sorted(found, key=lambda g: -g.mean)
     for best in ordered:

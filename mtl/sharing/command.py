@@ -38,8 +38,7 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     make_lasting()
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     given: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
-    require(not given.space, "space: mtl share searches nothing; tune the options first, and give them here")
-    first = compose([*given.fixed, *options])
+    first = compose(options)
     data: Any = build.build_data(first)
     data.prepare_data()
     data.setup()
@@ -47,7 +46,6 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
     folder = Path(first.paths.output_dir) / "share" / (given.name or str(first.choices.data))
     found = Comparison(given, folder, tasks, options, bool(first.task_batches))
-    found.add_base()
     base = list(found.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     require(not given.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")

@@ -25,7 +25,6 @@ from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, rec
 from mtl.sharing.settings import Comparison
 from mtl.writing import write_json
 
-JSON = "share.json"
 RULE = (
     f"Gains of the main metric on test rows over training alone, in %: mean ± standard error over pairs of runs on "
     f"one split of the rows. Share, do not share: p < 0.05 by Student's paired t test with Holm's correction for all "
@@ -45,11 +44,13 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     answers = {task: answer(task, [*sharing, *pairs], gates, len(found.tasks)) for task in found.tasks}
     gains = [*sharing, *gates, *pairs]
     done = runs.table.filter(state=FINISHED)
-    deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in found.settings if DELTA in done.columns}
+    compared = [name for name in found.settings if name != ALONE and DELTA in done.columns]
+    deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in compared}
     chosen, why = recommended(deltas)
     command = shlex.join([*program("train"), *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
     affinity = found.affinity()
-    rank = _rank_correlation(found.gains, affinity) if found.pairs else math.nan
+    both = np.isfinite(found.gains + affinity) & ~np.eye(len(affinity), dtype=bool) & bool(found.pairs)
+    rank = float(spearmanr(affinity[both], found.gains[both]).statistic) if both.sum() > 2 else math.nan
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     by = "the gains of pairs" if found.pairs else "the affinities"
     best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
@@ -60,11 +61,11 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "groups": groups,
         "predicted_gain": found.predicted_gain(),
         "gains": [asdict(each) | {"verdict": each.verdict, "advice": each.advice} for each in gains],
-        "delta_m": {name: _json(values) for name, values in deltas.items() if name != ALONE},
+        "delta_m": {name: _json(values) for name, values in deltas.items()},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
         "rank_correlation": _json(rank),
     }
-    write_json(found.folder / JSON, content)
+    write_json(found.folder / "share.json", content)
     text = "\n\n".join([*(f"{line}." for line in lines), command])
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     figures = [picture_of(path, "Gradients of the tasks in a joint run", True) for path in paths if path.exists()][:1]
@@ -78,14 +79,8 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     console = Console(highlight=False)
     console.print("\n".join(["", *lines]), markup=False)
     console.print(command, soft_wrap=True, markup=False)
-    console.print(f"{len(found.seeds)} seeds: {found.folder / PAGE}, {JSON}", style="dim", soft_wrap=True)
+    console.print(f"{len(done)} of {len(runs.table)} runs finished: {found.folder / PAGE}", style="dim", soft_wrap=True)
     return content
-
-
-def _rank_correlation(gains: np.ndarray, affinity: np.ndarray) -> float:
-    """Return Spearman's correlation of the gains of trained pairs with the affinities; NaN if undefined."""
-    both = np.isfinite(gains) & np.isfinite(affinity) & ~np.eye(len(gains), dtype=bool)
-    return float(spearmanr(affinity[both], gains[both]).statistic) if both.sum() > 2 else math.nan
 
 
 def _matrices(found: Comparison, affinity: np.ndarray, rank: float) -> list[Listing]:
@@ -95,9 +90,8 @@ def _matrices(found: Comparison, affinity: np.ndarray, rank: float) -> list[List
         note += " None was measured: the joint runs have fewer steps than every_steps."
     listings = [_matrix(title, found.tasks, affinity, note)]
     if found.pairs:
-        title = "Gain of the column's task in a pair with the row's, %"
         note = f"Spearman's rank correlation with the affinities: {rank:.2f}."
-        listings.append(_matrix(title, found.tasks, found.gains, note))
+        listings.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains, note))
     return listings
 
 

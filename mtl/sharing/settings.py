@@ -16,7 +16,7 @@ from mtl.options import Count, Long, Name, Positive
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
 from mtl.sharing.grouping import Group, predicted
-from mtl.tune.definition import Definition, Searches, unique
+from mtl.tune.definition import Definition, Searches, StudyName, unique
 from mtl.tune.launch import run_folder
 from mtl.tune.space import derived_seed, words
 
@@ -24,7 +24,7 @@ from mtl.tune.space import derived_seed, words
 class Share(Searches):
     """The composed ``conf/share.yaml``, which explains the options."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\s]([^/]*[^/\s])?$", description="a name without slashes")] | None
+    name: StudyName | None
     seeds: Annotated[Long, Field(ge=2)]
     budget: Positive | None
     pairs: bool
@@ -62,7 +62,7 @@ class Comparison:
     gains: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     groups: list[Group] = field(default_factory=list)
 
-    def add_base(self) -> None:
+    def __post_init__(self) -> None:
         """Add the settings alone, together and those with a gate."""
         every = f"callbacks.conflict.every_steps={self.options.every_steps}"
         self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
@@ -79,12 +79,11 @@ class Comparison:
         return self._setting(label, ["network=grouped", *words({"network.groups": named})], named)
 
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
-        options = self.options
-        common = [*options.fixed, "callbacks.routing.pictures=false", "callbacks.progress=null"]
+        common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
         heads = ["heads=separate"] if self.batches else []  # momentum would move the heads of a step's other tasks
         given = [word for word in self.given if not word.startswith(("gate=", *(() if gated else ("network",))))]
         chosen, name = unique([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
-        definition = Definition(name, label, chosen, {}, options.sampler, options.pruner, options.seed)
+        definition = Definition(name, label, chosen, {}, self.options.sampler, self.options.pruner, self.options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, mates)
 

@@ -15,6 +15,7 @@ from mtl.records import flatten
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
+StudyName = Annotated[str, Field(pattern=r"^[^/\s]([^/]*[^/\s])?$", description="a name without slashes")]
 
 
 class Searches(Model):
@@ -25,8 +26,8 @@ class Searches(Model):
     heartbeat: Positive
     retries: LongOrZero
     max_failures: Long | None
-    fixed: list[str]
-    space: Space
+    fixed: Annotated[list[str], Field(default_factory=list)]
+    space: MaybeSpace
     sampler: dict[str, Any]
     pruner: dict[str, Any]
 
@@ -41,7 +42,7 @@ class OfGate(Model):
 class Study(Searches):
     """The composed ``conf/tune.yaml``."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\s]([^/]*[^/\s])?$", description="a name without slashes")] | None
+    name: StudyName | None
     n_trials: Long
     gates: dict[str, OfGate]
 
