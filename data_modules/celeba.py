@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require
@@ -17,7 +16,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 from .base import TensorDataModule
 from .files import celeba as celeba_files
 from .files.cache import cached
-from .files.celeba_images import decode_all, reduced
+from .files.images import reduced
 from .images import pixel_scale
 from .splits import SPLITS
 
@@ -31,9 +30,9 @@ class CelebADataModule(TensorDataModule):
 
     Input: ``image`` ``[B, 3, 218 / scale, 178 / scale]`` (uint8), sides rounded up. At full size, the 202,599 images
     take 23.6 GB of memory and of disk; at ``scale`` 2, the default, 5.9 GB, and four 3 x 3 convolutions with pooling
-    still leave 4 x 3 features of 109 x 89 pixels. ``workers`` processes decode the images once; the result is cached
-    in ``data_dir`` and does not depend on ``workers``. Files are expected in ``data_dir``/celeba, laid out as for
-    torchvision's ``CelebA``; ``download`` fetches missing ones from Google Drive. Raises InputError.
+    still leave 4 x 3 features of 109 x 89 pixels. The images are decoded once; the result is cached in ``data_dir``.
+    Files are expected in ``data_dir``/celeba, laid out as for torchvision's ``CelebA``; ``download`` fetches missing
+    ones from Google Drive.
     """
 
     @validated
@@ -42,7 +41,6 @@ class CelebADataModule(TensorDataModule):
         data_dir: FilePath,
         attributes: celeba_files.Attribute | Some[celeba_files.Attribute],
         scale: Chosen[Literal[1, 2, 4, 8]] = 2,
-        workers: Annotated[int, Field(ge=0, le=256)] = 2,  # processes; 0 decodes in this one
         download: bool = True,
         standardise: bool = True,
         **common: Any,
@@ -50,7 +48,7 @@ class CelebADataModule(TensorDataModule):
         super().__init__(**common)
         self.standardise = standardise
         self.attributes = [attributes] if isinstance(attributes, str) else attributes
-        self.scale, self.workers, self.download, self.data_dir = scale, workers, download, data_dir
+        self.scale, self.download, self.data_dir = scale, download, data_dir
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:
@@ -74,7 +72,7 @@ class CelebADataModule(TensorDataModule):
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
         for name, size in zip(SPLITS, sizes, strict=True):
             require(size > 0, f"{partition_file} assigns no image to {name}; get the official file")
-        images = decode_all([paths[index] for index in order.tolist()], self.scale, self.workers)
+        images = celeba_files.decode_all([paths[index] for index in order.tolist()], self.scale)
         content = {}
         for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
             content |= {f"{name}_image": image, f"{name}_attributes": marks}
@@ -91,7 +89,7 @@ class CelebADataModule(TensorDataModule):
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
         mean, std = pixel_scale(content["train_image"], self.standardise)
         spec = DataSpec(
-            {"image": Image(3, *reduced(self.scale), mean, std)},
+            {"image": Image(3, *reduced(celeba_files.SIZE, self.scale), mean, std)},
             [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],
         )
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mtl.data_modules.files.celeba import ATTRIBUTES
-from mtl.data_modules.files.celeba_images import HEIGHT, WIDTH
+from mtl.data_modules.files.celeba import ATTRIBUTES, SIZE
 from PIL import Image
 
 
@@ -22,7 +21,7 @@ def colour(number: int) -> tuple[int, int, int]:
     return 40 + 10 * (number % 16), 40 + 10 * (number // 16), 100 + 7 * (number % 5)
 
 
-def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
+def picture(number: int, height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
     """Return image ``number``: its colour, brighter towards the bottom right."""
     ramp = np.linspace(-15, 15, height)[:, None] + np.linspace(-15, 15, width)
     return Image.fromarray((ramp[..., None] + colour(number)).round().clip(0, 255).astype(np.uint8))

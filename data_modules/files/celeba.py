@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torchvision.datasets import CelebA
 from torchvision.datasets.utils import download_file_from_google_drive
@@ -18,10 +21,13 @@ from mtl.checks import InputError, require
 
 from .cache import locked, versions
 from .download import place, unpacked
+from .images import decode, reduced
 from .reading import checked, quote, read_lines
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
+SIZE = (218, 178)  # height and width of the images
+CHUNK = 100  # images that a thread decodes at a time
 MAX_BYTES = 4_000_000_000  # largest size of all images; the official ones have 1.4 GB
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 NAMES = """
@@ -118,3 +124,20 @@ def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
     expected = f"the image as in {PARTITION_FILE}, and {len(ATTRIBUTES)} times 1 or -1"
     values = checked(rows, good, file, expected)["marks"].explode() == "1"
     return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))
+
+
+def decode_all(files: Sequence[Path], scale: int) -> Tensor:
+    """Return the images of ``files`` at 1/``scale`` of full size, ``[N, 3, H, W]`` uint8. Raises InputError."""
+    images = torch.empty(len(files), 3, *reduced(SIZE, scale), dtype=torch.uint8)
+
+    def fill(start: int) -> None:
+        for index, file in enumerate(files[start : start + CHUNK], start):
+            again = f"delete {file.parent} and start again, with {ARCHIVE} as it was published"
+            images[index] = decode(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
+
+    starts = range(0, len(files), CHUNK)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads suffice: Pillow's decoder releases Python's lock
+        done = pool.map(fill, starts)
+        for _ in track(done, "decoding CelebA", len(starts), console=Console(stderr=True)):
+            pass
+    return images

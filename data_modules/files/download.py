@@ -8,7 +8,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pooch
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mtl.checks import InputError, causes, require
 
 from .cache import locked, unwritable
-from .reading import quote
+from .reading import quote, read_gzip
 
 TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow server is not an error
 RETRIES = 4
@@ -49,7 +49,7 @@ def obtain(
     with locked(archive.with_name(f".{archive.name}.lock"), f"fetching {archive}"):
         if not file.exists():
             otherwise = f", or unpack it so that {file} exists"
-            fetch(url, archive, known_hash, download, file, otherwise, max_bytes)
+            _download(url, archive, known_hash, download, file, otherwise, max_bytes)
             with unpacked(archive, max_bytes) as folder:
                 place(folder, archive.parent)
             require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
@@ -67,10 +67,17 @@ def fetch(
     """Download ``url`` to ``dest``; do nothing if ``dest`` exists with ``known_hash`` (``md5:...`` or a sha256).
 
     If the connection is lost, the next attempt continues where it ended, even in another run. Messages name the file
-    ``missing`` (default ``dest``), and ``otherwise`` says how else to obtain it. The caller holds a lock.
+    ``missing`` (default ``dest``), and ``otherwise`` says how else to obtain it. Raises InputError.
     """
+    with locked(dest.with_name(f".{dest.name}.lock"), f"fetching {dest}") if download else nullcontext():
+        _download(url, dest, known_hash, download, missing or dest, otherwise, max_bytes)
+
+
+def _download(
+    url: str, dest: Path, known_hash: str | None, download: bool, missing: Path, otherwise: str, max_bytes: int
+) -> None:
     by_hand = f"get {url} elsewhere and put it at {dest}{otherwise}, or set data.data_dir to the folder of your data"
-    lacking = f"{missing or dest} is missing and data.download=false: set it to true, or {by_hand}"
+    lacking = f"{missing} is missing and data.download=false: set it to true, or {by_hand}"
     if not download:
         require(dest.exists(), lacking)
         return
@@ -171,18 +178,20 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
 
 
 def _unpack(archive: Path, folder: Path, max_bytes: int) -> None:
-    """Unpack a zip or ``.tar.gz`` file; no member unpacks to more than its declared size. Raises InputError."""
+    """Unpack a zip, ``.tar.gz`` or ``.gz`` file; no member takes more than its declared size. Raises InputError."""
     too_many = f"{archive} unpacks to {{:,}} bytes, too many: delete it and start again"
     if archive.name.endswith(".tar.gz"):
         with tarfile.open(archive) as tar:
             size = sum(member.size for member in tar.getmembers())
             require(size <= max_bytes, too_many.format(size))
             tar.extractall(folder, filter="data")  # refuses paths and links that leave the folder
-        return
-    with zipfile.ZipFile(archive) as content:
-        size = sum(info.file_size for info in content.infolist())
-        require(size <= max_bytes, too_many.format(size))
-        content.extractall(folder)  # removes "..", drives and leading slashes from paths
+    elif archive.suffix == ".gz":
+        (folder / archive.stem).write_bytes(read_gzip(archive, max_bytes))
+    else:
+        with zipfile.ZipFile(archive) as content:
+            size = sum(info.file_size for info in content.infolist())
+            require(size <= max_bytes, too_many.format(size))
+            content.extractall(folder)  # removes "..", drives and leading slashes from paths
 
 
 def place(source: Path, target: Path) -> None:

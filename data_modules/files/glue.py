@@ -28,22 +28,23 @@ def prepare(root: Path, task: str, download: bool, base_url: str | None = None) 
 
     If the folder has some of the files, nothing is fetched, since the fetched files might not belong to them.
     """
-    source = SOURCES[task]
-    if not _missing(root, source):
+    source, addresses = SOURCES[task], _addresses(task)
+    missing = _missing(root, source)
+    if not missing:
         return
-    with locked(root / ".fetch.lock", f"fetching GLUE into {root}"):
-        missing = _missing(root, source)
-        addresses = _addresses(task)
-        if missing and not addresses:
-            require(False, f"{missing[0]} is missing: get {source.archive} from {source.site}, and unpack it in {root}")
-        if missing and not all((root / name).exists() for _, name, _ in addresses):
-            some = len(missing) < len(source.paths())
-            files = " and ".join(map(str, missing))
-            require(not some, f"task {task}: only {files} is missing: add it, or delete the folder to have it fetched")
-            for site, name, sha256 in addresses:
-                otherwise = "" if missing[0] == root / name else f", or put {files} there"
-                url = f"{site.replace(SITE, base_url or SITE)}/{name}"
-                fetch(url, root / name, sha256, download, missing[0], otherwise, MAX_BYTES)
+    require(
+        bool(addresses), f"{missing[0]} is missing: get {source.archive} from {source.site}, and unpack it in {root}"
+    )
+    files, there = " and ".join(map(str, missing)), all((root / name).exists() for _, name, _ in addresses)
+    require(
+        there or len(missing) == len(source.paths()),
+        f"task {task}: only {files} is missing: add it, or delete the folder to have it fetched",
+    )
+    for site, name, sha256 in addresses if not there else ():
+        otherwise = "" if missing[0] == root / name else f", or put {files} there"
+        url = f"{site.replace(SITE, base_url or SITE)}/{name}"
+        fetch(url, root / name, sha256, download, missing[0], otherwise, MAX_BYTES)
+    with locked(root / ".fetch.lock", f"unpacking GLUE in {root}"):
         if _missing(root, source):
             _split_mrpc(root) if task == "mrpc" else _unpack(root, source)
 

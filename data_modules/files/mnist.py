@@ -11,30 +11,21 @@ from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 
 from mtl.checks import require
-from mtl.writing import write_bytes
 
-from .cache import locked
-from .download import fetch
-from .reading import read_bytes, read_gzip
+from .download import obtain
+from .reading import read_bytes
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
-MAX_BYTES = 500_000_000  # largest file
 IMAGES, LABELS = 2051, 2049  # the numbers that files of images and of labels begin with
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
     """Put the four files of ``source`` into ``folder``/raw; do nothing if they are there. Raises InputError."""
     dataset, raw = SOURCES[source], folder / "raw"
-    if all((raw / name.removesuffix(".gz")).exists() for name, _ in dataset.resources):
-        return
-    with locked(raw / ".fetch.lock", f"fetching {source} into {raw}"):
-        for name, md5 in dataset.resources:
-            file, archive = raw / name.removesuffix(".gz"), raw / name
-            if not file.exists():
-                url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
-                fetch(url, archive, f"md5:{md5}", download, file, f", or unpacked at {file}")
-                write_bytes(file, read_gzip(archive, MAX_BYTES))
+    for name, md5 in dataset.resources:
+        url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
+        obtain(raw / name.removesuffix(".gz"), raw / name, url, f"md5:{md5}", download)
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:

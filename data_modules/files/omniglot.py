@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torchvision.datasets import Omniglot
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 
-from .cache import cached, locked, versions
-from .download import fetch, place, unpacked
+from .cache import cached, versions
+from .download import obtain
+from .images import decode
 
 FORMAT = 1  # of the cache; increase it when the content changes
 SIDE = 105
@@ -27,20 +25,14 @@ def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str |
 
     Missing alphabets are looked up in one archive after the other, beginning with archives that are in ``folder``.
     """
-    if not _missing(folder, wanted):
-        return
-    with locked(folder / ".fetch.lock", f"fetching Omniglot into {folder}"):
-        for part in sorted(PARTS, key=lambda part: not (folder / f"{part}.zip").exists()):
-            archive, missing = folder / f"{part}.zip", _missing(folder, wanted)
-            if missing:
-                url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
-                md5, otherwise = Omniglot.zips_md5[part], f", or {_choose(folder)}"
-                fetch(url, archive, f"md5:{md5}", download, folder / part / missing[0], otherwise)
-                with unpacked(archive) as content:
-                    require((content / part).is_dir(), f"{archive} contains no folder {part}: delete it, start again")
-                    place(content / part, folder / part)
-        missing = _missing(folder, wanted)
-        require(not missing, f"data.alphabets: Omniglot has no {', '.join(missing)}; {_choose(folder)}")
+    for part in sorted(PARTS, key=lambda part: not (folder / f"{part}.zip").exists()):
+        if _missing(folder, wanted):
+            url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{part}.zip"
+            obtain(folder / part, folder / f"{part}.zip", url, f"md5:{Omniglot.zips_md5[part]}", download)
+    missing, there = _missing(folder, wanted), ", ".join(alphabets(folder)) or "none"
+    require(
+        not missing, f"data.alphabets: Omniglot has no {', '.join(missing)}; choose among those in {folder}: {there}"
+    )
 
 
 def alphabets(folder: Path) -> dict[str, Path]:
@@ -52,10 +44,6 @@ def alphabets(folder: Path) -> dict[str, Path]:
 def _missing(folder: Path, wanted: Iterable[str]) -> list[str]:
     there = alphabets(folder)
     return [name for name in wanted if name not in there]
-
-
-def _choose(folder: Path) -> str:
-    return f"choose data.alphabets among those in {folder}: {', '.join(alphabets(folder)) or 'none'}"
 
 
 def read(alphabet: Path, side: int, cache: Path) -> tuple[Tensor, Tensor]:
@@ -80,29 +68,13 @@ def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
     character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
     empty = [name for name, count in zip(names, character.bincount(minlength=len(names)), strict=True) if not count]
     require(not empty, f"{alphabet} has no drawings (*.png) in {', '.join(empty)}: delete it and start again")
-    image = torch.stack([255 - decode(file) for file in files])
+    again = f"delete {alphabet} and start again"
+    image = torch.stack([255 - decode(file, (SIDE, SIDE), "L", again) for file in files])
     return {"image": reduced(image, side)[:, None], "character": character}
 
 
 def _files(alphabet: Path) -> list[Path]:
     return sorted(alphabet.glob("character*/[!.]*.png"))
-
-
-def decode(file: Path) -> Tensor:
-    """Return the grey levels ``[105, 105]`` (uint8) of a file. Raises InputError."""
-    try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise OSError("it is not a regular file")  # reading a pipe would never end
-        with Image.open(file) as image:
-            width, height = image.size
-            if (width, height) == (SIDE, SIDE):
-                return torch.from_numpy(np.array(image.convert("L")))
-    except Exception as error:  # on damaged bytes the decoder can raise almost any exception
-        raise InputError(f"{file} is damaged ({error}): delete {file.parents[1]} and start again") from error
-    raise InputError(
-        f"{file} has {height} x {width} pixels, Omniglot's drawings have {SIDE} x {SIDE}: delete {file.parents[1]} and "
-        f"start again"
-    )
 
 
 def reduced(images: Tensor, side: int) -> Tensor:

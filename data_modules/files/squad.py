@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
 from mtl.checks import InputError, require
 
-from .cache import locked
 from .download import fetch
 from .reading import quote, read_bytes, repair
 
@@ -53,48 +51,11 @@ class Question:
         return next(((start, start + len(text)) for text, start in self.answers), None)
 
 
-class Answer(BaseModel):
-    """A right answer, and the index of its first character in the context."""
-
-    text: str
-    answer_start: int
-
-
-class Entry(BaseModel):
-    """A question of the file."""
-
-    id: str
-    question: str
-    answers: list[Answer]
-
-
-class Paragraph(BaseModel):
-    """A text and the questions about it."""
-
-    context: str
-    qas: list[Entry]
-
-
-class Article(BaseModel):
-    """An article of Wikipedia."""
-
-    paragraphs: list[Paragraph]
-
-
-class Content(BaseModel):
-    """A file."""
-
-    data: list[Article]
-
-
 def prepare(root: Path, download: bool, base_url: str | None = None) -> None:
     """Put the files into ``root``; do nothing if they are there. Raises InputError."""
-    if all((root / source.name).exists() for source in SOURCES.values()):
-        return
-    with locked(root / ".fetch.lock", f"fetching SQuAD into {root}"):
-        for source in SOURCES.values():
-            if not (root / source.name).exists():
-                fetch(f"{base_url or SITE}/{source.name}", root / source.name, source.sha256, download)
+    for source in SOURCES.values():
+        if not (root / source.name).exists():
+            fetch(f"{base_url or SITE}/{source.name}", root / source.name, source.sha256, download)
 
 
 def read(file: Path) -> list[Question]:
@@ -102,23 +63,24 @@ def read(file: Path) -> list[Question]:
 
     A few questions with a wrong position of an answer are left out.
     """
-    try:
-        content = Content.model_validate_json(read_bytes(file), strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        why = f"{where}: {problem['msg']}" if where else problem["msg"]
-        raise InputError(f"{file} is not in the format of SQuAD: {quote(why, 200)}. {repair(file)}") from None
     questions: list[Question] = []
     misplaced: list[str] = []
-    for number, article in enumerate(content.data):
-        for paragraph in article.paragraphs:
-            for entry in paragraph.qas:
-                answers = tuple((answer.text, answer.answer_start) for answer in entry.answers)
-                if all(start >= 0 and paragraph.context.startswith(text, start) for text, start in answers):
-                    questions.append(Question(entry.question, paragraph.context, number, answers))
-                else:
-                    misplaced.append(entry.id)
+    number = 0
+    try:
+        for number, article in enumerate(json.loads(read_bytes(file))["data"]):
+            for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
+                for entry in paragraph["qas"]:
+                    answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
+                    if all(start >= 0 and context.startswith(text, start) for text, start in answers):
+                        questions.append(Question(entry["question"] + "", context + "", number, answers))
+                    else:
+                        misplaced.append(f"{entry['id']}")
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = quote(f"{type(error).__name__}: {error}", 200)
+        raise InputError(
+            f"{file}, article {number + 1}, is not in the format of SQuAD: {why}. {repair(file)}"
+        ) from None
     total = len(questions) + len(misplaced)
     require(total > 0, f"{file} has no questions. {repair(file)}")
     if misplaced:

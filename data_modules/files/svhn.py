@@ -14,7 +14,7 @@ from torchvision.datasets import SVHN
 
 from mtl.checks import InputError, require
 
-from .cache import cached, locked, versions
+from .cache import cached, versions
 from .download import fetch
 from .reading import quote, regular_size
 
@@ -28,12 +28,9 @@ MAX_BYTES = 3_000_000_000  # largest file; the largest official one has 1.3 GB
 def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:
     """Put the file of ``part`` into ``folder``; do nothing if it is there. Raises InputError."""
     official, name, md5 = SVHN.split_list[part]
-    file = folder / name
-    if not file.exists():
-        url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
-        with locked(folder / f".{name}.lock", f"fetching {file}"):
-            if not file.exists():
-                fetch(url, file, f"md5:{md5}", download, max_bytes=MAX_BYTES)
+    url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
+    if not (folder / name).exists():
+        fetch(url, folder / name, f"md5:{md5}", download, max_bytes=MAX_BYTES)
 
 
 def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:

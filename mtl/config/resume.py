@@ -29,7 +29,7 @@ Composer = Callable[[Sequence[str]], DictConfig]
 # The weights depend on these sections, so a run that starts from a checkpoint must not change them
 FIXED_SECTIONS = ("gate", "network", "data", "permutation", "weighting")
 # It may change these keys, which say where files are and how rows are loaded, and keys that end with _url
-FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "workers", "eval_batch_size", "pin_memory")}
+FREE_KEYS = {f"data.{name}" for name in ("data_dir", "download", "eval_batch_size", "pin_memory")}
 FREE_KEYS.add("data.batch_size")  # for another number of processes, see ``check_batches``
 # The files of the user's tables and texts. The checkpoint holds the vocabularies and scales of the training and
 # fingerprints of the files, so a changed file is noticed

@@ -85,7 +85,7 @@ CASES = {
     "jester": Case(JesterDataModule, {}, ("jester",), ("jester/jester-data-tiny.csv",), "jester/jester-data-1.xls"),
     "celeba": Case(
         CelebADataModule,
-        {"attributes": ["Young", "Male"], "workers": 0, "scale": 8},
+        {"attributes": ["Young", "Male"], "scale": 8},
         ("celeba",),
         FACES,
         "celeba/list_attr_celeba.txt",
@@ -115,7 +115,7 @@ CASES = {
         {"alphabets": ["Gujarati", "Korean"], "side": 35},
         ("omniglot-py",),
         (DRAWING,),
-        "images_background/Gujarati",
+        "images_background",
     ),
     "glue": Case(
         GlueDataModule,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mtl.data_modules import digits
 from mtl.data_modules.digits import DigitsDataModule, resplit, to_colour
-from mtl.data_modules.files import mnist, svhn
+from mtl.data_modules.files import svhn
 from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
 from mtl.data_modules.images import pixel_scale
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
@@ -118,33 +117,6 @@ def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.M
     write_svhn(tmp_path, {"train": 15})
     assert len(svhn.read(tmp_path, "train", cache)[0]) == 15  # the file has changed
     assert len(parsed) == 2
-
-
-@pytest.mark.parametrize("source", [mnist, svhn])
-def test_only_one_of_two_programs_fetches_a_file(
-    tmp_path: Path, source: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_digits(tmp_path / "server", compressed=True)
-    fetched: list[str] = []
-
-    def fetch(url: str, dest: Path, *more: object, **options: object) -> None:
-        fetched.append(dest.name)
-        archive = tmp_path / "server" / dest.name
-        dest.write_bytes(archive.read_bytes() if archive.exists() else b"")
-
-    monkeypatch.setattr(source, "fetch", fetch)
-    part, both = "mnist" if source is mnist else "train", threading.Barrier(2)
-
-    def prepare() -> None:
-        both.wait()
-        source.prepare(tmp_path / "data", part, True)
-
-    threads = [threading.Thread(target=prepare) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(fetched) == len(set(fetched)) == (4 if source is mnist else 1)
 
 
 GOOD = {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((4, 1), np.uint8)}

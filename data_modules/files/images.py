@@ -1,0 +1,38 @@
+"""Decode image files, with clear errors if one is missing, damaged or of another size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mtl.checks import InputError
+
+from .reading import regular_size
+
+
+def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int = 1) -> Tensor:
+    """Return an image of the ``size`` (height, width) at 1/``scale`` of it, rounded up: ``[H, W]`` or ``[H, W, 3]``.
+
+    ``mode``: that of Pillow, "L" or "RGB". ``again`` says in messages how to repair the file. Raises InputError.
+    """
+    regular_size(file)  # reading a pipe would never end
+    try:
+        with Image.open(file) as image:
+            found = image.height, image.width
+            if found == size:
+                image.draft(mode, (size[1] // scale, size[0] // scale))  # scaled by the decoder: fast, no aliasing
+                height, width = reduced(size, scale)
+                pixels = image.convert(mode).resize((width, height), Image.Resampling.BOX)
+                return torch.from_numpy(np.array(pixels))
+    except Exception as error:  # on damaged bytes the decoder can raise almost any exception
+        raise InputError(f"{file} is damaged ({error}): {again}") from error
+    raise InputError(f"{file} has {found[0]} x {found[1]} pixels instead of {size[0]} x {size[1]}: {again}")
+
+
+def reduced(size: tuple[int, int], scale: int) -> tuple[int, int]:
+    """Return height and width at 1/``scale`` of ``size``, rounded up as in JPEG decoders."""
+    return -(-size[0] // scale), -(-size[1] // scale)
