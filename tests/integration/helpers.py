@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 import polars as pl
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checkpoints.files import read, read_to_resume
 from mtl.cli import train
 from mtl.cli.help import groups
 from mtl.cli.run import run
-from mtl.config.resume import resumed_config
+from mtl.config.resume import is_harmless, resumed_config
 from tests.config_files import keep_files
 from tests.conftest import ROOT
 
@@ -34,11 +37,35 @@ SMALL = [
 
 
 def composed(words: Sequence[str]) -> DictConfig:
-    """Return the configuration of ``python train.py <words>``, with its choices, as train.py composes it."""
-    return copy.deepcopy(_composed(tuple(words)))
+    """Return the configuration of ``python train.py <words>``, with its choices, as train.py composes it.
+
+    Values are set in the configuration that the other words compose: Hydra takes longer than many a test.
+    """
+    values = [(word, *value) for word in words if (value := _value(word))]
+    cfg = copy.deepcopy(_composed(tuple(word for word in words if not _value(word))))
+    try:
+        for _, key, value in values:
+            OmegaConf.update(cfg, key, value)
+    except OmegaConfBaseException:  # the configuration has no such option
+        return copy.deepcopy(_composed(tuple(words)))
+    cfg.words = [word for word in words if _is_harmless(word)]
+    return cfg
 
 
-@cache  # Hydra takes longer than many a test, and tests compose the same words again and again
+_is_harmless = cache(is_harmless)
+
+
+@cache
+def _value(word: str) -> tuple[str, Any] | None:
+    """Return the key and the value of a word that sets an option; None if it chooses a file or must be composed."""
+    key = word.partition("=")[0]
+    if not re.fullmatch(r"\w+(\.\w+)*", key) or key in GROUPS or key.startswith("hydra."):
+        return None
+    override = OverridesParser.create().parse_override(word)
+    return None if override.is_sweep_override() else (key, override.value())
+
+
+@cache
 def _composed(words: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -47,7 +74,9 @@ def _composed(words: tuple[str, ...]) -> DictConfig:
 
 def compose_small(run_dir: Path, *words: str) -> DictConfig:
     """Return the configuration of ``python train.py <words>``, shrunk, writing to ``run_dir``."""
-    cfg, given = composed([*SMALL, "label=test", *words]), {word.partition("=")[0] for word in words}
+    logger = [] if any(word.lstrip("~").startswith("logger") for word in words) else ["logger=none"]
+    cfg = composed([*SMALL, *logger, "label=test", *words])
+    given = {word.partition("=")[0] for word in words}
     smaller: dict[str, Any] = {}  # set as if they were words, since Hydra takes longer than many a test
     if "tasks_per_group" in cfg.data and "data.tasks_per_group" not in given:
         smaller["tasks_per_group"] = 3  # what is logged of each task takes longer than its training
@@ -58,6 +87,14 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
         cfg.data[name] = value
         cfg.words.append(f"data.{name}={value}")
     cfg.paths.run_dir = str(run_dir)
+    return cfg
+
+
+def narrow(cfg: DictConfig) -> DictConfig:
+    """Return ``cfg`` with layers of 8 units and embeddings of 4 numbers: published sizes take longer than all else."""
+    cfg.recipe.embedding_dim = 4
+    for name in ("expert_units", "head_units"):
+        cfg.recipe[name] = [8] * len(cfg.recipe[name])
     return cfg
 
 

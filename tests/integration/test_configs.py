@@ -18,7 +18,7 @@ from mtl.cli.run import run
 from mtl.config import build
 from mtl.config.check import check
 from tests.conftest import ROOT
-from tests.integration.helpers import GROUPS, compose_small, composed
+from tests.integration.helpers import GROUPS, compose_small, composed, narrow
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "recipe.batch_size=8"]
 SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]
@@ -117,7 +117,7 @@ def test_every_file_trains(word: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [word, *NEEDS.get(word, []), f"paths.data_dir={tiny_data}"]
     if word == "paths=default":
         words = [word]
-    cfg = compose_small(tmp_path / "run", *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2")
+    cfg = narrow(compose_small(tmp_path / "run", *words, "trainer.max_epochs=1", "+trainer.limit_train_batches=2"))
     assert all(f"{group}={name}" in ALL for group, name in cfg.choices.items() if name)
     assert set(BRINGS.get(word, [])) <= {f"{group}={name}" for group, name in cfg.choices.items()}
     assert torch.isfinite(torch.tensor(run(cfg)))
@@ -174,7 +174,7 @@ COMBINED = [
 def test_combinations_train(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
     """Routed networks with their baseline, baselines on images, and every precision."""
     words = [*words, *NEEDS.get(words[0], []), f"paths.data_dir={tiny_data}"]
-    assert torch.isfinite(torch.tensor(run(compose_small(tmp_path, *words))))
+    assert torch.isfinite(torch.tensor(run(narrow(compose_small(tmp_path, *words)))))
 
 
 @pytest.mark.parametrize("weighting", ["upgrad", "uncertainty"])

@@ -13,7 +13,7 @@ from mtl.paper.definition import Pair, Paper
 from mtl.report.runs import read_named_runs
 from mtl.tune.launch import Launcher, run_folder
 from mtl.use.importance import write_importance
-from tests.integration.helpers import compose_small
+from tests.integration.helpers import compose_small, narrow
 from tests.integration.test_configs import SMALL_OMNIGLOT
 from tests.transformers import save_encoder, save_vocabulary
 from tests.unit.test_paper import PAPERS, paper
@@ -41,7 +41,7 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
             columns_of(found, found.known[key], folder, small)
         words = Launcher([], folder).words(dataclasses.replace(definition, sources=sources), 0)
         words = [word for word in words if not word.startswith("data.rows=")]  # compose_small has few rows
-        cfg = compose_small(path, *words, *small)
+        cfg = narrow(compose_small(path, *words, *small))
         if file := cfg.network.get("importance"):
             write_importance(Path(file).parent, Path(file), data_dir=cfg.paths.data_dir)
         run(cfg)

@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.integration.helpers import compose_small, resume_small
 from tests.programs import Forked, Outcome
 
-DRAWN = ["callbacks.routing.pictures=true", "callbacks.routing.pictures_every=2"]
+DRAWN = ["logger=tensorboard", "callbacks.routing.pictures=true", "callbacks.routing.pictures_every=2"]
 FEW = ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", "callbacks.routing.pictures=false"]
 
 
@@ -81,6 +81,7 @@ def test_a_run_may_end_inside_its_first_epoch(tmp_path: Path, caplog: pytest.Log
 
 def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     words = ["gate=softmax_selector", "schedule=temperature", "callbacks.temperature_schedule.epochs=2"]
+    words += ["logger=tensorboard"]
     run(compose_small(tmp_path, *words, "trainer.log_every_n_steps=3", "data.batch_size=100"))  # 6 steps an epoch
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("train/step_loss")] == [2, 5, 8, 11]
