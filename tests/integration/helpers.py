@@ -20,6 +20,7 @@ from mtl.checkpoints.files import read, read_to_resume
 from mtl.cli import train
 from mtl.cli.help import groups
 from mtl.cli.run import run
+from mtl.config.check import check
 from mtl.config.resume import is_harmless, resumed_config
 from tests.config_files import keep_files
 from tests.conftest import ROOT
@@ -87,6 +88,14 @@ def compose_small(run_dir: Path, *words: str) -> DictConfig:
         cfg.data[name] = value
         cfg.words.append(f"data.{name}={value}")
     cfg.paths.run_dir = str(run_dir)
+    return cfg
+
+
+def accepted(words: Sequence[str]) -> DictConfig:
+    """Return the configuration of ``words``, with every value checked."""
+    cfg = composed(words)
+    cfg.label, cfg.paths.run_dir = "test", "."
+    check(cfg, words)
     return cfg
 
 

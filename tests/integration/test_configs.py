@@ -18,6 +18,7 @@ from mtl.cli.run import run
 from mtl.config import build
 from mtl.config.check import check
 from tests.conftest import ROOT
+from tests.integration import helpers
 from tests.integration.helpers import GROUPS, compose_small, composed, narrow
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "recipe.batch_size=8"]
@@ -236,6 +237,13 @@ def test_any_data_takes_any_recipe(data: str, recipe: str) -> None:
     cfg = composed([f"data={data}", f"recipe={recipe}"])
     assert cfg.recipe == composed([f"data={recipe}"]).recipe
     assert (cfg.network.experts._target_, "entropy_schedule" in cfg.callbacks) == FOREIGN[recipe]
+
+
+def test_values_set_in_a_composed_configuration_equal_those_that_hydra_composes() -> None:
+    """So the tests set them, which is faster."""
+    words = ["data=movielens", "recipe.comet={gamma: 2}", "recipe.expert_units=[8]", "+data.x=1", "~callbacks.best"]
+    words += ["recipe.k=${recipe.num_experts}", "label='two words'", "seed=3", "gate=topk"]
+    assert composed(words) == helpers._composed(tuple(words))
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import mtl
 from tests.integration.helpers import train_table
 
 SIZES = ["recipe.embedding_dim=4", "recipe.num_experts=2", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
-SIZES += ["recipe.batch_size=32", "recipe.dropout=0"]
+SIZES += ["recipe.batch_size=64", "recipe.dropout=0"]
 
 
 def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:
@@ -24,8 +24,10 @@ def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:
     return pl.DataFrame({"x": x, "y": mean + std * (0.9 * x + 0.44 * noise), "part": part})
 
 
-@pytest.mark.parametrize("data", ["table", "table_stream"])
-@pytest.mark.parametrize(("mean", "std"), [(1.7e9, 20.0), (1e7, 0.5), (-1e12, 1e3), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("mean", "std", "data"),
+    [(1.7e9, 20.0, "table"), (1e7, 0.5, "table"), (-1e12, 1e3, "table"), (1e7, 0.5, "table_stream")],
+)
 def test_metrics_and_predictions_have_the_digits_of_the_labels(
     mean: float, std: float, data: str, tmp_path: Path
 ) -> None:
@@ -34,7 +36,7 @@ def test_metrics_and_predictions_have_the_digits_of_the_labels(
     if data == "table_stream":
         table.write_parquet(tmp_path / "rows.parquet")
         words += ["data=table_stream", f"data.path={tmp_path}/rows.parquet"]
-    folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "recipe.learning_rate=0.01")
+    folder = train_table(tmp_path, table, *words, "trainer.max_epochs=8", "recipe.learning_rate=0.02")
     reported = json.loads((folder / "results.json").read_text())["test"]
     test = table.filter(pl.col("part") == "test")
     found = mtl.load(folder / "checkpoints" / "best.ckpt").predict(test)["y_prediction"]

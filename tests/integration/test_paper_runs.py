@@ -50,7 +50,7 @@ def columns_of(found: Paper, pair: Pair, folder: Path, small: Sequence[str]) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_have_the_numbers_of_the_claims(name: str, tmp_path: Path, tiny_data: Path) -> None:
-    found = paper(name, "scale=laptop")
+    found = paper(name, scale="laptop")
     small = [f"paths.data_dir={tiny_data}", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
     if name in NEEDS:
         small = [*NEEDS[name], *small]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from mtl.checks import InputError
 from mtl.cli.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import SMALL, compose_small, resume_small
-from tests.programs import LIMIT, Forked
+from tests.programs import Forked
 from tests.stopping import assert_same, go_on, interrupted, slow, watched
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
@@ -208,23 +206,3 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
     last = read(tmp_path / "checkpoints" / "last.ckpt")
     assert last["epoch"] == 0
     assert all(torch.isfinite(v).all() for v in last["state_dict"].values() if isinstance(v, torch.Tensor))
-
-
-def test_sigterm_from_outside(tmp_path: Path) -> None:
-    """The command that a user types; other tests save its imports."""
-    command = [sys.executable, str(ROOT / "train.py"), "trainer.max_epochs=500", "recipe.patience=500"]
-    command += ["trainer.accelerator=cpu", "callbacks.progress=null", "callbacks.routing.pictures=false"]
-    command += ["data.rows=[300,100,100]", "data.num_groups=1", "data.tasks_per_group=3", f"hydra.run.dir={tmp_path}"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + LIMIT
-    while not (tmp_path / "checkpoints" / "last.ckpt").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM after step" in output
-    assert "Traceback" not in output
-    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
-    read(tmp_path / "checkpoints" / "last.ckpt")

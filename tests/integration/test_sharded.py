@@ -58,7 +58,7 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
 @pytest.mark.parametrize(
     ("words", "batch", "epochs"),
     [
-        pytest.param(MMOE, 40, 6, id="mmoe"),
+        pytest.param(MMOE, 80, 3, id="mmoe"),
         *(
             pytest.param(words, batch, epochs, id=name, marks=pytest.mark.slow)
             for name, words, batch, epochs in [
@@ -80,13 +80,13 @@ def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
         data = tmp_path / "data"
         write_glue(data / "glue", {"rte": 40, "sst2": 40, "stsb": 40})
     words = [*WORDS, *words, f"paths.data_dir={data}", f"trainer.max_epochs={epochs}"]
-    many = epochs > 6 or batch < 40
+    many = epochs > 3
     for processes in (2, 4) if many else (2,):
         found = tmp_path / f"{processes}"
         ended(divided(found, *words, SPLIT, f"data.batch_size={batch // processes}", processes=processes))
     if "gate=gumbel_matrix" not in words:  # its noise differs from that of one process
         run(compose_small(tmp_path / "one", *words, f"data.batch_size={batch}"))
-        assert_close(tmp_path / "2", tmp_path / "one", 100 if many else 6)
+        assert_close(tmp_path / "2", tmp_path / "one", 100 if many else 12)
     if many:
         assert_close(tmp_path / "4", tmp_path / "2", 100)
         ended(divided(tmp_path / "ddp", *words, f"data.batch_size={batch // 2}", trainer="ddp_cpu"))
@@ -95,8 +95,8 @@ def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
 
 def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> None:
     """One of two is killed within an epoch; two go on with the same bits, one with the same numbers up to rounding."""
-    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=3", "callbacks.last.every_steps=5"]
-    words += [SPLIT, "data.batch_size=10", "trainer.accumulate_grad_batches=2"]
+    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_steps=2"]
+    words += [SPLIT, "data.batch_size=20", "trainer.accumulate_grad_batches=2"]
     whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
     running, last = divided(folder, *words), folder / "checkpoints" / "last.ckpt"
     running.wait_for(last)
@@ -107,12 +107,12 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     shutil.copytree(folder, alone)
     here = ["callbacks.progress=null", f"paths.data_dir={tiny_data}"]
     go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", *here]
-    ended(divided(whole, *words), Forked([*go_on, f"hydra.run.dir={folder}"], tmp_path / "two", cwd=ROOT))
+    ended(divided(whole, *words), divided(folder, *go_on))
     assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(losses(whole))
     assert losses(folder) == losses(whole)
     same(folder, whole)
     go_on = [f"ckpt={alone / 'checkpoints' / 'last.ckpt'}", *here, "trainer=default"]
-    ended(Forked([*go_on, "data.batch_size=20", f"hydra.run.dir={alone}"], tmp_path / "one", cwd=ROOT))
+    ended(Forked([*go_on, "data.batch_size=40", f"hydra.run.dir={alone}"], tmp_path / "one", cwd=ROOT))
     assert_close(alone, whole, 10)
 
     model = mtl.load(alone)

@@ -20,7 +20,6 @@ from mtl.checks import InputError
 from mtl.cli import share
 from mtl.cli.explain import CONF
 from mtl.cli.run import run
-from mtl.cli.study import first_run
 from mtl.records import RESULTS, read_json
 from mtl.sharing import command, page
 from mtl.tune import launch
@@ -28,8 +27,9 @@ from mtl.tune.launch import Launch, run_folder
 from mtl.tune.queue import Outcome, Queue
 from mtl.writing import write_json
 from tests.conftest import ROOT
+from tests.integration.helpers import accepted
 
-SMALL = ["data=synthetic_pairs", "data.num_pairs=2", "data.rows=[60,40,40]", "data.input_dim=4", "logger=none"]
+SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
 OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 
@@ -37,7 +37,7 @@ OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 def in_process(folder: Path) -> Launch:
     def launch(queue: Queue, trial: Trial) -> Outcome:
         own = run_folder(folder, queue.definition.label, trial.number)
-        cfg = first_run([*queue.definition.words, f"seed={queue.training_seed(trial.number)}"])
+        cfg = accepted([*queue.definition.words, f"seed={queue.training_seed(trial.number)}"])
         cfg.paths.run_dir = str(own)
         run(cfg)
         choices = {name: str(value) for name, value in cfg.choices.items()}
@@ -51,18 +51,18 @@ def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         given = [*SMALL, f"paths.output_dir={tmp_path}"]
         words = [*OWN, *own]
-        return page.write(command.share(hydra.compose("share", words), given, first_run, in_process), [*words, *given])
+        return page.write(command.share(hydra.compose("share", words), given, accepted, in_process), [*words, *given])
 
 
 def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(tmp_path, ["pairs=true", "gates=[softmax]"])
-    folder, tasks = tmp_path / "share" / "synthetic_pairs", ["task_0_0", "task_0_1", "task_1_0", "task_1_1"]
+    folder, tasks = tmp_path / "share" / "synthetic_moe", ["task_000", "task_001", "task_002"]
     assert list(found["answers"]) == tasks
     assert read_json(folder / "share.json")["answers"] == found["answers"]
     assert sorted(task for group in found["groups"] for task in group) == tasks
     settings = [each["setting"] for each in found["gains"]]
-    assert {"together", "softmax", "pairs 1", "pairs 2", "pairs 3"} <= set(settings)
-    assert len([setting for setting in settings if "pairs" in setting]) == 12  # each of two tasks of six pairs
+    assert {"together", "softmax", "pairs 1"} <= set(settings)
+    assert len([setting for setting in settings if "pairs" in setting]) == 6  # each of two tasks of three pairs
     assert {each["found"]["count"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
@@ -84,7 +84,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
 def test_without_time_for_pairs_groups_follow_from_affinities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_within", lambda *_: (2, 0))
     found = answered(tmp_path, ["pairs=true", "budget=9"])
-    assert sum(map(len, found["groups"])) == 4
+    assert sum(map(len, found["groups"])) == 3
     assert found["rank_correlation"] is None
 
 
@@ -119,7 +119,7 @@ def test_killed_and_resumed_with_two_workers_gives_the_same_answer(tmp_path: Pat
         return subprocess.Popen(program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
     def answers(output: str) -> str:
-        return output[output.index("task_0_0: ") : output.index("recommended")]
+        return output[output.index("task_000: ") : output.index("recommended")]
 
     whole = start(tmp_path / "whole")
     expected = answers(whole.communicate()[0])

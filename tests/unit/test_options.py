@@ -33,7 +33,7 @@ from mtl.config.check import check, find, options
 from mtl.gates import CometGate
 from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, valid
 from tests.conftest import ROOT
-from tests.integration.helpers import GROUPS, compose_small
+from tests.integration.helpers import compose_small
 
 resolvers.register()
 NAN, INF = math.nan, math.inf
@@ -257,25 +257,6 @@ def test_unused_sections_may_be_null() -> None:
 )
 def test_right_values_are_accepted(values: dict[str, Any]) -> None:
     check(configuration("", values))
-
-
-def every_file() -> list[str]:
-    """Return compositions that have, together, every file of every group: one per experiment, else many at a time."""
-    files = {group: [path.stem for path in sorted((ROOT / "conf" / group).glob("*.yaml"))] for group in GROUPS}
-    teacher = " distillation.teacher=best.ckpt"
-    taught = ("moebert_hash", "comet_bert", "comet_bert_plus")
-    experiments = [f"experiment={name}{teacher if name in taught else ''}" for name in files.pop("experiment")]
-    trunks = [f"network/gate_trunk={name}" for name in files.pop("network/gate_trunk")]
-    longest = max(map(len, files.values()))
-    rows = [[f"{group}={names[i % len(names)]}" for group, names in files.items()] for i in range(longest)]
-    lines = [" ".join(row).replace("=dense_run", f"=dense_run{teacher}") for row in rows]
-    # All GPUs of this machine, which may have none
-    return experiments + trunks + [line.replace("trainer=ddp ", "trainer=ddp_cpu ") for line in lines]
-
-
-@pytest.mark.parametrize("words", every_file())
-def test_every_file_is_accepted(words: str) -> None:
-    check(composed(words))
 
 
 def test_missing_gpus_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,11 @@ def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs:
             torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 
-PT2 = [name for name in NETWORKS if name not in ("comet+", "sentences")]  # comet+: below
-SLOW = pytest.param("sentences", marks=pytest.mark.slow)
+FAST = ("static", "images", "ple", "routed", "tokens")  # comet+: below
+PT2 = [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in NETWORKS if n != "comet+"]
 
 
-@pytest.mark.parametrize("name", [*PT2, SLOW])
+@pytest.mark.parametrize("name", PT2)
 @torch.no_grad()
 def test_program_equals_network(name: str, tmp_path: Path) -> None:
     spec, network, inputs = build(name)

@@ -130,8 +130,8 @@ def test_a_task_without_connections_can_be_pruned_and_exported(experts: Any, tmp
         expected = network(inputs).predictions["d"]
         pruned = prune(network, "d")
         assert torch.allclose(pruned(inputs).predictions["d"], expected, atol=1e-6)
-        export(pruned, inputs, tmp_path / "program.pt2")
         assert torch.allclose(exportable(network)(inputs).predictions["d"], expected, atol=1e-6)
+    export(pruned, inputs, tmp_path / "program.pt2")
 
 
 @pytest.mark.parametrize("name", ["topk", "gated", "conv"])
@@ -166,7 +166,7 @@ def test_unprunable_networks_are_refused() -> None:
         prune(SharedBottom(ROWS, bottom, experts, Heads), "a")
 
 
-@pytest.mark.parametrize(("name", "task"), [("routed", "a"), ("topk+", "b"), ("ple", "b"), ("matrix", "b")])
+@pytest.mark.parametrize(("name", "task"), [("routed", "a"), ("matrix", "b")])
 def test_exported_program_accepts_any_number_of_rows(name: str, task: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     network, kind = NETWORKS[name]()

@@ -109,7 +109,8 @@ def test_jacobian_of_task_losses_by_the_features(gate: Callable[..., Gate]) -> N
 
 GATES = [SoftmaxGate, TopKGate, SoftmaxSelectorGate, TaskTop1Gate, DSelectKGate, CometGate]
 IDS = DataSpec({"user": Categorical(20), "item": Categorical(30)}, TASKS[:2])
-every_gate = pytest.mark.parametrize("gate", GATES, ids=[gate.__name__ for gate in GATES])
+QUICK = (TopKGate, CometGate)
+MARKED = [pytest.param(gate, id=gate.__name__, marks=[] if gate in QUICK else pytest.mark.slow) for gate in GATES]
 in_the_compiler = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -140,7 +141,7 @@ def test_compiled_convolutional_experts() -> None:
 
 
 @in_the_compiler
-@every_gate
+@pytest.mark.parametrize("gate", MARKED)
 def test_compiled_network(gate: type[Gate]) -> None:
     def make() -> MMoE:
         experts, heads = partial(StackedDense, units=[6, 5], dropout=0.5), partial(Heads, units=[3], dropout=0.5)

@@ -186,7 +186,7 @@ def test_failed_trials_in_a_row_end_the_worker(journal: str) -> None:
 
 
 def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
-    ran, queues = [], [worker(address, 10) for _ in range(3)]
+    ran, queues = [], [worker(address, 6) for _ in range(3)]
 
     def launch(queue: Queue, trial: Trial) -> Outcome:
         ran.append(trial.number)
@@ -198,9 +198,9 @@ def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
     run(queues[0], launch=launch)
     for thread in threads:
         thread.join()
-    assert sorted(ran) == list(range(10))
-    assert states(queues[0])[:10] == ["COMPLETE"] * 10
-    assert all(trial.state == TrialState.WAITING for trial in queues[0].study.trials[10:])
+    assert sorted(ran) == list(range(6))
+    assert states(queues[0])[:6] == ["COMPLETE"] * 6
+    assert all(trial.state == TrialState.WAITING for trial in queues[0].study.trials[6:])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: s
 def test_a_file_that_is_locked_or_damaged_is_one_message_at_once(how: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("mtl.tune.storage.PATIENCE", 0.5)
     address, file = f"sqlite:///{tmp_path}/study.db", tmp_path / "study.db"
-    queue = worker(address, 3)
+    queue = worker(address, 1)
     run(queue)
     queue.storage.remove_session()
     queue.storage.engine.dispose()
@@ -259,7 +259,7 @@ def test_a_file_that_is_locked_or_damaged_is_one_message_at_once(how: str, tmp_p
 
 def use(address: str, folder: Path) -> None:
     with reached(address, folder):
-        run(worker(address, 4))
+        run(worker(address, 2))
 
 
 def test_a_grid_goes_through_all_combinations_and_starts_again(journal: str) -> None:
