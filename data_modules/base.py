@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ class TensorDataModule(LightningDataModule):
         if self.file_digests is None:
             self.file_digests = self.fingerprints()
         self._spec = self._load()
+
+    def generator(self, purpose: int | str) -> torch.Generator:
+        """Return a generator for a purpose, such as the rows of a task; it depends on ``seed`` and the purpose only."""
+        number = zlib.crc32(purpose.encode()) if isinstance(purpose, str) else purpose
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + number)
 
     def _is_loaded(self) -> bool:
         return bool(self.splits)

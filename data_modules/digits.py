@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.checks import require
 from mtl.options import Address, FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files import mnist, svhn
 from .images import pixel_scale
-from .splits import SPLITS
+from .splits import SPLITS, proportional
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +69,8 @@ class DigitsDataModule(TensorDataModule):
         """Return the DataSpec and the splits; each image is in exactly one split."""
         grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
         colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
-        grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self._generator(0))
-        colour_rows = resplit(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self._generator(1))
+        grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self.generator(0))
+        colour_rows = resplit(f"SVHN ({', '.join(self.parts)})", len(colour), SVHN_ROWS, self.generator(1))
         splits = {}
         for name, first, second in zip(SPLITS, grey_rows, colour_rows, strict=True):
             image = torch.empty(len(first) + len(second), 3, SIDE, SIDE, dtype=torch.uint8)
@@ -81,9 +80,6 @@ class DigitsDataModule(TensorDataModule):
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
         task = TaskSpec("digit", "multiclass", mnist.CLASSES)
         return DataSpec({"image": Image(3, SIDE, SIDE, mean, std)}, [task]), splits
-
-    def _generator(self, purpose: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -98,17 +94,12 @@ def to_colour(images: Tensor) -> Tensor:
 
 
 def resplit(name: str, count: int, published: Sequence[int], generator: torch.Generator) -> list[Tensor]:
-    """Split ``count`` row indices at random into train, val and test of the ``published`` sizes.
-
-    If ``count`` is not the sum of these sizes, they are used as proportions. ``name`` is the data set's name in
-    messages. Raises InputError if a split would be empty.
+    """Split ``count`` row indices at random into train, val and test of the ``published`` sizes or, for another count,
+    proportions. ``name`` is the data set's name in messages. Raises InputError if a split would be empty.
     """
     total = sum(published)
     if count != total:
         logger.warning(
             "%s: %d images instead of the published %d; split in the published proportions", name, count, total
         )
-    held_out = [round(count * size / total) for size in published[1:]]
-    sizes = [count - sum(held_out), *held_out]
-    require(min(sizes) >= 1, f"{name}: {count} images are too few for train, val and test")
-    return list(torch.randperm(count, generator=generator).split(sizes))
+    return list(torch.randperm(count, generator=generator).split(proportional(count, published, f"{name}, images")))

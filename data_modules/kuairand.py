@@ -10,10 +10,10 @@ from typing import Any, Literal
 import polars as pl
 import torch
 
-from mtl.checks import require
 from mtl.options import Address, FilePath, Some, validated
 
 from .files.download import obtain
+from .splits import divided
 from .table import TableDataModule
 from .tables.columns import numbers
 
@@ -85,10 +85,6 @@ class KuaiRandDataModule(TableDataModule):
     def _split(self) -> dict[str, pl.DataFrame]:
         """Return the rows of each split, in order of time."""
         rows, where = self._read("train"), str(self.paths["train"])
-        rows = rows[numbers(rows, "time_ms", where).to_numpy().argsort(kind="stable")]
-        ends = (torch.tensor([*self.shares.values()], dtype=torch.float64).cumsum(0) * len(rows)).round().long()
-        first, second, _ = ends.tolist()
-        parts = {"train": rows[:first], "val": rows[first:second], "test": rows[second:]}
-        for name, part in parts.items():
-            require(len(part) > 0, f"{where}: of its {len(rows)} rows, data.split leaves none for {name}")
-        return parts
+        order = torch.from_numpy(numbers(rows, "time_ms", where).to_numpy().argsort(kind="stable"))
+        parts = divided(order, self.shares, f"{where}: of its {len(rows)} rows")
+        return {name: rows[part.numpy()] for name, part in parts.items()}

@@ -68,7 +68,7 @@ class MultiMNISTDataModule(TensorDataModule):
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         images, labels = read(self.folder, "train")
-        order = torch.randperm(len(images), generator=self._generator(0))
+        order = torch.randperm(len(images), generator=self.generator(0))
         held_out = len(images) // VALIDATION
         parts = {"val": order[:held_out], "train": order[held_out:]}
         self._sources = {name: (images[index], labels[index]) for name, index in parts.items()}
@@ -76,7 +76,7 @@ class MultiMNISTDataModule(TensorDataModule):
         splits = {}
         for number, (name, size) in enumerate(zip(SPLITS, self.rows, strict=True), start=1):
             source_images, source_labels = self._sources[name]
-            pairs = torch.randint(len(source_images), (2, size), generator=self._generator(number))
+            pairs = torch.randint(len(source_images), (2, size), generator=self.generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
         classes = NAMES[self.source]
@@ -87,10 +87,7 @@ class MultiMNISTDataModule(TensorDataModule):
     def training_rows(self, sampler: RowsSampler) -> Dataset[Batch]:
         if not self.fresh:
             return super().training_rows(sampler)
-        return FreshPairs(*self._sources["train"], self.rows[0], self._generator(4).initial_seed(), sampler)
-
-    def _generator(self, purpose: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
+        return FreshPairs(*self._sources["train"], self.rows[0], self.generator(4).initial_seed(), sampler)
 
 
 class FreshPairs(Dataset[Batch]):

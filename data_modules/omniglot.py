@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError
 from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files import omniglot as omniglot_files
 from .images import pixel_statistics
-from .splits import SPLITS
+from .splits import SPLITS, proportional
 from .task_batches import TasksDataModule
 
 logger = logging.getLogger(__name__)
@@ -77,16 +76,13 @@ class OmniglotDataModule(TasksDataModule):
             specs.append(TaskSpec(name, "multiclass", len(counts), metrics=("accuracy",)))
             odd += [f"{name} has {count}" for count in counts.tolist() if count != sum(SHARES)]
             rows = Batch({"image": image}, {name: character})
-            for split, index in zip(SPLITS, resplit(name, character, self._generator(name)), strict=True):
+            for split, index in zip(SPLITS, resplit(name, character, self.generator(name)), strict=True):
                 tasks[split][name] = rows.select(index)
         if odd:
             text = "%d characters do not have %d drawings (%s of one); split in the same proportions"
             logger.warning(text, len(odd), sum(SHARES), odd[0])
         mean, std = pixel_statistics(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
-
-    def _generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
 
 
 def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Tensor]:
@@ -98,9 +94,7 @@ def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Te
     parts: list[list[Tensor]] = [[], [], []]
     for number in range(int(character.max()) + 1):
         rows = (character == number).nonzero()[:, 0]
-        held_out = [round(len(rows) * share / sum(SHARES)) for share in SHARES[1:]]
-        sizes = [len(rows) - sum(held_out), *held_out]
-        require(min(sizes) >= 1, f"{name}: {len(rows)} drawings of a character are too few for train, val and test")
+        sizes = proportional(len(rows), SHARES, f"{name}, drawings of a character")
         order = rows[torch.randperm(len(rows), generator=generator)]
         for part, chosen in zip(parts, order.split(sizes), strict=True):
             part.append(chosen)

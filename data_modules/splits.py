@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -35,6 +35,24 @@ def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[s
     empty = [name for name, share in found.items() if share == 0 and name not in own_files]
     require(not empty, f"data.split={shown(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
     return found
+
+
+def divided(order: Tensor, shares: Mapping[str, float], where: str) -> dict[str, Tensor]:
+    """Cut the indices ``order [N]`` by ``shares``; raise InputError, which begins with ``where``, if one has no row."""
+    bounds = torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0)
+    ends = (bounds[:-1] / bounds[-1] * len(order)).round().long().tolist()
+    parts = dict(zip(shares, order.tensor_split(ends), strict=True))
+    empty = [name for name, part in parts.items() if not len(part)]
+    require(not empty, f"{where}, data.split leaves none for {', '.join(empty)}")
+    return parts
+
+
+def proportional(count: int, proportions: Sequence[int], name: str) -> list[int]:
+    """Return sizes of train, val and test that sum to ``count``. Raises InputError, about ``name``, if one is 0."""
+    held_out = [round(count * part / sum(proportions)) for part in proportions[1:]]
+    sizes = [count - sum(held_out), *held_out]
+    require(min(sizes) >= 1, f"{name}: {count} are too few for train, val and test")
+    return sizes
 
 
 def split_rows(rows: Batch, sizes: Sequence[int]) -> dict[str, Batch]:

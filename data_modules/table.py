@@ -17,7 +17,7 @@ from mtl.options import FilePath, Name, validated
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
 
 from .files.several import files_of
-from .splits import SPLITS
+from .splits import SPLITS, divided
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import as_text, cell, named, numbers
 from .tables.encoder import check_columns, listing
@@ -121,13 +121,9 @@ class TableDataModule(TableBase):
         if self.split_column is not None:
             return self._by_column(rest, self.split_column)
         shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(rest), generator=generator)
-        bounds = (torch.tensor([*shares.values()], dtype=torch.float64).cumsum(0) / sum(shares.values()))[:-1]
-        ends = (bounds * len(rest)).round().long().tolist()
-        for name, part in zip(shares, order.tensor_split(ends), strict=True):
-            require(len(part) > 0, f"{self.paths['train']}: of its {len(rest)} rows, data.split leaves none for {name}")
-            frames[name] = rest[part.sort().values.numpy()]
+        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(self.seed))
+        parts = divided(order, shares, f"{self.paths['train']}: of its {len(rest)} rows")
+        frames |= {name: rest[part.sort().values.numpy()] for name, part in parts.items()}
         return frames
 
     def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:

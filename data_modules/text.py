@@ -15,12 +15,12 @@ import torch
 from pydantic import Field
 
 from mtl.annotations import shown
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
-from .splits import SPLITS, Shares, by_split
+from .splits import SPLITS, Shares, by_split, divided
 from .table_base import Separator
 from .tables.columns import as_text
 from .tables.labels import LabelOptions, Labels, Reading
@@ -163,14 +163,8 @@ class TextDataModule(TextTasksDataModule):
         """Divide the rows of ``path`` among the splits that have no file of their own."""
         rest = frames.pop("train")
         own = source.paths.keys() - {"train"}
-        shares = [(split, self.shares[split]) for split in SPLITS if split not in own]
+        shares = {split: self.shares[split] for split in SPLITS if split not in own}
         order = torch.randperm(len(rest), generator=self.generator(name))
-        bounds = torch.tensor([share for _, share in shares], dtype=torch.float64).cumsum(0)
-        ends = (bounds[:-1] / bounds[-1] * len(rest)).round().long().tolist()
-        for (split, _), part in zip(shares, order.tensor_split(ends), strict=True):
-            if not len(part):
-                raise InputError(
-                    f"{source.paths['train']}: of its {len(rest)} rows with labels, data.split leaves none for {split}"
-                )
-            frames[split] = rest[part.sort().values.numpy()]
+        parts = divided(order, shares, f"{source.paths['train']}: of its {len(rest)} rows with labels")
+        frames |= {split: rest[part.sort().values.numpy()] for split, part in parts.items()}
         return frames

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 
 from mtl.options import MANY, FilePath, Name, validated
@@ -110,7 +108,3 @@ class TextTasksDataModule(TasksDataModule):
         if self.tokenizer is not None:
             return pretrained.load(self.tokenizer)
         return vocabulary.trained(train, self.vocabulary, self.data_dir / "cache")
-
-    def generator(self, task: str) -> torch.Generator:
-        """Return a generator for the rows of ``task``; it depends on ``seed`` and the task's name only."""
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(task.encode()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,16 @@ from typing import Any
 
 import polars as pl
 
-from mtl.checks import InputError, require
+from mtl.annotations import shown
+from mtl.checks import InputError, first_line, require
+from mtl.options import CONTROL
 from mtl.types import ROW
 
+from ..files.reading import quote
 from ..files.several import files_of
-from .reading import as_read, check_alike, check_names, unreadable_parquet
 
 SUFFIX = ".parquet"
+LISTED = 10  # differences, and columns of each difference, in a message
 SAMPLES = 16  # samples of a file in its digest, besides the footer
 SAMPLE = 1 << 16  # bytes of a sample
 TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and PAR1
@@ -116,7 +119,10 @@ def _read(path: Path, query: Any) -> pl.DataFrame:
     try:
         frame: pl.DataFrame = query(pl.scan_parquet(path, glob=False, hive_partitioning=False)).collect()
     except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
-        raise unreadable_parquet(path, error) from None
+        why = quote(first_line(error), 200)
+        raise InputError(
+            f"cannot read {path}: {why}; it is damaged, not a Parquet file, or has columns of one name"
+        ) from None
     return frame
 
 
@@ -142,3 +148,47 @@ def _digest(path: Path, digest: Any) -> int:
             return size
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def as_read(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a Parquet file with NaN replaced by empty cells."""
+    return frame.with_columns(pl.selectors.float().fill_nan(None))
+
+
+def check_alike(schemas: Mapping[Path, Mapping[str, pl.DataType]], here: str, exact: bool = False) -> None:
+    """Raise InputError unless all files have the columns of the first one; numbers may differ in type if not ``exact``.
+
+    ``here`` names the files in the message.
+    """
+    (first, expected), *others = schemas.items()
+    found = [f"{file.name} {one}" for file, schema in others for one in _differences(schema, expected, exact)]
+    more = ", ..." if len(found) > LISTED else ""
+    require(not found, f"{here}: its files differ: compared with {first.name}, {'; '.join(found[:LISTED])}{more}")
+
+
+def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.DataType], exact: bool) -> Iterator[str]:
+    for verb, one, other in (("lacks", expected, schema), ("also has", schema, expected)):
+        if names := [shown(name) for name in one if name not in other]:
+            yield f"{verb} {', '.join(names[:LISTED])}"
+    for name, kind in schema.items():
+        before = expected.get(name, kind)
+        fits = not exact and (pl.Null in (kind, before) or (kind.is_numeric() and before.is_numeric()))
+        if kind != before and not fits:
+            yield f"has {kind} in column {shown(name)}, not {before}"
+
+
+def check_names(names: Sequence[str], path: Path) -> None:
+    """Raise InputError if a name is empty or contains control characters, or if several columns have one name."""
+    seen: dict[str, int] = {}
+    for column, name in enumerate((name.strip() for name in names), start=1):
+        require(bool(name), f"{path}: column {column} of {len(names)} has no name: give it one")
+        require(
+            not CONTROL.search(name),
+            f"{path}: the name of column {column}, {quote(name)}, contains line breaks or control characters: rename "
+            "it, and end lines by a line feed",
+        )
+        if name in seen:
+            raise InputError(
+                f"{path}: columns {seen[name]} and {column} are both called {quote(name)}: give each a name of its own"
+            )
+        seen[name] = column

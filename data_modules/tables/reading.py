@@ -7,24 +7,22 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import polars as pl
 
-from mtl.annotations import shown
 from mtl.checks import InputError, first_line, require
-from mtl.options import CONTROL
 from mtl.types import ROW
 
 from ..files.memory import machine_memory
 from ..files.reading import quote, regular_size
 from ..files.several import SUFFIXES, files_of, is_several
 from .columns import FILE
+from .parquet import SUFFIX, ParquetRows, as_read, check_alike, check_names
 
-LISTED = 10  # differences, and columns of each difference, in a message
 BYTES = 1 << 23  # bytes of a text file in a block
 ROWS = 1 << 16  # rows of a Parquet file in a block
 NULL_VALUES = ("", "NA", "NaN", "nan", "null", "None")  # texts that count as empty cells, by default
@@ -40,16 +38,6 @@ def read_table(
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
     unreadable or of another format, if two columns have one name, or if a line has more or fewer cells than the first.
     """
-    if path.suffix == ".parquet":
-        check_file(path, option)
-        try:
-            with open(path, "rb") as file:  # polars would take the path for a pattern
-                frame = pl.read_parquet(file)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
-            raise unreadable_parquet(path, error) from None
-        return checked_rows(frame, path)
     frames, size, memory = list[pl.DataFrame](), 0, machine_memory()
     for frame, _ in read_blocks(path, separator, null_values, option):
         frames.append(frame)
@@ -83,28 +71,6 @@ def read_tables(
     return pl.concat(named, how="vertical_relaxed", rechunk=True)
 
 
-def check_alike(schemas: Mapping[Path, Mapping[str, pl.DataType]], here: str, exact: bool = False) -> None:
-    """Raise InputError unless all files have the columns of the first one; numbers may differ in type if not ``exact``.
-
-    ``here`` names the files in the message.
-    """
-    (first, expected), *others = schemas.items()
-    found = [f"{file.name} {one}" for file, schema in others for one in _differences(schema, expected, exact)]
-    more = ", ..." if len(found) > LISTED else ""
-    require(not found, f"{here}: its files differ: compared with {first.name}, {'; '.join(found[:LISTED])}{more}")
-
-
-def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.DataType], exact: bool) -> Iterator[str]:
-    for verb, one, other in (("lacks", expected, schema), ("also has", schema, expected)):
-        if names := [shown(name) for name in one if name not in other]:
-            yield f"{verb} {', '.join(names[:LISTED])}"
-    for name, kind in schema.items():
-        before = expected.get(name, kind)
-        fits = not exact and (pl.Null in (kind, before) or (kind.is_numeric() and before.is_numeric()))
-        if kind != before and not fits:
-            yield f"has {kind} in column {shown(name)}, not {before}"
-
-
 def read_blocks(
     path: Path, separator: str | None, null_values: Sequence[str], option: str = ""
 ) -> Iterator[tuple[pl.DataFrame, float]]:
@@ -114,11 +80,16 @@ def read_blocks(
     the mistake.
     """
     check_file(path, option)
-    blocks = _parquet(path) if path.suffix == ".parquet" else _text(path, separator, null_values)
     done = 0
-    for frame, share in blocks:
-        yield frame.with_row_index(ROW, offset=1 + done), share
-        done += len(frame)
+    if path.suffix == SUFFIX:
+        rows = ParquetRows.of(path, option)
+        for block in rows.blocks(ROWS):
+            done = block.start + block.count
+            yield rows.read(block, list(rows.schema)), done / sum(rows.counts)
+    else:
+        for frame, share in _text(path, separator, null_values):
+            yield frame.with_row_index(ROW, offset=1 + done), share
+            done += len(frame)
     require(done > 0, f"{path} has a header but no rows")
 
 
@@ -127,30 +98,6 @@ def check_file(path: Path, option: str) -> None:
     size = regular_size(path, option)
     require(path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
     require(size > 0, f"{path} is empty")
-
-
-def _parquet(path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-    try:
-        lazy = pl.scan_parquet(path, glob=False)
-        total = int(lazy.select(pl.len()).collect().item())
-        check_names(lazy.collect_schema().names(), path)
-        for start in range(0, total, ROWS):
-            yield as_read(lazy.slice(start, ROWS).collect()), min(1.0, (start + ROWS) / total)
-    except InputError:
-        raise
-    except (Exception, pl.exceptions.PanicException) as error:
-        raise unreadable_parquet(path, error) from None
-
-
-def unreadable_parquet(path: Path, error: BaseException) -> InputError:
-    """Return the error for a Parquet file that polars cannot read."""
-    why = quote(first_line(error), 200)
-    return InputError(f"cannot read {path}: {why}; it is damaged, not a Parquet file, or has columns of one name")
-
-
-def as_read(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of a Parquet file with NaN replaced by empty cells."""
-    return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
 def _text(path: Path, given: str | None, null_values: Sequence[str]) -> Iterator[tuple[pl.DataFrame, float]]:
@@ -292,20 +239,3 @@ def _decoded(raw: bytes, path: Path, skipped: int = 0) -> str:
 def _in_file(line: int, skipped: int) -> int:
     """Convert the number of a line in a block, which repeats the header, to its number in the file."""
     return line + skipped if line > 1 else line
-
-
-def check_names(names: Sequence[str], path: Path) -> None:
-    """Raise InputError if a name is empty or contains control characters, or if several columns have one name."""
-    seen: dict[str, int] = {}
-    for column, name in enumerate((name.strip() for name in names), start=1):
-        require(bool(name), f"{path}: column {column} of {len(names)} has no name: give it one")
-        require(
-            not CONTROL.search(name),
-            f"{path}: the name of column {column}, {quote(name)}, contains line breaks or control characters: rename "
-            "it, and end lines by a line feed",
-        )
-        if name in seen:
-            raise InputError(
-                f"{path}: columns {seen[name]} and {column} are both called {quote(name)}: give each a name of its own"
-            )
-        seen[name] = column

@@ -23,6 +23,7 @@ from mtl.data_modules.census_income import CensusIncomeDataModule
 from mtl.data_modules.digits import DigitsDataModule
 from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files import squad as squad_files
+from mtl.data_modules.files.glue_tasks import ARCHIVES
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.jester import JesterDataModule
@@ -338,7 +339,7 @@ def glue_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch,
     for task in ("rte", "stsb"):
         source = glue_files.SOURCES[task]
         archive = zipped(site / "glue" / "data" / source.archive, tiny / "glue", source.folder)
-        patch.setitem(glue_files.SOURCES, task, replace(source, sha256=digest("sha256", archive)))
+        patch.setitem(ARCHIVES, source.archive, digest("sha256", archive))
     return {"base_url": url}
 
 

@@ -94,7 +94,7 @@ def test_published_sizes() -> None:
         parts = resplit("x", total, published, torch.Generator().manual_seed(0))
         assert tuple(map(len, parts)) == published
         assert len(torch.cat(parts).unique()) == total
-    with pytest.raises(InputError, match="SVHN: 3 images are too few for train, val and test"):
+    with pytest.raises(InputError, match="SVHN, images: 3 are too few for train, val and test"):
         resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
 
 

@@ -9,14 +9,13 @@ import random
 import shutil
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mtl.data_modules.files import glue as glue_files
-from mtl.data_modules.files.glue_tasks import SOURCES
+from mtl.data_modules.files.glue_tasks import ARCHIVES, SOURCES
 from mtl.data_modules.glue import TASKS, GlueDataModule
 
 from mtl.checks import InputError
@@ -205,7 +204,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             for file in sorted((tmp_path / "made" / source.folder).iterdir()):
                 archive.write(file, f"{folder}/{file.name}")
             archive.writestr(f"__MACOSX/{folder}/._train.tsv", "nothing")
-        monkeypatch.setitem(SOURCES, task, replace(source, sha256=sha256(data / source.archive)))
+        monkeypatch.setitem(ARCHIVES, source.archive, sha256(data / source.archive))
     lines = [row("mrpc", number, random.Random(number)) for number in range(20)]
     (rows / "msr_paraphrase_train.txt").write_bytes("\r\n".join(["\ufeff" + HEADERS["mrpc"], *lines, ""]).encode())
     (data / "mrpc_dev_ids.tsv").write_text("".join(f"#1 ID-{n}\t#2 ID-{n}\n" for n in (3, 5, 8)))

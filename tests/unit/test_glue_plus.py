@@ -127,6 +127,7 @@ def test_damaged_archive_and_missing_files(tmp_path: Path) -> None:
         glue_files.prepare(tmp_path / "glue", "rt", download=True)
     with pytest.raises(InputError, match=r"WiC/train\.jsonl is missing and data\.download=false.*v2/WiC\.zip"):
         glue_files.prepare(tmp_path / "glue", "wic", download=False)
+    (tmp_path / "glue").mkdir()
     (tmp_path / "glue" / "aclImdb_v1.tar.gz").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"aclImdb_v1\.tar\.gz is damaged"):
         read_part(tmp_path / "glue", "imdb", "train")

@@ -118,7 +118,7 @@ def test_unusual_numbers_of_drawings(tmp_path: Path, caplog: pytest.LogCaptureFi
     ]
     assert [data.tasks[split]["Greek"].targets["Greek"].bincount()[1] for split in data.tasks] == [9, 3, 5]
     assert [data.tasks[split]["Latin"].targets["Latin"].bincount()[0] for split in data.tasks] == [9, 4, 6]
-    with pytest.raises(InputError, match="Greek: 2 drawings of a character are too few for train, val and test"):
+    with pytest.raises(InputError, match="Greek, drawings of a character: 2 are too few for train, val and test"):
         resplit("Greek", torch.tensor([0, 0, 0, 1, 1]), torch.Generator())
 
 
