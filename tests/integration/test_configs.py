@@ -304,26 +304,6 @@ def test_schedules_of_the_permutation_start_at_its_values(tmp_path: Path) -> Non
     assert (cfg.callbacks.permutation_tau.start, cfg.callbacks.permutation_rounds.start) == (0.1, 7)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gate=topk", "gate.k=20"], "gate.k=20: cannot select 20 of 8 experts"),
-        (["gate=comet", "gate.k=two"], "gate.k=two"),
-        (["+callbacks.last.foo=1"], "callbacks.last.foo: LastCheckpoint has no option foo"),
-    ],
-)
-def test_options_are_checked_before_data_is_touched(words: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
-        run(compose_small(tmp_path, *words, "data.rows=[1,1,1]"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
-def test_missing_gpus_give_one_message(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "trainer=ddp", "trainer.accelerator=gpu")
-    with pytest.raises(InputError, match=r"trainer: .*gpu"):
-        build.build_trainer(cfg)
-
-
 def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=1")
     run(cfg)

@@ -39,24 +39,16 @@ def groups(folder: Path) -> Any:
     return read(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
 
 
-@pytest.mark.parametrize(("schedule", "batch"), [(LINEAR, 2), (PLATEAU, 12)], ids=["linear", "plateau"])
-def test_stopped_run_resumes_exactly_and_keeps_its_schedule(schedule: list[str], batch: int, tmp_path: Path) -> None:
+def test_stopped_run_resumes_exactly_and_keeps_its_schedule(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(compose_small(whole, *WORDS, *schedule))
-    interrupted(parts, batch, *WORDS, *schedule)
+    run(compose_small(whole, *WORDS, *PLATEAU))
+    interrupted(parts, 12, *WORDS, *PLATEAU)
     go_on(parts)  # no option is repeated
     assert_same(parts, whole)
     assert course(parts) == course(whole)
-    base, rates, factors = course(whole), list(course(whole).values()), groups(whole)
-    assert len(set(rates)) > 1
-    if schedule is LINEAR:
-        length = len(base)
-        assert rates == pytest.approx(
-            [0.001 * rate_factor(step, length / 4, length, "linear", 0.1) for step in range(length)], rel=1e-6
-        )
-    elif schedule is PLATEAU:
-        assert rates[0] == 0
-        assert rates[-1] == pytest.approx(max(rates) * 0.25)  # the third and fourth epoch began lower
+    rates, factors = list(course(whole).values()), groups(whole)
+    assert rates[0] == 0
+    assert rates[-1] == pytest.approx(max(rates) * 0.25)  # the third and fourth epoch began lower
     assert len(factors) == 2
     assert {group["lr"] / group["initial_lr"] for group in factors} == {factors[0]["lr"] / factors[0]["initial_lr"]}
     assert factors[0]["initial_lr"] != factors[1]["initial_lr"]

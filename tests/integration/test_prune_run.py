@@ -14,13 +14,13 @@ from mtl.use.trained import network_and_data
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small
 
-PAIRS = ("data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "trainer.max_epochs=1")
-MIXTURE = ("gate=topk", "network.static_gate=true", "trainer.max_epochs=1")
+PAIRS = ("data=synthetic_pairs", "data.num_pairs=1", "network=routed_dense", "gate=gumbel_matrix")
+MIXTURE = ("data.num_groups=1", "data.tasks_per_group=2", "gate=topk", "network.static_gate=true")
 
 
 @pytest.mark.parametrize("words", [PAIRS, MIXTURE], ids=["routed", "mixture"])
 def test_every_task_of_a_run(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(compose_small(tmp_path, *words))
+    run(compose_small(tmp_path, *words, "trainer.max_epochs=1"))
     checkpoint = tmp_path / "checkpoints" / "best.ckpt"
     main([str(checkpoint)])
     shown = capsys.readouterr().out
@@ -46,15 +46,3 @@ def test_full_disk_is_one_message_and_no_file(tmp_path: Path) -> None:
     with largest_file(20_000), pytest.raises(SystemExit, match=message):
         main([str(tmp_path / "checkpoints" / "best.ckpt")])
     assert not list((tmp_path / "pruned").iterdir())
-
-
-def test_unprunable_network_gives_one_message_and_no_files(tmp_path: Path) -> None:
-    run(compose_small(tmp_path, "gate=softmax", "network.static_gate=false", "trainer.max_epochs=1"))
-    checkpoint = str(tmp_path / "checkpoints" / "best.ckpt")
-    with pytest.raises(SystemExit, match=r"error: a gate that depends on the example cannot be pruned"):
-        main([checkpoint])
-    with pytest.raises(SystemExit, match=r"error: no task 'z'; the tasks are task_000"):
-        main([checkpoint, "--task", "z"])
-    with pytest.raises(SystemExit, match=r"error: checkpoint nowhere.ckpt: no such file"):
-        main(["nowhere.ckpt"])
-    assert not (tmp_path / "pruned").exists()

@@ -133,14 +133,6 @@ def test_a_run_with_two_loggers_resumes_with_both(tmp_path: Path) -> None:
     assert len(events.Scalars("val/loss")) == 2
 
 
-def test_test_loss_is_the_weighted_sum_of_task_losses(tmp_path: Path, tiny_data: Path) -> None:
-    words = ["data=movielens", f"paths.data_dir={tiny_data}", "recipe.embedding_dim=4", "data.alpha=0.7"]
-    run(compose_small(tmp_path, *words))
-    test = losses(tmp_path)
-    assert test["loss"] == pytest.approx(0.7 * test["watch/loss"] + 0.3 * test["rating/loss"])
-    assert test["rating/mse"] == pytest.approx(test["rating/loss"], rel=1e-5)
-
-
 def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
     """A search then judges the trial by that checkpoint too, not by an earlier epoch."""
     value = run(compose_small(tmp_path, "tested=last", "optimizer.lr=1.0", "trainer.max_epochs=5", "logger=csv"))

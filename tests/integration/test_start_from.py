@@ -87,23 +87,6 @@ def test_report_and_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert grouped(["layers.0.a.weight", "layers.11.a.bias", "unit"]) == "layers.*.a (2), unit (1)"
 
 
-class Doubled(nn.Module):
-    """Holds two copies of a layer that other networks have once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies = nn.Parameter(torch.zeros(2, 4, 3))
-
-    def adapt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"copies": torch.stack([state["0.weight"]] * 2)}
-
-
-def test_network_adapts_the_weights_of_another_kind_of_network(tmp_path: Path) -> None:
-    old, new = stack(3, 4), Doubled()
-    start_from(new, read(saved(tmp_path, old.state_dict())))
-    assert torch.equal(new.copies.data, torch.stack([old[0].weight.data] * 2))
-
-
 def test_integers_do_not_take_real_numbers(tmp_path: Path) -> None:
     new = stack(3, 4)
     new.register_buffer("table", torch.arange(3))

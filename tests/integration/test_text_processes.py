@@ -27,8 +27,10 @@ WORDS = [
 ]
 RUNS = {
     "comet": ["gate=comet", "recipe.comet.entropy_weight=1.0", "recipe.k=2"],
-    "top1": ["gate=task_top1", "gate.balance_weight=0.5", "data.tasks_per_step=2", "data.order=shuffled"],
-    "sentence": ["gate=comet", "recipe.comet.entropy_weight=1.0", "network.route=sentence", "data.order=shuffled"],
+    "top1": [
+        *("gate=task_top1", "gate.balance_weight=0.5", "network.route=sentence"),
+        *("data.tasks_per_step=2", "data.order=shuffled"),
+    ],
 }
 
 

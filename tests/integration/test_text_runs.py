@@ -135,16 +135,6 @@ def test_parts_that_do_not_fit(words: list[str], message: str, data: Path, tiny_
         run(compose_small(tmp_path, *words, *tasks, f"paths.data_dir={folder}"))
 
 
-def test_hub_that_does_not_answer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "HF_ENDPOINT", "http://127.0.0.1:9"
-    )  # read by the library when it is imported, as in a new process
-    words = [*TINY, "data.tasks=[rte]", f"paths.data_dir={data}", "network.pretrained=some/name", "data.tokenizer=null"]
-    outcome = attempt([*words, "network.config=null"], tmp_path, small=False)
-    assert outcome.problem is None, outcome.output
-    assert "network.pretrained=some/name is not on this machine" in outcome.output.replace("\n", " ")
-
-
 def test_without_the_extra_one_message_names_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match=r"^network=transformer needs .* transformers: pip install -e '\.\[text\]'$"):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checks import InputError
 from mtl.loggers.csv import CSVLog
 
 
@@ -84,9 +83,3 @@ def test_a_file_that_is_no_table_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "csv" / "metrics.csv").write_bytes(b"\xff\x00nothing\n\n,,\n")
     write(tmp_path, WHOLE[:1], at=3)
     assert rows(tmp_path) == [{"step": "0", "train/step_loss": "1.5"}]
-
-
-@pytest.mark.parametrize("value", [0, 1.5])
-def test_a_bad_interval_is_one_message(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"flush_logs_every_n_steps=.*: must be a whole number from 1"):
-        CSVLog(str(tmp_path), flush_logs_every_n_steps=value)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtl.checks import InputError
 from mtl.experts.base import Experts
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
@@ -258,8 +257,3 @@ def test_autocast_stays_in_its_precision_between_layers(name: str, execution: st
     assert mixed.dtype == torch.bfloat16
     assert (torch.float32, torch.bfloat16) in conversions.seen
     assert (torch.bfloat16, torch.float32) not in conversions.seen
-
-
-def test_unknown_execution() -> None:
-    with pytest.raises(InputError, match="execution=fast: must be one of auto, dense, sparse"):
-        Dispatch("fast")

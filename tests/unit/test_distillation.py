@@ -23,7 +23,7 @@ from mtl.config.teacher import read_teacher
 from mtl.gates import TopKGate
 from mtl.networks.transformer import Transformer
 from mtl.runs.signals import Stopped
-from mtl.training.distillation import Distillation, prediction_losses, state_losses
+from mtl.training.distillation import Distillation, prediction_losses
 from mtl.training.module import MultiTaskModule
 from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
 from tests.integration.helpers import compose_small
@@ -93,14 +93,6 @@ def test_extreme_logits_give_finite_losses_and_gradients(task: TaskSpec, dtype: 
     assert bool(losses.isfinite().all())
     assert bool(z.grad.isfinite().all())
     assert float(losses.detach().max()) > 9e3  # 1/2 (p - q) (z - t)
-
-
-def test_states_are_compared_token_by_token() -> None:
-    hidden = [torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]), torch.zeros(3, 2)]
-    target = [torch.tensor([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0]]), torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 1.0]])]
-    assert state_losses(hidden, target).tolist() == [2.0 + 2.0, 0.0, 2.0 + 1.0]
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        state_losses(hidden, target[:1])
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
@@ -295,14 +287,6 @@ def test_what_does_not_fit_gives_one_message(
     with pytest.raises(InputError, match=message):
         run(distilled(tmp_path / "run", teacher, *words, **options))
     assert not (tmp_path / "run").exists()
-
-
-def test_predictions_of_a_teacher_of_another_size(teacher: Path, tmp_path: Path) -> None:
-    cfg = distilled(tmp_path, teacher, "distillation.layers=false", sizes={"hidden_size": 48, "num_hidden_layers": 1})
-    student = transformer(hidden_size=48, num_hidden_layers=1)
-    distil = read_teacher(cfg).distillation(student, DataSpec(SPEC.inputs, [BINARY]))
-    batch = token_batch(4)
-    assert list(distil.losses(batch.inputs, student(batch.inputs, ["a"]))) == ["distillation_predictions"]
 
 
 def test_a_foreign_teacher_runs_nothing(teacher: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_estimator_is_cloned_searched_and_scored() -> None:
 def test_evaluate_gives_the_metrics_of_the_test(tmp_path: Path) -> None:
     """Those of the run are of the same rows."""
     test = visits(50, seed=2)
-    found = mtl.fit(visits(), TASKS, test=test, **QUICK)
+    found = mtl.fit(as_pandas(visits()), TASKS, test=test, **QUICK)
     assert found.evaluate(test) == pytest.approx(dict(found.metrics))
     assert found.evaluate(as_pandas(test)) == found.evaluate(test)
 
@@ -142,10 +142,6 @@ def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:
     assert found.evaluate(test) == pytest.approx(dict(found.metrics))
     assert type(found.network.mixture.gate).__name__ == "SoftmaxGate"
     assert set(get_args(Gate)) == {path.stem for path in (ROOT / "conf" / "gate").glob("*.yaml")}
-
-
-def test_missing_cells_of_pandas_are_missing(model: Any) -> None:
-    assert same(model, mtl.fit(as_pandas(visits()), TASKS, **QUICK))
 
 
 def test_interrupt_keeps_the_best_state(
@@ -216,7 +212,6 @@ def with_cell(name: str, value: Any) -> Any:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tasks": ({"tasks": ["clicked"]}, r"tasks=\[clicked\]: must be a dict of names and kinds"),
-    "stream": ({"data": "table_stream"}, "data=table_stream reads files: give the path of the rows"),
     "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be one of .*; did you mean binary"),
     "column": (
         {"tasks": {"click": "binary"}},
@@ -224,8 +219,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no tasks": ({"tasks": {}}, "data.tasks is empty: give at least one task"),
     "no rows": ({"frame": visits().clear()}, "frame has columns but no rows"),
-    "no columns": ({"frame": pl.DataFrame()}, "frame has no columns"),
-    "no table": ({"frame": 3}, "rows are a int: give a DataFrame of polars or pandas"),
     "text": ({"frame": with_cell("minutes", "ten")}, "frame, column 'minutes', row 4: 'ten' is not a number"),
     "one class": (
         {"frame": visits().with_columns(clicked=1)},
@@ -234,8 +227,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no file": ({"frame": "nowhere.csv"}, "nowhere.csv"),
     "keyword": ({"max_epoch": 3}, "max_epoch: no such keyword; did you mean max_epochs"),
     "option": ({"options": {"optimizer.lrr": 3}}, "optimizer.lrr=3: no such option; did you mean optimizer.lr"),
-    "choice": ({"gate": "comt"}, "gate=comt: there is no gate comt; did you mean gate=comet"),
-    "share": ({"valid": 1.5}, "data.split"),
     "valid": ({"valid": visits().drop("city")}, "valid lacks columns of frame: .*city"),
     "devices": ({"devices": 2}, "trainer.devices=2 makes 2 processes: mtl.fit trains in one"),
 }

@@ -302,9 +302,3 @@ def test_evaluation_takes_the_most_likely_matrix() -> None:
     assert gate.connections().tolist() == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     drawn = GumbelMatrixGate(20, 30, sample_in_evaluation=True).eval()
     assert not torch.equal(drawn(None).weights, drawn(None).weights)
-
-
-def test_starts_at_the_initial_probability() -> None:
-    gate = GumbelMatrixGate(2, 3, initial_probability=0.8)
-    assert torch.allclose(gate.probabilities(), torch.full((2, 3), 0.8))
-    assert GumbelMatrixGate(1, 1).eval()(None).weights.tolist() == [[1.0]]

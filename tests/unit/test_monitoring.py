@@ -17,7 +17,6 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.monitored import MonitorCheck
-from mtl.callbacks.reports import main_metric
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -229,12 +228,6 @@ def test_signal_in_the_last_epoch_stops_before_the_test(tmp_path: Path) -> None:
         fit([0.1], [SignalIn("on_validation_epoch_start"), last])
 
 
-def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
-    callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
-    with stop_signals.listening(), pytest.raises(Stopped, match="before the first step; nothing to save"):
-        fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
-
-
 def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
     best, before = BestCheckpoint(str(tmp_path)), handlers()
     callbacks = [SignalIn("on_test_batch_start"), LastCheckpoint(str(tmp_path)), best]
@@ -250,18 +243,3 @@ def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     fit([0.1], [LastCheckpoint(str(tmp_path))])
     assert names(tmp_path) == [".hidden", ".last.ckpt.txt", "last.ckpt", "mine.ckpt"]
-
-
-@pytest.mark.parametrize(
-    ("monitor", "values", "line"),
-    [
-        ("val/loss", {"val/a/mse": 2.0, "val/b/mse": 4.0, "val/c/auroc": 0.9}, "mse 3"),
-        ("val/loss", {"val/a/mse": math.nan, "val/b/mse": 4.0}, "mse 4"),
-        ("val/loss", {"val/average": 0.5, "val/a/mse": 2.0}, "average 0.5"),
-        ("val/c/auroc", {"val/a/mse": 2.0, "val/c/auroc": 0.9}, "c/auroc 0.9"),
-        ("val/loss", {}, ""),
-    ],
-)
-def test_metric_in_the_line_of_an_epoch(monitor: str, values: dict[str, float], line: str) -> None:
-    evaluation = SimpleNamespace(main_metrics=lambda: {"a": "mse", "b": "mse", "c": "auroc"})
-    assert main_metric(SimpleNamespace(config={"monitor": monitor}, evaluation=evaluation), values) == line

@@ -24,7 +24,6 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.types import Categorical, DataSpec, NetworkOutput, Numeric, TaskSpec
-from tests.gate_cases import CASES, GateCase
 
 B = 5
 TASKS = [
@@ -147,31 +146,6 @@ def test_own_network_may_have_an_option_pretrained() -> None:
     assert "config" not in cfg.network
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_some_tasks_alone_with_every_gate(case: GateCase) -> None:
-    wanted = ["kind", "seconds", "buy"]
-    network, x = MMoE(SPEC, num_experts=4, gate=case.make, **PARTS).eval(), inputs()
-    whole, part = network(x).predictions, network(x, wanted)
-    check_shapes(network(x))
-    assert list(part.predictions) == wanted
-    assert part.routings["mixture"].weights.shape[-2:] == (len(wanted), 4)
-    for task in wanted:
-        torch.testing.assert_close(part.predictions[task], whole[task])
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("execution", ["dense", "sparse"])
-def test_a_batch_without_rows_forward_and_backward(case: GateCase, execution: str) -> None:
-    """As a process gets it that runs short of rows."""
-    network = MMoE(SPEC, num_experts=4, gate=case.make, execution=execution, **PARTS)
-    network.mixture.dispatch.sparse = execution == "sparse"
-    for training in (False, True):
-        predictions = network.train(training)(inputs(0)).predictions
-        assert {len(value) for value in predictions.values()} == {0}
-        sum(value.sum() for value in predictions.values()).backward()
-    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in network.parameters())
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -196,14 +170,6 @@ def test_single_tasks_are_trained_apart(task: int) -> None:
     for index, part in enumerate(network.networks):
         touched = [p for p in part.parameters() if p.grad is not None and bool((p.grad != 0).any())]
         assert bool(touched) == (index == task)
-
-
-def test_shared_bottom_shares_its_trunk_and_not_its_heads() -> None:
-    network = SharedBottom(SPEC, **PARTS)
-    network(inputs()).predictions["seconds"].sum().backward()
-    assert all((layer.weight.grad != 0).any() for layer in network.trunk.layers)
-    touched = (network.heads.hidden.layers[0].bias.grad != 0).any(-1)
-    assert touched.tolist() == [False, False, True, False]
 
 
 def test_frozen_experts_by_hand_and_after_a_step() -> None:

@@ -20,7 +20,7 @@ from mtl.analysis.tally import Probabilities, Tally
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, FixedGate, SoftmaxGate, SoftmaxSelectorGate, TopKGate
+from mtl.gates import SoftmaxGate, SoftmaxSelectorGate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import ImageBottom, TabularBottom
 from mtl.networks.heads import Heads
@@ -28,7 +28,6 @@ from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.training.weighting import shared_parameters
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
-from mtl.use.trained import TrainedModel
 from tests.conftest import ROOT
 from tests.experts import GatedExperts
 from tests.gate_cases import CASES, IDS, GateCase, harden
@@ -118,26 +117,6 @@ def test_cgc_is_one_level_of_ple() -> None:
     cgc, one = composed(["network=cgc"]), composed(["network=ple", "network.num_levels=1"])
     assert cgc.network == one.network
     assert ple(1).levels[0].gate.shared_gate is None
-
-
-def test_the_shared_experts_of_a_level_read_a_shared_gate() -> None:
-    """Task a's own experts reach task b through the shared gate below the last level, and not in the last level.
-
-    Implementations without that gate (LibMTL's) give the shared experts another input.
-    """
-    network = ple(2)
-    network.eval()(rows()).predictions["b"].sum().backward()
-    first, last = network.levels
-    assert bool((first.gate.shared_gate.weight.grad != 0).any())
-    own = [[bool((p.grad != 0).any()) for p in level.experts.parts[1].parameters()] for level in (first, last)]
-    assert own == [[True] * 4, [False] * 4]
-
-
-def test_every_task_sees_its_own_and_the_shared_experts() -> None:
-    first, last = (routing.weights[0] > 0 for routing in ple(2)(rows()).routings.values())
-    seen = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0, 1, 1]]).bool()
-    assert torch.equal(last, seen)
-    assert torch.equal(first, torch.cat([seen, torch.ones(1, 8).bool()]))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in MMOE_GATES], ids=lambda case: case.name)
@@ -235,15 +214,6 @@ def test_own_experts_of_the_last_level_are_of_single_tasks() -> None:
     assert gates == {"levels.0.gate.shared_gate.weight", "levels.0.gate.shared_gate.bias"}
 
 
-def test_explanation_of_one_task_is_that_of_all() -> None:
-    model = TrainedModel(ple(2, CometGate).eval(), SPEC, None, torch.device("cpu"))
-    whole = model.explain(rows())
-    assert set(whole["task"]) == {"a", "b", "c"}
-    assert set(whole["layer"]) == {"levels.0", "levels.1"}
-    assert model.explain(rows(), ["b"]).equals(whole.filter(task="b"))
-    assert whole.filter(task="b")["expert"].is_in([0, 1, 4, 5]).all()
-
-
 def test_the_shared_gate_has_a_row_in_tables_and_none_among_the_connections_of_tasks(tmp_path: Path) -> None:
     network = ple(2, TopKGate, static_gate=True).eval()
     tally, layer = Tally(len(TASKS)), network.levels[0]
@@ -262,19 +232,6 @@ def test_schedules_reach_every_gate(name: str) -> None:
     known = [f"network.{key}" for key, _ in network.named_buffers() if key.endswith(f".{name}")]
     assert len(known) == 3
     assert fnmatch.filter(known, target) == known
-
-
-def test_the_products_that_comets_trees_need() -> None:
-    """Hard trees of 4 leaves need 3 of 7 nodes, those of the shared gate over 8 leaves 4 of 15."""
-    network = ple(2, partial(CometGate, k=1)).eval()
-    harden(network)
-    found = [network.get_submodule(n).gate.needed(r.selectors) for n, r in network(rows()).routings.items()]
-    assert found == pytest.approx([(3 * 3 + 4) / (3 * 7 + 15), 3 / 7])
-
-
-def test_a_fixed_pattern_may_share_one_expert() -> None:
-    routing = ple(1, partial(FixedGate, pattern="shared_bottom"))(rows()).routings["levels.0"]
-    assert torch.equal(routing.weights, torch.eye(8).double()[[0, 0, 0]])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mtl.gates import SoftmaxSelectorGate
-from mtl.gates.permuted import Permutation, PermutedGate
+from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
@@ -79,15 +79,6 @@ def test_gates_convert_their_parameters_and_keep_their_buffers(case: GateCase) -
     assert all(parameter.dtype == parameter.grad.dtype == torch.bfloat16 for parameter in gate.parameters())
     assert all(torch.equal(buffer, before[name]) for name, buffer in gate.named_buffers())
     assert all(b.dtype == torch.float64 for b in gate.double().buffers() if b.is_floating_point())  # digits are gained
-
-
-def test_local_search_works_in_bfloat16() -> None:
-    gate = PermutedGate(SoftmaxSelectorGate(2, 6, 5), Permutation(6)).to(torch.bfloat16)
-    x = torch.randn(7, 5, dtype=torch.bfloat16)
-    soft, hard = gate.train()(x).weights, gate.eval()(x).weights
-    assert soft.dtype == hard.dtype == torch.float32
-    assert gate.permutation.harden() > 0
-    assert torch.equal(gate(x).weights, hard)
 
 
 def test_weightings_keep_the_losses_that_they_compare_with() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import polars as pl
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from mtl.cli import report
 from mtl.report import curves
-from mtl.report.page import picture
 from mtl.report.runs import read_runs
 from tests.run_folders import write_run
 
@@ -67,21 +65,6 @@ def test_a_run_without_the_metric_is_left_out(sweep: Path, capsys: pytest.Captur
     assert page.count("<img") == 2
     assert "no metric val/auc; it has val/loss." in page
     capsys.readouterr()
-
-
-def test_legend_beside_the_panel_is_part_of_the_picture() -> None:
-    long = "permutation=sinkhorn recipe.permutation.epochs=2 recipe.expert_units=[128,64] data.rows=[300,100,100]"
-    points = [(0, 1.0, 0.9, 1.1), (10, 0.5, 0.4, 0.6)]
-    rows = [(f"gate=topk{n} {long}", 3, *point) for n in range(16) for point in points]
-    table = pl.DataFrame(rows, ["setting", "runs", "step", "mean", "low", "high"], orient="row")
-    figure = curves.draw(table, "setting", "val/loss")
-    [axes], narrow = figure.axes, figure.get_figwidth()
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 16
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert len(set(labels)) == 16
-    assert max(len(line) for label in labels for line in label.splitlines()) <= 32
-    assert axes.get_legend().get_title().get_text() == "setting (3 runs)"
-    assert picture(figure, "").width > 96 * (narrow + 1)
 
 
 def test_a_curve_is_found_by_the_name_that_monitors_have(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from mtl.checks import InputError
 from mtl.report.heading import heading
-from mtl.report.page import Listing, Section, picture, render, render_markdown
+from mtl.report.page import picture, render
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
 from tests.run_folders import write_run
@@ -144,32 +144,3 @@ def test_flops_relative_to_a_baseline(training: list[float] | None, tmp_path: Pa
     first, second, sparse = training or flops
     [_, row] = costs_of(read_named_runs(named), "dense").rows
     assert row[-2:] == ["0.2", f"{sparse * 30 / ((first * 10 + second * 20) / 2):.3g}"]
-
-
-def test_markdown_of_sections() -> None:
-    listing = Listing("Claims", ["claim", "ours", "holds"], [["a | b", "1.0", "yes"]], ["One note."])
-    section = Section("16 tasks", "Text.", listings=[listing], notes=["first", "second"])
-    expected = """# Title
-
-Intro.
-
-## 16 tasks
-
-Text.
-
-### Claims
-
-| claim | ours | holds |
-| --- | --- | --- |
-| a \\| b | 1.0 | yes |
-
-* One note.
-
-* first
-* second
-"""
-    assert render_markdown("Title", "Intro.", [section]) == expected
-    assert Reader(render("Title", "Intro.", [section])).rows == [
-        ["claim", "ours", "holds"],
-        ["a | b", "1.0", "yes"],
-    ]

@@ -106,13 +106,6 @@ def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
         assert f"gate{setting}" in text
 
 
-def test_tasks_beside_or_below_each_other() -> None:
-    few, more = compare(many(4, 2)), compare(many(16, 2))
-    assert shown(few, 120).startswith("gate ")  # settings as rows
-    assert shown(more, 120).startswith("gate →")  # settings as columns
-    assert "task_015 mse" in shown(more, 80)
-
-
 def test_many_tasks_are_a_mean_and_extremes() -> None:
     comparison = compare(many(128, 2))
     names = ["task_000", "task_001", "task_002", "task_125", "task_126", "task_127"]

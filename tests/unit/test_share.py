@@ -21,7 +21,7 @@ from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
 from mtl.report.statistics import Summary
 from mtl.sharing import grouping
-from mtl.sharing.answer import Gain, answer, gains, holm, recommended
+from mtl.sharing.answer import Gain, gains, holm, recommended
 from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
 from mtl.training.weighting import shared_parameters
 from tests.weightings import SPEC, batch
@@ -109,13 +109,6 @@ def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
     assert (second.found.mean, second.found.count) == (pytest.approx(50), 1)  # the other value is missing
     assert second.verdict == "undecided"
     assert gains(runs, {"pair": {"a": []}}) == []
-
-
-def test_a_line_for_each_task() -> None:
-    good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
-    assert answer("a", [good, bad], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"
-    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], 4)
-    assert answer("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
 
 
 def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:

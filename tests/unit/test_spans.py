@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,15 +157,6 @@ def test_two_processes_report_the_values_of_all_rows(cut: int, root: Path, monke
     monkeypatch.setattr(evaluations, "world_size", lambda: 2)
     monkeypatch.setattr(evaluations, "gather", lambda own: [own, others])
     assert mine.compute() == pytest.approx(expected)
-
-
-def test_metrics_and_tasks_can_be_pickled_and_hold_no_weights(root: Path) -> None:
-    data = module(root)
-    evaluation = pickle.loads(pickle.dumps(Evaluation(data.spec.tasks)))
-    assert not evaluation.state_dict()
-    [task] = data.spec.tasks
-    assert task == TaskSpec("squad", "span", metrics=("f1", "exact_match"))  # however its texts are scored
-    assert "Zürich" not in repr(task)
 
 
 def test_evaluation_without_scorer_or_rows_is_one_message(root: Path) -> None:

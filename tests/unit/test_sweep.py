@@ -35,22 +35,6 @@ def test_table_grows_with_each_job_and_is_printed_at_the_end(
     assert "1.000<" in capsys.readouterr().out
 
 
-def test_each_job_is_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(
-        "mtl.runs.commands.GIVEN", ["-m", "--config-dir", "my_conf", "gate=a,b", "optimizer.lr=0.1", "seed=range(3)"]
-    )
-    monkeypatch.setattr("atexit.register", lambda *given: None)
-    caplog.set_level("INFO")
-    config, table = multirun(tmp_path), SweepTable()
-    table.on_multirun_start(config)
-    config.hydra.job, config.hydra.overrides = {"num": 4}, {"task": ["gate=b", "optimizer.lr=0.1", "seed=1"]}
-    table.on_job_start(config)
-    SweepTable().on_job_start(config)  # in another process, which does not know the sweep
-    assert caplog.messages == ["job 5 of 6: gate=b seed=1", "job 5: gate=b optimizer.lr=0.1 seed=1"]
-
-
 def test_table_is_printed_after_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,7 @@ from mtl.gates.permuted import Permutation
 from mtl.networks.pretrained import from_scratch
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
-from mtl.types import Categorical, DataSpec
-from tests.transformers import CONFIG, LENGTH, TASKS, assert_close, save_encoder, shake, tokens, transformer
+from tests.transformers import CONFIG, LENGTH, assert_close, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10
 TOP1 = partial(TaskTop1Gate, bias=False, initial_std=0.001, keep_scale=True)
@@ -150,14 +149,6 @@ def test_step_of_one_task_leaves_the_others_alone(name: str) -> None:
             assert changed, key
 
 
-def test_empty_batch_gives_empty_predictions() -> None:
-    network = transformer(SoftmaxGate).eval()
-    nothing = torch.zeros(0, 1, dtype=torch.int64)
-    output = network({"tokens": nothing, "segments": nothing}, ["b.c"])
-    assert output.predictions["b.c"].shape == (0, 3)
-    assert not output.routings
-
-
 def test_all_tasks_in_one_batch_equal_each_alone() -> None:
     network = transformer(GATES["comet"]).eval()
     shake(network)
@@ -192,11 +183,6 @@ def test_all_tasks_in_one_batch_equal_each_alone() -> None:
 def test_wrong_option_is_one_message(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         transformer(SoftmaxGate, **options)
-
-
-def test_other_data_are_refused() -> None:
-    with pytest.raises(InputError, match="reads tokens; this data has id"):
-        transformer(SoftmaxGate, spec=DataSpec({"id": Categorical(3)}, TASKS))
 
 
 def test_damaged_pretrained_folder_is_one_message(tmp_path: Path) -> None:
