@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from mtl.data_modules import digits
-from mtl.data_modules.digits import DigitsDataModule, resplit, to_colour
+from mtl.data_modules.digits import DigitsDataModule, resplit
 from mtl.data_modules.files import svhn
-from mtl.data_modules.four_mnists import FourMNISTsDataModule, clockwise
+from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.images import pixel_scale
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from scipy.io import savemat
@@ -51,15 +51,6 @@ def numbers(rows: Batch) -> tuple[Tensor, Tensor]:
     return mnist[:, 0, 29, 29] + 250 * mnist[:, 0, 29, 28], svhn[:, 0, 31, 31] + 250 * svhn[:, 0, 31, 30]
 
 
-def test_mnist_images_get_border_and_channels() -> None:
-    images = torch.randint(256, (3, 28, 28), dtype=torch.uint8)
-    colour = to_colour(images)
-    assert colour.shape == (3, 3, 32, 32)
-    for channel in range(3):
-        assert torch.equal(colour[:, channel, 2:30, 2:30], images)
-    assert int(colour.sum(dtype=torch.int64)) == 3 * int(images.sum(dtype=torch.int64))
-
-
 def test_svhn_images_are_read_unchanged(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     pixels, labels = random.integers(256, size=(32, 32, 3, 12), dtype=np.uint8), np.array([10, 9, *range(1, 11)])
@@ -72,20 +63,16 @@ def test_svhn_images_are_read_unchanged(tmp_path: Path) -> None:
         assert int(image[n, channel, y, x]) == pixels[y, x, channel, n]
 
 
-def test_sizes_and_disjoint_splits(root: Path) -> None:
-    splits = module(root).splits
-    assert {name: len(rows) for name, rows in splits.items()} == {"train": 114 + 68, "val": 23 + 11, "test": 23 + 11}
-    for source, count in ((0, 160), (1, 90)):
-        found = torch.cat([numbers(rows)[source] for rows in splits.values()])
-        assert torch.equal(found.sort().values, torch.arange(count))
-        assert not torch.equal(found, torch.arange(count))  # split at random
-
-
 def test_labels_stay_with_their_images(root: Path) -> None:
     raw = root / "MNIST" / "raw"
     mnist = b"".join((raw / f"{part}-labels-idx1-ubyte").read_bytes()[8:] for part in ("train", "t10k"))
-    for rows in module(root).splits.values():
+    splits = module(root).splits
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 114 + 68, "val": 23 + 11, "test": 23 + 11}
+    for rows in splits.values():
         grey, colour = numbers(rows)
+        border = torch.ones(32, 32, dtype=torch.bool)
+        border[2:30, 2:30] = False
+        assert not rows.inputs["image"][: len(grey)][:, :, border].any()
         assert rows.targets["digit"].tolist() == [mnist[n] for n in grey] + ((1 + colour) % 10).tolist()
 
 
@@ -106,30 +93,14 @@ def test_selected_parts_and_unpublished_sizes(root: Path, caplog: pytest.LogCapt
     assert "SVHN (train): 40 images instead of the published 630420" in caplog.text
 
 
-def test_files_are_parsed_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_svhn(tmp_path, {"train": 12})
-    cache, parsed = tmp_path / "cache", []
-    real = svhn.parse
-    monkeypatch.setattr(svhn, "parse", lambda file: parsed.append(file) or real(file))
-    first, again = (svhn.read(tmp_path, "train", cache) for _ in range(2))
-    assert len(parsed) == 1
-    assert torch.equal(first[0], again[0])
-    write_svhn(tmp_path, {"train": 15})
-    assert len(svhn.read(tmp_path, "train", cache)[0]) == 15  # the file has changed
-    assert len(parsed) == 2
-
-
 GOOD = {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((4, 1), np.uint8)}
 DAMAGE = {
     "grey": (
         {"X": np.zeros((32, 32, 1, 4), np.uint8)},
         r"contains X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: exp",
     ),
-    "order": ({"X": np.zeros((4, 32, 32, 3), np.uint8)}, r"contains X \[4, 32, 32, 3\]"),
     "floats": ({"X": np.zeros((32, 32, 3, 4))}, "of float64"),
-    "no images": ({"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}, r"X \[32, 32, 3, 0\]"),
     "fewer labels": ({"y": np.ones((3, 1), np.uint8)}, r"y \[3, 1\]"),
-    "label 0": ({"y": np.zeros((4, 1), np.uint8)}, r"in 1\.\.10; delete it and start again"),
     "label 11": ({"y": np.full((4, 1), 11, np.uint8)}, r"in 1\.\.10"),
     "other names": ({"X": None}, "is damaged .*'X'"),
 }
@@ -234,14 +205,6 @@ def rotated_numbers(task: str, rows: Batch) -> list[int]:
     return (low + 250 * high).tolist()
 
 
-def test_rotation_is_clockwise() -> None:
-    corner = torch.tensor([[[1, 2, 3], [4, 5, 6]]])
-    assert clockwise(corner).tolist() == [[[4, 1], [5, 2], [6, 3]]]  # the left column becomes the top row
-    image = torch.zeros(1, 28, 28, dtype=torch.uint8)
-    image[0, 0, 5] = 9  # on the top edge
-    assert clockwise(image)[0, 5, 27] == 9  # on the right edge
-
-
 def test_rotated_images_and_labels_match_the_files(root: Path) -> None:
     raw = (root / "MNIST" / "raw" / "train-images-idx3-ubyte").read_bytes()[16:]
     labels = (root / "MNIST" / "raw" / "train-labels-idx1-ubyte").read_bytes()[8:]
@@ -256,15 +219,15 @@ def test_rotated_images_and_labels_match_the_files(root: Path) -> None:
 
 
 def test_splits_of_each_copy(root: Path) -> None:
-    tasks = four(root).tasks
+    tasks, few = four(root).tasks, four(root, rows=[30, 5, 1000]).tasks
     assert {split: list(rows) for split, rows in tasks.items()} == dict.fromkeys(("train", "val", "test"), TASKS)
     held_out = set()
     for task in TASKS:
         train, val, test = (rotated_numbers(task, tasks[split][task]) for split in ("train", "val", "test"))
         assert (len(train), len(val), len(test)) == (100, 20, 40)
+        assert [len(few[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
         assert sorted(train + val) == list(range(120))
         assert test == list(range(120, 160))
-        assert list(tasks["val"][task].targets) == [task]
         held_out.add(frozenset(val))
     assert len(held_out) == 1  # all tasks have the same validation images
 
@@ -277,21 +240,6 @@ def test_copies_are_shuffled_differently(root: Path) -> None:
         order[task] += rotated_numbers(task, batch)
     assert all(len(found) == 100 for found in order.values())
     assert len({tuple(found[:10]) for found in order.values()}) == 4
-
-
-def test_copies_share_memory(root: Path) -> None:
-    tasks = four(root).tasks
-    for kind in ("mnist", "rotated"):
-        for split in ("train", "test"):
-            one, two = (tasks[split][f"{kind}_{copy}"].inputs["image"].untyped_storage() for copy in (1, 2))
-            assert one.data_ptr() == two.data_ptr()
-
-
-def test_rows_limit_the_splits(root: Path) -> None:
-    tasks, full = four(root, rows=[30, 5, 1000]).tasks, four(root).tasks
-    for task in TASKS:
-        assert [len(tasks[split][task]) for split in ("train", "val", "test")] == [30, 5, 40]
-        assert torch.equal(tasks["train"][task].inputs["image"], full["train"][task].inputs["image"][:30])
 
 
 def test_pixels_are_standardised_or_only_divided() -> None:

@@ -235,18 +235,7 @@ def test_records_are_kept_with_ids_in_sorted_order(tmp_path: Path) -> None:
     ]
 
 
-def test_core_by_hand() -> None:
-    # At least 2: item 3 has one record and goes; user 2 then has one record and goes; item 0 still has two
-    user = torch.tensor([0, 0, 1, 1, 2, 2])
-    item = torch.tensor([0, 1, 0, 1, 0, 3])
-    assert core(user, item, 1).tolist() == [0, 1, 2, 3, 4, 5]
-    assert core(user, item, 2).tolist() == [0, 1, 2, 3]
-    assert core(user, item, 3).tolist() == []
-    # a chain: after its ends are dropped, the next records are ends
-    assert core(torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 1, 2]), 2).tolist() == []
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_core_is_the_largest_possible(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     user, item = (torch.rand(25, 30, generator=generator) < 0.12).nonzero(as_tuple=True)
@@ -310,21 +299,12 @@ def test_an_archive_that_cannot_be_verified_is_fetched_only_on_demand(tmp_path: 
     assert (folder / "BX-Users.csv").is_file()
 
 
-@pytest.mark.parametrize(
-    ("kind", "archive", "member", "lines"),
-    [
-        (MovieLensDataModule, "ml-1m.zip", RATINGS, movie_lines()),
-        (BooksDataModule, "bookcrossing/BX-CSV-Dump.zip", Path(BOOKS).name, book_lines()),
-    ],
-)
-def test_archive_downloaded_by_hand(kind: Any, archive: str, member: str, lines: list[str], tmp_path: Path) -> None:
-    zipped(tmp_path / archive, {"other.csv": ["x"]})
-    with pytest.raises(InputError, match=rf"{Path(archive).name} contains no {member}"):
-        ready(kind, tmp_path)
-    zipped(tmp_path / archive, {"other.csv": ["x"], member: lines})
-    assert len(triples(ready(kind, tmp_path, download=kind is BooksDataModule))) == len(
-        [x for x in lines if x != HEADER]
-    )
+def test_archive_downloaded_by_hand(tmp_path: Path) -> None:
+    zipped(tmp_path / "ml-1m.zip", {"other.csv": ["x"]})
+    with pytest.raises(InputError, match=rf"ml-1m\.zip contains no {RATINGS}"):
+        ready(MovieLensDataModule, tmp_path)
+    zipped(tmp_path / "ml-1m.zip", {"other.csv": ["x"], RATINGS: movie_lines()})
+    assert len(triples(ready(MovieLensDataModule, tmp_path))) == USERS * EACH
 
 
 # Jester
@@ -430,21 +410,10 @@ def joke_line(**fields: str) -> str:
 
 
 DAMAGE = {  # of line 17
-    RATINGS: [
-        "5::6::3", "5::6::3::0::1", "caf\u00e9::6::3::0", "5::6::6::0", "5::6::0::0", "5::6::3.5::0", "5::6::::0",
-        "0::6::3::0", "6041::6::3::0", "5::0::3::0", "5::-6::3::0", "5::3953::3::0", "5::99999999999999999999::3::0",
-        "5::6::3::", "5:: 6::3::0", "5,6,3,0", "", movie_lines()[0], "\0" * 500,
-    ],
-    BOOKS: [
-        '"5";"B01"', '"5";"B01";"3";"1"', "5;B01;3", '"5";"B01;"3"', '"5";"B"01";"3"', '"5";"B0', '"five";"B01";"3"',
-        '"-5";"B01";"3"', '"99999999999999999999";"B01";"3"', '"5";"";"3"', '"5";" ";"3"', '"5";"B01";"11"',
-        '"5";"B01";"-1"', '"5";"B01";"3.5"', '"5";"B01";""', '"5","B01","3"', "", "\0" * 500,
-    ],
-    JESTER: [
-        "1,2", joke_line() + ",1", "", joke_line(f4="fun"), joke_line(f100=""), joke_line(f3="nan"),
-        joke_line(f3="inf"), joke_line(f1="10.01"), joke_line(f1="-98"), joke_line(f0="7"), joke_line(f0="99"),
-    ],
-}  # fmt: skip
+    RATINGS: ["5::6::3", "caf\u00e9::6::3::0", "5::6::6::0", "0::6::3::0", "5::3953::3::0", "", movie_lines()[0]],
+    BOOKS: ['"5";"B01"', '"5";"B"01";"3"', '"five";"B01";"3"', '"5";" ";"3"', '"5";"B01";"11"', "\0" * 500],
+    JESTER: ["1,2", joke_line(f4="fun"), joke_line(f3="nan"), joke_line(f1="10.01"), joke_line(f0="7")],
+}
 EXPECTED = {
     RATINGS: (MovieLensDataModule, movie_lines(), "800 lines. Expected user::movie::rating::timestamp, whole numbers"),
     BOOKS: (BooksDataModule, book_lines(), "160 lines. Expected"),
