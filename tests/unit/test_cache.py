@@ -36,16 +36,6 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and left["a"].equal(right["a"])
 
 
-def test_is_built_once_and_then_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build = Builder()
-    with caplog.at_level(logging.INFO, "mtl.data_modules.files.cache"):
-        first, second = cached(path, build), cached(path, build)
-    assert build.calls == 1
-    assert same(first, second)
-    assert second["b"].isnan().all()
-    assert [record.getMessage() for record in caplog.records] == [f"building {keyed(path, ())}"]
-
-
 def test_each_key_has_its_own_file(path: Path) -> None:
     build = Builder()
     cached(path, build, (1, "x"))
@@ -96,12 +86,6 @@ def test_full_disk_leaves_no_partial_file(path: Path) -> None:
     with largest_file(100_000), pytest.raises(InputError, match=r"cache/set-.*\.pt cannot be written: file too large"):
         cached(path, Builder(rows=100_000))
     assert [file.suffix for file in path.parent.iterdir()] == [".lock"]
-
-
-def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(InputError, match="cannot write to the folder"):
-        cached(tmp_path / "cache" / "set.pt", Builder())
 
 
 def test_waiting_for_the_lock_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import random
-import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,24 +134,6 @@ def test_max_rows_draws_training_rows(root: Path) -> None:
     assert set(one["train"]["rte"].first) != set(other["train"]["rte"].first)
 
 
-def test_mnli_is_tested_on_matched_and_mismatched_rows(tmp_path: Path) -> None:
-    write_glue(tmp_path / "glue", {"mnli": 30})
-    rows = module(tmp_path, tasks=["mnli"]).tasks["test"]["mnli"]
-    assert len(rows) == 16
-    assert rows.targets["mnli"].dtype == torch.int64
-
-
-def test_unusual_numbers_of_rows_are_one_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        module(root, tasks=["rte", "cola"])
-    [message] = [record.getMessage() for record in caplog.records]
-    assert message == (
-        "results are not comparable with published ones: RTE/train.tsv has 40 rows instead of 2490; "
-        "RTE/dev.tsv has 8 rows instead of 277; CoLA/train.tsv has 21 rows instead of 8551; "
-        "CoLA/dev.tsv has 8 rows instead of 1043"
-    )
-
-
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
@@ -164,10 +144,8 @@ def test_unusual_numbers_of_rows_are_one_warning(root: Path, caplog: pytest.LogC
         ),
         ("rte", f"{HEADERS['rte']}\n0\ta\tb\tentailm", r"line 2: .* label one of not_entailment, entailment"),
         ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", r"line 1: .* but has no \['sentence2'\]"),
-        ("rte", "", r"train\.tsv is empty"),
         ("rte", f"{HEADERS['rte']}\n", r"train\.tsv has no rows"),
         ("stsb", HEADERS["stsb"] + "\n" + "x\t" * 9 + "5.5\n", r"line 2: .* score one of numbers from 0 to 5"),
-        ("stsb", HEADERS["stsb"] + "\n" + "x\t" * 9 + "nan\n", r"line 2: .* is damaged"),
         ("cola", "a\t1\t\tfine\na\t2\t\tbad\n", r"line 2: .* label one of 0, 1\. Repair"),
         ("qqp", HEADERS["qqp"] + "\n1\t2\t3\ta\tb\t1\n1\t2\t3\ta", r"line 3: .* is damaged"),
         ("sst2", b"sentence\tlabel\nfine\t1\n\xff\t0\n", r"line 3: it is not UTF-8"),
@@ -229,13 +207,3 @@ def test_missing_tasks_are_fetched(tmp_path: Path, site: str) -> None:
     assert len(train) == 18
     assert not [path.name for path in (root / "glue").glob(".*") if path.is_dir()]  # nothing half unpacked
     module(root, tasks=["rte", "qqp", "mrpc"], download=True, base_url="http://127.0.0.1:9")  # all is there
-
-
-def test_archive_downloaded_by_hand_completes_the_files(tmp_path: Path, site: str) -> None:
-    folder = tmp_path / "data" / "glue"
-    (folder / "RTE").mkdir(parents=True)
-    (folder / "RTE" / "train.tsv").write_text(f"{HEADERS['rte']}\n" + "0\town\trow\tentailment\n" * 20)
-    shutil.copy(tmp_path / "site" / "glue" / "data" / "RTE.zip", folder)
-    rows = module(tmp_path / "data", tasks=["rte"]).tasks
-    assert len(rows["test"]["rte"]) == 8
-    assert len(rows["train"]["rte"]) == 18  # the file that was there stays

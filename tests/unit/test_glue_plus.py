@@ -179,8 +179,3 @@ def test_lengths_of_single_tasks(root: Path, caplog: pytest.LogCaptureFixture) -
     assert data.spec.inputs["tokens"].length == 20
     assert TextEncoder.from_state(data.row_encoder.state()).max_length == {"cb": 8, "boolq": 20}
     assert "CB/val.jsonl has 8 rows instead of 56" in caplog.text
-
-
-def test_a_new_task_names_the_gate_it_gets(root: Path) -> None:
-    data = module(root, "scitail", "cb", gate_from={"scitail": "mnli"})
-    assert [task.gate_from for task in data.spec.tasks] == ["mnli", None]

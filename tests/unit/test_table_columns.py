@@ -204,11 +204,6 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     assert sum("left out, like identifiers" in line for line in lines) == 1
 
 
-def test_name_of_a_metric_is_suggested(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data.tasks.y: metrics=\[auc\]: .* not auc; did you mean auroc\?"):
-        learnt({"x": range(ROWS)}, tmp_path, tasks={"y": {"kind": "binary", "metrics": ["auc"]}})
-
-
 def test_metrics_of_a_rare_class(table: tuple[Any, list[str]]) -> None:
     data, lines = table
     assert [task.metrics for task in data.spec.tasks] == [(), ("auroc", "auprc", "accuracy"), (), ()]

@@ -127,28 +127,13 @@ def test_without_tasks_an_example_is_served(tmp_path: Path, caplog: pytest.LogCa
     ("task", "message"),
     [
         ({"label": "spam", "kind": "binary", "text": "body"}, r"tasks\.t=.*: path is missing"),
-        ({"path": "FILE", "kind": "binary", "text": "body"}, r"tasks\.t=.*: label is missing"),
-        ({"path": "FILE", "label": "spam", "kind": "binary"}, r"tasks\.t=.*: text is missing"),
         ({"path": "FILE", **SPAM, "texts": 1}, r"tasks\.t\.texts: no such option; did you mean text\?"),
         (
             {"path": "FILE", **SPAM, "text": ["a", "b", "c"]},
             r"tasks\.t\.text=\[a, b, c\]: must be non-empty text or a list of one or two",
         ),
-        ({"path": "FILE", **SPAM, "kind": "class"}, r"tasks\.t\.kind=class: must be one of"),
-        (
-            {"path": "FILE", **SPAM, "metrics": ["mse"]},
-            r"data\.tasks\.t: metrics=\[mse\]: a binary task has auroc",
-        ),
         ({"path": "FILE", **SPAM, "label": "sham"}, r"data\.tasks\.t: .*no column 'sham' \(did you mean 'spam'\?\)"),
         ({"path": "FILE", **SPAM, "text": "score"}, r"data\.tasks\.t: column 'score' of .* holds Float64, not texts"),
-        (
-            {"path": "FILE", **SPAM, "label": "topic"},
-            r"task 't' is binary but its training rows have 3 different labels",
-        ),
-        (
-            {"path": "FILE", **SPAM, "label": "body", "kind": "regression"},
-            r"column 'body', row \d+: .* is not a number",
-        ),
         ({"path": "nowhere.tsv", **SPAM}, r"data\.tasks\.t\.path=nowhere\.tsv: no such file"),
         ({"path": "FILE", "val_path": "other.csv", **SPAM}, r"data\.tasks\.t\.val_path=other\.csv: no such file"),
         ("FILE", r"tasks\.t=FILE: must be a section"),

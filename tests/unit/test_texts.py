@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import sys
 import time
@@ -58,18 +57,6 @@ def test_words_of_more_than_100_letters_are_unknown() -> None:
     assert time.perf_counter() - began < 5
     assert found[0].tokens == ["[CLS]", "the", "[UNK]", ",", "the", "[SEP]"]
     assert "[UNK]" not in found[1].tokens
-
-
-def test_vocabulary_is_trained_once_for_the_same_texts(
-    cache: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    again = vocabulary.trained([texts()], 200, cache)
-    assert again.digest() == encoder.digest()
-    assert not any("training" in record.getMessage() for record in caplog.records)
-    other = vocabulary.trained([texts(second=False)], 200, cache)
-    assert other.digest() != encoder.digest()
-    assert any("training" in record.getMessage() for record in caplog.records)
 
 
 def test_pairs_have_special_tokens_and_segments(encoder: Encoder) -> None:
