@@ -35,6 +35,8 @@ SMALL = [
     "callbacks.routing.pictures=false",  # a picture takes longer than a small run
     "callbacks.examples.count=0",
 ]
+# Sizes of a mixture that trains at once
+NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
 
 
 def composed(words: Sequence[str]) -> DictConfig:

@@ -99,7 +99,7 @@ TAUGHT = {
     "distillation=dense_run",
     *(f"experiment={name}" for name in ("moebert_hash", "comet_bert", "comet_bert_plus")),
 }
-ALL = [word for word in ALL if word not in TAUGHT]  # they need a teacher: test_text_experiments.py trains one
+ALL = [word for word in ALL if word not in TAUGHT]  # they need a teacher: test_text_resume.py trains one
 REPEATED = {*DEFAULTS, *(word for words in BRINGS.values() for word in words)} - ELSEWHERE - {"gate=comet"}
 WHOLE_RUNS = {
     "weighting=upgrad",
@@ -107,7 +107,7 @@ WHOLE_RUNS = {
     "weighting=gradnorm",
 }  # test_weighting.py trains with all files
 REPEATED |= {word for word in ALL if word.startswith("weighting")} - WHOLE_RUNS
-REPEATED |= {word for word in ALL if word.startswith("table_optimizer")}  # test_sparse_run.py trains with them
+REPEATED |= {word for word in ALL if word.startswith("table_optimizer")}  # test_resume.py trains with them
 WORDS = [pytest.param(word, marks=pytest.mark.slow) if word in REPEATED else word for word in ALL]
 
 

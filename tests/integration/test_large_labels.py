@@ -10,10 +10,9 @@ import polars as pl
 import pytest
 
 import mtl
-from tests.integration.helpers import train_table
+from tests.integration.helpers import NARROW, train_table
 
-SIZES = ["recipe.embedding_dim=4", "recipe.num_experts=2", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
-SIZES += ["recipe.batch_size=64", "recipe.dropout=0"]
+SIZES = [*NARROW, "recipe.batch_size=64", "recipe.dropout=0"]
 
 
 def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:

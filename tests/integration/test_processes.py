@@ -20,12 +20,12 @@ from mtl.checkpoints.files import read
 from mtl.cli import resolvers, train
 from mtl.distributed import announced_wait, destroy_process_group
 from tests.conftest import ROOT
+from tests.integration.helpers import NARROW
 from tests.programs import Forked, free_port, ranks
 from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
 BASE = ["trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger=csv", "callbacks.progress=null", "seed=3"]
 BASE += ["callbacks.routing.pictures=false"]
-BIAS = "gate=topk gate.scores=sigmoid gate.bias_rate=0.01 gate.columns=[item]"
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
@@ -54,6 +54,25 @@ def weights(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
+def assert_close(found: Path, expected: Path, steps: int) -> None:
+    """Compare losses of at least ``steps`` steps, weights, and results of two runs."""
+    assert len(losses(expected)) >= steps
+    assert losses(found) == pytest.approx(losses(expected), abs=1e-6)
+    theirs = weights(found)
+    for name, value in weights(expected).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+    assert result(found) == pytest.approx(result(expected), abs=1e-6)
+
+
+def one_equals_two(folder: Path, words: list[str], batch: int, steps: int) -> tuple[Path, Path]:
+    """Run ``words`` in one process and in two with half of each batch, and compare them; return their folders."""
+    one, two = folder / "one", folder / "two"
+    ended(fork(one, *words, f"data.batch_size={batch}"), fork(two, *words, f"data.batch_size={batch // 2}", two=True))
+    assert_close(two, one, steps)
+    return one, two
+
+
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Over 15 steps of float64 and across the hardening of a permutation; evaluation of 1001 rows exactly."""
     words = [*BASE, "data.rows=[640,1001,1001]", "data.eval_batch_size=300", "trainer.max_epochs=3"]
@@ -62,16 +81,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     words += ["gate.importance_weight=0.1", "gate.balance_weight=0.1", "gate.z_weight=0.01"]
     words += ["lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"]
     words += ["callbacks.ema.decay=0.9"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    ended(fork(one, *words, "data.batch_size=128"), fork(two, *words, "data.batch_size=64", two=True))
-    expected, got = losses(one), losses(two)
-    assert len(expected) == 15
-    assert got == pytest.approx(expected, abs=1e-6)
-    theirs = weights(two)
-    for name, value in weights(one).items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
-    assert bool(theirs["network.mixture.gate.permutation.hardened"])
+    one, two = one_equals_two(tmp_path, words, 128, 15)
+    assert bool(weights(two)["network.mixture.gate.permutation.hardened"])
     assert result(two) == pytest.approx(result(one), abs=1e-9)
 
     best = one / "checkpoints" / "best.ckpt"  # the same weights evaluated by one and by two: the same numbers
@@ -80,19 +91,31 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
 
 
-@pytest.mark.parametrize("way", ["weighting=pcgrad network=ple gate=remoe", f"weighting=gradnorm {BIAS}"])
-def test_missing_labels_count_over_all_processes(way: str, tmp_path: Path, tiny_data: Path) -> None:
-    words = [*BASE, *way.split(), "data=movielens", f"paths.data_dir={tiny_data}"]
-    words += ["trainer.max_epochs=2", "recipe.dropout=0"]
-    words += ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
-    words += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    ended(fork(one, *words, "data.batch_size=40"), fork(two, *words, "data.batch_size=20", two=True))
-    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
-    assert result(two) == pytest.approx(result(one), abs=1e-6)
-    state = "l1" if "remoe" in way else "choice_bias" if "bias" in way else "weight"
-    for name in (name for name in weights(one) if name.endswith(f"gate.{state}")):
-        assert torch.allclose(weights(two)[name], weights(one)[name], rtol=1e-5)
+MOVIELENS = ["data=movielens", *NARROW, "recipe.dropout=0", "trainer.max_epochs=2"]
+MOVIELENS += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
+SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle"]
+SPARSE += ["table_optimizer=rowwise_adagrad"]
+BIAS = ["gate=topk", "gate.scores=sigmoid", "gate.bias_rate=0.01", "gate.columns=[item]"]
+ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=uncertainty", "network.dropout=0"]
+ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2", "callbacks.examples.count=0"]
+PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
+PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=upgrad", "trainer.max_epochs=2"]
+PAIRS += ["callbacks.examples.count=0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        pytest.param([*MOVIELENS, "weighting=pcgrad", "network=ple", "gate=remoe"], 40, id="pcgrad"),
+        pytest.param([*MOVIELENS, "weighting=gradnorm", *BIAS], 40, id="gradnorm"),
+        pytest.param([*MOVIELENS, *SPARSE], 40, id="sparse tables"),
+        pytest.param(ROUTED, 10, id="routed"),
+        pytest.param(PAIRS, 10, id="super-batches"),
+    ],
+)
+def test_labels_of_all_processes_count(words: list[str], batch: int, tmp_path: Path, tiny_data: Path) -> None:
+    """Missing labels, metrics of groups, states of gates and weightings, tasks with separate rows."""
+    one_equals_two(tmp_path, [*BASE, *words, f"paths.data_dir={tiny_data}"], batch, 6)
 
 
 def evaluate_half() -> None:
@@ -110,22 +133,6 @@ def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.output
     for labels, found in json.loads((tmp_path / "found.json").read_text()).items():
         check_values(found, labels)
-
-
-ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=uncertainty", "network.dropout=0"]
-ROUTED += ["data.rows=[60,20,20]"]
-PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
-PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=upgrad"]
-
-
-@pytest.mark.parametrize("words", [ROUTED, PAIRS], ids=["routed", "super-batches"])
-def test_tasks_with_separate_rows(words: list[str], tmp_path: Path, tiny_data: Path) -> None:
-    words = [*BASE, *words, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.examples.count=0"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    ended(fork(one, *words, "data.batch_size=10"), fork(two, *words, "data.batch_size=5", two=True))
-    assert len(losses(one)) >= 6
-    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
-    assert result(two) == pytest.approx(result(one), abs=1e-6)
 
 
 def test_processes_that_differ_stop_at_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
 from mtl.cli.run import run
 from tests.conftest import ROOT
-from tests.integration.helpers import SMALL, compose_small, resume_small
+from tests.integration.helpers import NARROW, SMALL, compose_small, resume_small
 from tests.programs import Forked
 from tests.stopping import assert_same, go_on, interrupted, slow, watched
 
@@ -206,3 +206,16 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
     last = read(tmp_path / "checkpoints" / "last.ckpt")
     assert last["epoch"] == 0
     assert all(torch.isfinite(v).all() for v in last["state_dict"].values() if isinstance(v, torch.Tensor))
+
+
+SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle", "trainer.max_epochs=2"]
+
+
+@pytest.mark.parametrize("name", ["rowwise_adagrad", "sparse_adam"])
+def test_killed_with_sparse_tables(name: str, tmp_path: Path, tiny_data: Path) -> None:
+    words = [*NARROW, *SPARSE, f"table_optimizer={name}", "data=movielens", f"paths.data_dir={tiny_data}"]
+    words += ["trainer.accumulate_grad_batches=2", "data.batch_size=20", "callbacks.last.every_steps=2", "logger=csv"]
+    run(compose_small(tmp_path / "whole", *words))
+    interrupted(tmp_path / "parts", 5, *words, how="kill")
+    go_on(tmp_path / "parts", f"paths.data_dir={tiny_data}")
+    assert_same(tmp_path / "parts", tmp_path / "whole", logged=False)

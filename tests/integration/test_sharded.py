@@ -16,12 +16,11 @@ from mtl.cli.run import run
 from mtl.config.build import build_trainer, check_options
 from tests.conftest import ROOT
 from tests.glue_files import TINY, write_glue
-from tests.integration.helpers import SMALL, compose_small, composed
-from tests.integration.test_processes import losses, result, same, weights
+from tests.integration.helpers import NARROW, SMALL, compose_small, composed
+from tests.integration.test_processes import assert_close, ended, losses, same
 from tests.programs import Forked
 
 WORDS = [*SMALL, "trainer.precision=64-true", "logger=csv", "seed=3", "recipe.dropout=0"]
-NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]
 SPLIT = "trainer.strategy.split_rows=20"
 MOVIELENS = ["data=movielens", *NARROW]
 MMOE = [*MOVIELENS, "gate=comet", "network.execution=sparse", "permutation=sinkhorn", "recipe.permutation.epochs=1.3"]
@@ -37,22 +36,6 @@ def divided(folder: Path, *words: str, processes: int = 2, trainer: str = "fsdp_
     return Forked(
         [*several, *words, f"hydra.run.dir={folder}"], folder.parent / f"{folder.name}_output", processes, ROOT
     )
-
-
-def ended(*runs: Forked) -> None:
-    for one in runs:
-        outcome = one.wait()
-        assert outcome.status == 0, outcome.output
-
-
-def assert_close(found: Path, expected: Path, steps: int) -> None:
-    assert len(losses(expected)) >= steps
-    assert losses(found) == pytest.approx(losses(expected), abs=1e-6)
-    theirs = weights(found)
-    for name, value in weights(expected).items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
-    assert result(found) == pytest.approx(result(expected), abs=1e-6)
 
 
 @pytest.mark.parametrize(

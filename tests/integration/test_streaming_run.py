@@ -10,22 +10,21 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 import mtl
 from mtl.checkpoints.files import CheckpointIO, read
 from mtl.checks import InputError
 from mtl.cli.run import run
 from tests.conftest import ROOT
-from tests.integration.helpers import resume_small
-from tests.integration.test_processes import BASE, ended, fork, losses, result, same, weights
+from tests.integration.helpers import NARROW, resume_small
+from tests.integration.test_processes import BASE, ended, fork, losses, one_equals_two, result, same
 from tests.programs import LIMIT, Forked
 
 STEPS = 12  # of an epoch: 760 training rows in batches of 64
 WORDS = [
     *("data=table_stream", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
     *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
-    *("recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"),
+    *NARROW,
     *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
 ]
 
@@ -60,15 +59,7 @@ def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_equal_one(rows: Path, tmp_path: Path) -> None:
     words = [*BASE, *WORDS, "recipe.dropout=0", f"data.path={rows}", "trainer.max_epochs=2"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    ended(fork(one, *words, "data.batch_size=64"), fork(two, *words, "data.batch_size=32", two=True))
-    assert len(losses(one)) == 2 * STEPS
-    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
-    assert result(two) == pytest.approx(result(one), abs=1e-6)
-    theirs = weights(two)
-    for name, value in weights(one).items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+    one_equals_two(tmp_path, words, 64, 2 * STEPS)
 
 
 def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_path: Path) -> None:

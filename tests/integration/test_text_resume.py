@@ -1,7 +1,11 @@
-"""Runs on texts that are stopped and go on: the last bit is the same; pretrained files are needed only once."""
+"""Runs on texts that are stopped and go on: the last bit is the same; pretrained files are needed only once.
+
+Then COMET-BERT's three steps on a tiny encoder: a dense teacher, its importance, its distillation into experts.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from mtl.data_modules.texts.rows import Texts
 
 from mtl.checks import InputError
 from mtl.cli.run import run
+from mtl.cli.use import importance
 from mtl.config import build
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import compose_small
@@ -102,3 +107,40 @@ def test_pretrained_encoder_is_not_read_again(data: Path, pretrained: Path, tmp_
     assert_same(tmp_path / "parts", tmp_path / "whole")
     with pytest.raises(InputError, match=f"data.tokenizer={pretrained} is neither a folder nor"):
         run(compose_small(tmp_path / "new", *own))
+
+
+EXPERIMENT = ["network.pretrained=null", "data.tokenizer=null", "network.config={hidden_size: 16}"]
+EXPERIMENT += ["data.vocabulary=200", "data.tasks=[rte]", "recipe.batch_size=8"]
+EXPERIMENT += ["trainer.max_epochs=2", "+trainer.limit_train_batches=2"]
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a dense network, with its importance."""
+    folder = tmp_path_factory.mktemp("taught")
+    words = ["experiment=glue_finetune", "network.mixture_layers=[]", *EXPERIMENT, f"paths.data_dir={tiny_data}"]
+    run(compose_small(folder, *words))
+    importance([str(folder / "checkpoints" / "best.ckpt"), "--data-dir", str(tiny_data)])
+    return folder
+
+
+def test_importance_is_saved(taught: Path) -> None:
+    scores = torch.load(taught / "importance.pt", weights_only=True)["importance"]
+    assert scores.shape == (2, 64)
+    assert (scores >= 0).all()
+    assert (scores > 0).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["moebert_hash", "moebert_hash gate.assignment=balanced", "comet_bert", "comet_bert_plus"]
+)
+def test_teacher_is_split_and_distilled(name: str, taught: Path, tmp_path: Path, tiny_data: Path) -> None:
+    best = taught / "checkpoints" / "best.ckpt"
+    words = [*f"experiment={name}".split(), *EXPERIMENT, f"start_from={best}", f"distillation.teacher={best}"]
+    words += [f"network.importance={taught}/importance.pt", "experts.width=24", "network.shared_neurons=16"]
+    run(compose_small(tmp_path, *words, f"paths.data_dir={tiny_data}"))
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert 0 <= record["test"]["average"] <= 1
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert not [key for key in saved if "teacher" in key]
+    assert saved["network.layers.0.mixture.experts.up.weight"].shape == (4, 24, 16)

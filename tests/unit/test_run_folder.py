@@ -1,21 +1,27 @@
-"""Run folders, the console's streams, and errors as sentences."""
+"""Run folders, the console's streams, errors as sentences, printed commands, and memory that is kept."""
 
 from __future__ import annotations
 
 import io
 import os
+import platform
+import shlex
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from mtl import memory
 from mtl.checks import InputError
 from mtl.cli import resolvers
 from mtl.cli.errors import explain, lost_peer
 from mtl.cli.folder import claim, give_up
+from mtl.config.resume import is_harmless
+from mtl.runs import commands
 from mtl.runs.console import LastingStream
-from mtl.runs.signals import Stopped
+from mtl.runs.signals import Stopped, StopSignals
 from tests.programs import Forked
 
 
@@ -128,3 +134,60 @@ def test_lost_process_is_recognised() -> None:
     assert lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:6124"))
     assert not lost_peer(RuntimeError("size mismatch"))
     assert not lost_peer(torch.OutOfMemoryError("x"))
+
+
+def test_freed_memory_is_kept_and_without_glibc_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own, since it cannot be taken back: how often the system had to clear a page."""
+    program = """
+import resource, sys, torch
+from mtl.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for number in range(60):
+    if number == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**20 + number) for _ in range(12)]
+    del tensors
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    runs = [Forked([way], tmp_path / way, main=partial(exec, program, {})).wait() for way in ("keep", "default")]
+    kept, default = (int(run.output) for run in runs)
+    if platform.libc_ver()[0] == "glibc":
+        assert kept < default / 2
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    memory.keep_freed_memory()
+
+
+@pytest.mark.parametrize("path", ["/a/b.ckpt", "/it's=x/[1],{2} 3.ckpt", "/C:\\d/ä$HOME\\'.ckpt", "/end\\"])
+def test_any_path_survives_shell_and_hydra(path: str) -> None:
+    *_, word = shlex.split(commands.command("ckpt", path))
+    assert OverridesParser.create().parse_override(word).value() == path
+
+
+def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "callbacks.best.save_top_k=2"]
+    words += ["gate.k=3", "trainer.max_epochs=2", "trainer=default", "paths.output_dir=out"]
+    kept = [word for word in words if not is_harmless(word)]
+    assert kept == ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "paths.output_dir=out"]
+    monkeypatch.setattr(commands, "KEPT", ["--config-dir", "/my conf", *kept])
+    signals = StopSignals()
+    signals.number = 15
+    with pytest.raises(Stopped) as stopped:
+        signals.training_ends("/runs/best.ckpt")
+    printed = shlex.split(str(stopped.value).partition("with: ")[2])
+    assert printed == ["python", "train.py", "--config-dir", "/my conf", *kept, "evaluate=/runs/best.ckpt"]
+
+
+def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "train.py")])
+    assert shlex.split(commands.command("ckpt", "a"))[1] == str(tmp_path / "train.py")
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(commands.command("ckpt", "a"))[1] == "train.py"
+
+
+def test_a_sweep_goes_on_in_its_folder() -> None:
+    words = ["-m", "seed=1,2", "label=a b", "hydra.sweep.dir=old"]
+    printed = shlex.split(commands.sweep_command(words, "/new folder"))
+    assert printed == ["python", "train.py", "-m", "seed=1,2", "label=a b", "hydra.sweep.dir='/new folder'"]
