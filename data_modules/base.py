@@ -31,7 +31,8 @@ class TensorDataModule(LightningDataModule):
     """Base class of every data set that fits in memory.
 
     A subclass implements ``load() -> (DataSpec, {"train", "val", "test"} -> Batch)``. If it has files to fetch or to
-    parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads.
+    parse, it also implements ``prepare_data()``, which runs in one process and writes a cache that ``load`` reads; it
+    may be killed, and run by several programs at once.
     ``spec`` is available after ``setup()``. ``seed`` determines rows and splits, ``shuffle_seed`` the order in
     training. ``batch_size`` is per process.
 

@@ -52,7 +52,6 @@ class CelebADataModule(TensorDataModule):
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and decode what is missing. Safe to kill, and to run in several processes at once."""
         celeba_files.prepare(self.folder, self.download)
         self._read()
 
@@ -79,7 +78,6 @@ class CelebADataModule(TensorDataModule):
         return content
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the DataSpec and the official splits."""
         start = time.perf_counter()
         content, splits = self._read(), {}
         columns = {name: celeba_files.ATTRIBUTES.index(name) for name in self.attributes}

@@ -69,13 +69,11 @@ class CensusIncomeDataModule(TableDataModule):
         super().__init__(self.files["train"], TASKS, data_dir, ignore=ignore, null_values=(), **columns, **common)
 
     def prepare_data(self) -> None:
-        """Fetch and unpack the files if they are missing."""
         archive = self.folder / "census+income+kdd.zip"
         for file in self.files.values():
             obtain(file, archive, f"{self.base_url}/{archive.name}", None, self.download, self.unverified)
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files of the wanted splits, by their names."""
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}
 
     def _split(self) -> dict[str, pl.DataFrame]:

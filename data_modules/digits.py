@@ -55,7 +55,6 @@ class DigitsDataModule(TensorDataModule):
         self.mnist_url, self.svhn_url = mnist_url, svhn_url
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         mnist.prepare(self.mnist, "mnist", self.download, self.mnist_url)
         for part in self.parts:
             svhn.prepare(self.svhn, part, self.download, self.svhn_url)
@@ -66,7 +65,6 @@ class DigitsDataModule(TensorDataModule):
         return svhn.read(self.svhn, part, self.data_dir / "cache")
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the DataSpec and the splits; each image is in exactly one split."""
         grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
         colour, colour_digits = join([self._read_svhn(part) for part in self.parts])
         grey_rows = resplit("MNIST", len(grey), MNIST_ROWS, self.generator(0))

@@ -12,7 +12,7 @@ from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files.mnist import CLASSES, prepare, read
-from .images import pixel_statistics
+from .images import pixel_scale
 from .splits import SPLITS, Rows
 from .task_batches import TasksDataModule
 
@@ -44,11 +44,9 @@ class FourMNISTsDataModule(TasksDataModule):
         self.download, self.base_url = download, base_url
 
     def prepare_data(self) -> None:
-        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
         prepare(self.folder, "mnist", self.download, self.base_url)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        """Return the DataSpec and the splits; the two copies of a task share memory."""
         images, labels = read(self.folder, "train")
         test_images, test_labels = read(self.folder, "t10k")
         val = len(images) // VALIDATION
@@ -69,7 +67,7 @@ class FourMNISTsDataModule(TasksDataModule):
                 for split, (pixels, digits) in parts.items():
                     limit = limits[split]
                     tasks[split][task] = Batch({"image": pixels[:limit, None]}, {task: digits[:limit]})
-        mean, std = pixel_statistics(tasks["train"]["mnist_1"].inputs["image"])  # the same for rotated images
+        mean, std = pixel_scale(tasks["train"]["mnist_1"].inputs["image"])  # the same for rotated images
         specs = [TaskSpec(task, "multiclass", CLASSES) for task in tasks["train"]]
         copies = {"task_group": torch.arange(2).repeat_interleave(2)}
         return DataSpec({"image": Image(1, SIDE, SIDE, mean, std)}, specs, copies), tasks

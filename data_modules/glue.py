@@ -72,12 +72,10 @@ class GlueDataModule(TextTasksDataModule):
         self.folder = self.data_dir / "glue"
 
     def prepare_data(self) -> None:
-        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
         for name in self.names:
             glue_files.prepare(self.folder, name, self.download, self.base_url)
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files of the tasks, by their paths in the folder of GLUE."""
         return {path: self.folder / path for name in self.names for path in SOURCES[name].paths()}
 
     def text_columns(self) -> dict[str, Sequence[str]]:
@@ -87,7 +85,6 @@ class GlueDataModule(TextTasksDataModule):
         return dict[str, int](self.lengths).get(task, self.max_length)
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
-        """Return the tasks and their rows; the splits share rows only if ``published_split``."""
         splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
         odd: list[str] = []
         for name in self.names:

@@ -9,16 +9,13 @@ VALUES = 256
 SLICE = 1 << 22  # pixels counted at a time
 
 
-def pixel_scale(pixels: Tensor, standardise: bool) -> tuple[float, float]:
-    """Return what networks subtract from ``pixels`` in [0, 1], and what they divide by; (0, 1) to leave them so."""
-    return pixel_statistics(pixels) if standardise else (0.0, 1.0)
-
-
-def pixel_statistics(pixels: Tensor) -> tuple[float, float]:
-    """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1].
+def pixel_scale(pixels: Tensor, standardise: bool = True) -> tuple[float, float]:
+    """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1]; else (0, 1).
 
     Both are computed from the integer histogram of the 256 values: exact, and without a float copy of the pixels.
     """
+    if not standardise:
+        return 0.0, 1.0
     slices = pixels.flatten().split(SLICE)
     counts = torch.stack([torch.bincount(part, minlength=VALUES) for part in slices]).sum(0).tolist()
     total = sum(counts)

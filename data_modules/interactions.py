@@ -81,7 +81,6 @@ class InteractionsDataModule(TensorDataModule):
         return dict.fromkeys(kinds, ()) | found
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         self.fetch_files()
         self.parsed()
 
@@ -109,7 +108,6 @@ class InteractionsDataModule(TensorDataModule):
         return self.parsed()
 
     def source_files(self) -> dict[str, Path]:
-        """Return the file of the records, by its folder and name."""
         return {f"{self.folder.name}/{self.source.name}": self.source} if self.source.is_file() else {}
 
     def names(self) -> tuple[list[str] | None, list[str] | None]:
@@ -120,7 +118,6 @@ class InteractionsDataModule(TensorDataModule):
         return PairEncoder.from_state(state)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
-        """Return the DataSpec and the splits; each row is in exactly one split."""
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.seed)
         rows, stratum, users, items = self.pairs(generator)

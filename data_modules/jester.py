@@ -74,7 +74,6 @@ class JesterDataModule(InteractionsDataModule):
         return dict(sorted(found.items()))
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files of ratings, by their names."""
         return {file.name: file for file in self.parts().values()}
 
     def parse(self) -> dict[str, Tensor]:

@@ -77,7 +77,6 @@ class KuaiRandDataModule(TableDataModule):
         super().__init__(pattern, kinds, data_dir, **columns, **common)
 
     def prepare_data(self) -> None:
-        """Fetch and unpack the logs if they are missing."""
         for file in self.logs:
             url = f"{self.base_url}/{self.archive.name}"
             obtain(file, self.archive, url, f"md5:{self.variant.md5}", self.download, max_bytes=MAX_BYTES)

@@ -63,7 +63,6 @@ class MultiMNISTDataModule(TensorDataModule):
         self._sources: dict[str, tuple[Tensor, Tensor]] = {}
 
     def prepare_data(self) -> None:
-        """Fetch and unpack what is missing. Safe to kill, and to run in several processes at once."""
         prepare(self.folder, self.source, self.download, self.base_url)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:

@@ -14,7 +14,7 @@ from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files import omniglot as omniglot_files
-from .images import pixel_statistics
+from .images import pixel_scale
 from .splits import SPLITS, proportional
 from .task_batches import TasksDataModule
 
@@ -55,7 +55,6 @@ class OmniglotDataModule(TasksDataModule):
         self.side, self.download, self.base_url = side, download, base_url
 
     def prepare_data(self) -> None:
-        """Fetch, unpack and parse what is missing. Safe to kill, and to run in several processes at once."""
         omniglot_files.prepare(self.folder, self.names, self.download, self.base_url)
         for name in self.names:
             self._read(name)
@@ -67,7 +66,6 @@ class OmniglotDataModule(TasksDataModule):
         return omniglot_files.read(folder, self.side, self.cache)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        """Return the DataSpec and the splits; each drawing is in exactly one split."""
         specs, odd = [], []
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name in self.names:
@@ -81,7 +79,7 @@ class OmniglotDataModule(TasksDataModule):
         if odd:
             text = "%d characters do not have %d drawings (%s of one); split in the same proportions"
             logger.warning(text, len(odd), sum(SHARES), odd[0])
-        mean, std = pixel_statistics(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
+        mean, std = pixel_scale(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
 
 

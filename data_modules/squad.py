@@ -75,11 +75,9 @@ class SquadDataModule(TextTasksDataModule):
         self.folder = self.data_dir / "squad"
 
     def prepare_data(self) -> None:
-        """Fetch what is missing. Safe to kill, and to run in several processes at once."""
         squad_files.prepare(self.folder, self.download, self.base_url)
 
     def source_files(self) -> dict[str, Path]:
-        """Return the official files, by their names."""
         return {source.name: self.folder / source.name for source in SOURCES.values()}
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:

@@ -58,7 +58,6 @@ class TableDataModule(TableBase):
             require(column not in self.given.columns, twice)
 
     def prepare_data(self) -> None:
-        """Write the example table if no file is given; raise InputError if a file is missing."""
         if self.example is not None:
             write_example(self.example)
         for option, path in self.source_files().items():

@@ -139,7 +139,6 @@ class TableBase(TensorDataModule):
             require(not ranking or self.group_column is not None, f"{here}.metrics: {grouped}")
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files that are read, by the options that name them."""
         return {f"data.{OPTION[name]}": path for name, path in self._files().items() if name not in self.frames}
 
     def _files(self) -> dict[str, Path]:

@@ -81,7 +81,6 @@ class TableStreamDataModule(TableBase):
         self.parts: dict[str, Part] = {}
 
     def prepare_data(self) -> None:
-        """Raise InputError if there is no file, or one of another format."""
         for name, path in self._files().items():
             parquet_files(path, f"data.{OPTION[name]}")
 

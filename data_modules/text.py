@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +12,15 @@ import polars as pl
 import torch
 from pydantic import Field
 
-from mtl.annotations import shown
 from mtl.checks import require
 from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
 from .splits import SPLITS, Shares, by_split, divided
-from .table_base import Separator
-from .tables.columns import as_text
+from .table_base import OPTION, Separator
+from .tables.columns import as_text, named
+from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, Labels, Reading
 from .tables.reading import read_table
 from .text_tasks import SMALL, TextTasksDataModule
@@ -30,8 +28,6 @@ from .texts.example import NAME, TASKS, write_example
 from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
-
-PATHS = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 
 
 class TextOptions(Reading):
@@ -44,26 +40,23 @@ class TextOptions(Reading):
     val_path: FilePath | None = None
     test_path: FilePath | None = None
 
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The file of each split that has its own."""
+        return {split: file for split, key in OPTION.items() if (file := getattr(self, key)) is not None}
 
-@dataclass(frozen=True)
-class Source:
-    """The source of a task's rows: its files, its one or two columns of texts, its labels and other options."""
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the texts."""
+        return [self.text] if isinstance(self.text, str) else list(self.text)
 
-    paths: dict[str, Path]
-    text: list[str]
-    labels: Labels
-    gate_from: str | None
-
-    @staticmethod
-    def of(name: str, given: TextOptions) -> Source:
-        """Return the Source of one entry of ``data.tasks``; raise InputError if options do not fit together."""
-        paths = {split: getattr(given, key) for split, key in PATHS.items() if getattr(given, key) is not None}
-        labels = LabelOptions(**{key: getattr(given, key) for key in Reading.model_fields}, column=given.label)
-        found = Labels.of(name, labels)
+    def labels(self, name: str) -> Labels:
+        """Return the labels of task ``name``; raise InputError if options do not fit together."""
+        shared = {key: getattr(self, key) for key in Reading.model_fields}
+        found = Labels.of(name, LabelOptions(**shared, column=self.label))
         ranking = ", ".join(metric for metric in found.metrics if metric_family(metric) in RANKING)
         require(not ranking, f"data.tasks.{name}.metrics: {ranking} ranks the rows of groups, which texts have not")
-        text = [given.text] if isinstance(given.text, str) else given.text
-        return Source(paths, text, found, given.gate_from)
+        return found
 
 
 class TextDataModule(TextTasksDataModule):
@@ -90,38 +83,36 @@ class TextDataModule(TextTasksDataModule):
         self.example = not tasks
         if self.example:
             tasks = {name: TextOptions(**entry, path=self.data_dir / NAME) for name, entry in TASKS.items()}
-        self.sources = {name: Source.of(name, entry) for name, entry in (tasks or {}).items()}
+        self.sources = tasks or {}
+        self.labels = {name: source.labels(name) for name, source in self.sources.items()}
         self.separator = separator
         own = [set(source.paths) for source in self.sources.values()]
         self.shares = by_split(split, set.intersection(*own) - {"train"})
 
     def prepare_data(self) -> None:
-        """Write the example if there are no tasks; raise InputError if a file is missing."""
         if self.example:
             write_example(self.data_dir)
         for name, source in self.sources.items():
             for split, file in self._files(source).items():
-                regular_size(file, f"data.tasks.{name}.{PATHS[split]}")
+                regular_size(file, f"data.tasks.{name}.{OPTION[split]}")
 
     def source_files(self) -> dict[str, Path]:
-        """Return the files that are read, by the options that name them."""
         return {
-            f"data.tasks.{name}.{PATHS[split]}": file
+            f"data.tasks.{name}.{OPTION[split]}": file
             for name, source in self.sources.items()
             for split, file in self._files(source).items()
         }
 
-    def _files(self, source: Source) -> dict[str, Path]:
+    def _files(self, source: TextOptions) -> dict[str, Path]:
         """Return the file of each wanted split of a task that has its own file."""
         rest = [split for split in self.wanted if split not in source.paths]
         own = source.paths.items()
         return {split: file for split, file in own if split in self.wanted or (rest and split == "train")}
 
     def text_columns(self) -> dict[str, Sequence[str]]:
-        return {name: source.text for name, source in self.sources.items()}
+        return {name: source.columns for name, source in self.sources.items()}
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
-        """Return the tasks and their rows; each row is in exactly one split."""
         if self.example:
             logger.warning("data.tasks is not given: using the made-up rows of %s", self.data_dir / NAME)
         known = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
@@ -132,34 +123,30 @@ class TextDataModule(TextTasksDataModule):
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             if name not in known:
                 small = len(frames["train"]) <= SMALL
-                spec = source.labels.learnt(frames["train"], where["train"])
+                spec = self.labels[name].learnt(frames["train"], where["train"])
                 known[name] = dataclasses.replace(spec, small=small, gate_from=source.gate_from)
             specs.append(known[name])
             for split in self.wanted:
-                columns = [frames[split][column].fill_null("").to_list() for column in source.text]
-                labels = source.labels.targets(known[name], frames[split], where[split])
+                columns = [frames[split][column].fill_null("").to_list() for column in source.columns]
+                labels = self.labels[name].targets(known[name], frames[split], where[split])
                 splits[split][name] = Texts.of(columns, labels)
         return specs, splits
 
-    def _read(self, name: str, source: Source, split: str) -> pl.DataFrame:
+    def _read(self, name: str, source: TextOptions, split: str) -> pl.DataFrame:
         """Return the labelled rows of one file. Raises InputError."""
-        file, here = source.paths[split], f"data.tasks.{name}"
-        frame = read_table(file, self.separator, [""], f"{here}.{PATHS[split]}")
-        for column in (*source.text, source.labels.column):
-            near = difflib.get_close_matches(column, frame.columns, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            names = ", ".join(map(shown, frame.columns[1:]))
-            require(column in frame.columns, f"{here}: {file} has no column {column!r}{hint}; it has {names}")
-        for column in source.text:
+        file, here, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
+        frame = read_table(file, self.separator, [""], f"{here}.{OPTION[split]}")
+        check_columns(named(frame), [*source.columns, label], f"{here}: {file}", "")
+        for column in source.columns:
             kind = frame[column].dtype
             require(kind == pl.String, f"{here}: column {column!r} of {file} holds {kind}, not texts")
-        labelled = frame.filter(as_text(frame[source.labels.column]).is_not_null())
-        require(len(labelled) > 0, f"{file}, column {source.labels.column!r}: no row has a label for task {name!r}")
+        labelled = frame.filter(as_text(frame[label]).is_not_null())
+        require(len(labelled) > 0, f"{file}, column {label!r}: no row has a label for task {name!r}")
         if len(labelled) < len(frame):
             logger.info("task %s: %d rows of %s have no label", name, len(frame) - len(labelled), file)
         return labelled
 
-    def _split(self, name: str, source: Source, frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    def _split(self, name: str, source: TextOptions, frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
         """Divide the rows of ``path`` among the splits that have no file of their own."""
         rest = frames.pop("train")
         own = source.paths.keys() - {"train"}

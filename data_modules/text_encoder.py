@@ -79,7 +79,6 @@ class TextEncoder(RowEncoder):
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TextEncoder:
-        """Return the encoder of a ``state``."""
         text = {str(task): [str(column) for column in columns] for task, columns in state["text"].items()}
         tokenizer = Encoder.from_state(state["tokenizer"])
         lengths = {str(task): int(length) for task, length in state["max_length"].items()}

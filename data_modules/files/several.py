@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -
     if there is no file, or if formats differ.
     """
     here = f"{option}={path}" if option else str(path)
-    if is_folder(path):
+    if os.path.isdir(path):
         found = sorted(file for file in path.iterdir() if file.name.endswith(tuple(suffixes)))
         found = [file for file in found if not file.name.startswith(".")]
         require(bool(found), f"{here} is a folder without tables ({', '.join(suffixes)}): give a file, or their folder")
@@ -42,18 +43,8 @@ def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -
 
 def is_several(path: Path) -> bool:
     """Return whether ``path`` is a folder or a pattern, not a file."""
-    return is_folder(path) or is_pattern(path)
-
-
-def is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return os.path.isdir(path) or is_pattern(path)
 
 
 def is_pattern(path: Path) -> bool:
-    try:
-        return any(sign in str(path) for sign in PATTERN) and not path.exists()
-    except (OSError, ValueError):
-        return False
+    return any(sign in str(path) for sign in PATTERN) and not os.path.exists(path)

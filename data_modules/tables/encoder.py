@@ -128,7 +128,6 @@ class TableEncoder(RowEncoder):
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TableEncoder:
-        """Return the encoder of a ``state``."""
         return STATE.validate_python(state)
 
 

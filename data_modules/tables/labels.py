@@ -276,15 +276,6 @@ class Labels(LabelOptions):
         if self.standardise is not False:
             logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, mean, std)
             return mean, std if std > 0 else 1.0
-        size = max(abs(mean), std)
-        if size > 100 or 0 < size < 0.01:
-            logger.warning(
-                "task %s: its labels have mean %.3g and standard deviation %.3g; networks learn faster if both are "
-                "near 1, particularly with several tasks: leave out standardise=false, or divide the column",
-                self.name,
-                mean,
-                std,
-            )
         return 0.0, 1.0
 
 

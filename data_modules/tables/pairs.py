@@ -82,7 +82,6 @@ class PairEncoder(RowEncoder):
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> PairEncoder:
-        """Return the encoder of a ``state``."""
         return STATE.validate_python(state)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +51,12 @@ def _read(name: str | Path, local: bool = True) -> Any:
 def unreachable(name: str) -> str | None:
     """Return why the hub does not provide the repository ``name``, or None if it does.
 
-    Loading from a hub that does not answer would be tried again and again, for half a minute. The question is asked in
-    a thread because no time limit covers the look-up of a host's address.
+    Loading from a hub that does not answer would be tried again and again, for half a minute.
     """
     from huggingface_hub import HfApi
 
-    answers: list[str | None] = []
-
-    def ask() -> None:
-        try:
-            HfApi().model_info(name, timeout=ANSWER)
-            answers.append(None)
-        except Exception as error:  # no network, no such repository, not a valid name, offline mode
-            answers.append(quote(first_line(error), 150))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(ANSWER)
-    return answers[0] if answers else f"no answer within {ANSWER:g} seconds"
+    try:
+        HfApi().model_info(name, timeout=ANSWER)
+    except Exception as error:  # no network, no such repository, not a valid name, offline mode
+        return quote(first_line(error), 150)
+    return None

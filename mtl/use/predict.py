@@ -36,9 +36,9 @@ def predicted(
 ) -> Iterator[tuple[pl.DataFrame, float]]:
     """Yield blocks of the rows of a file with their predictions, each with the share of the file read so far.
 
-    Memory does not depend on the number of rows. ``keep``: the columns of the file to keep (None: all). For the other
-    arguments see ``TrainedModel.predict``. Raises InputError, which names file, column and row, if the file or a cell
-    cannot be read, or if a column is missing.
+    Memory does not depend on the number of rows, except for text files, which are read as a whole. ``keep``: the
+    columns of the file to keep (None: all). For the other arguments see ``TrainedModel.predict``. Raises InputError,
+    which names file, column and row, if the file or a cell cannot be read, or if a column is missing.
     """
     if model.encoder is None:
         raise InputError(

@@ -19,7 +19,6 @@ import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
-from mtl.data_modules.tables import reading
 from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.reading import read_table
 
@@ -118,11 +117,7 @@ TEXTS = {  # content of t.csv: the message
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("size", [None, 50])
-def test_bad_texts(name: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is read in one block, and in blocks of a line or two."""
-    if size is not None:
-        monkeypatch.setattr(reading, "BYTES", size)
+def test_bad_texts(name: str, tmp_path: Path) -> None:
     content, message = TEXTS[name]
     path = save(tmp_path / "t.csv", content)
     found = refusal(path, split=[1, 0, 0], val_path=str(path), test_path=str(path))
@@ -364,7 +359,7 @@ def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path, monk
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("builtins.open", refuse)
+            patch.setattr(Path, "read_bytes", refuse)
             with pytest.raises(InputError, match=rf"cannot read .*: {error.strerror}$"):
                 read_table(good, ",", [])
 
