@@ -77,6 +77,7 @@ CASES = [
     GateCase("cosine", partial(CosineGate, balance_weight=0.1), k=2, sums_to_one=False, static=False),
     GateCase("remoe", partial(ReMoEGate, k=1, initial_l1=0.1), sums_to_one=False, bounded=False, static=False),
     GateCase("hash", HashGate, k=1, learns=False, static=False),
+    GateCase("hash_shared", partial(HashGate, shared=True), k=1, learns=False, static=False),
     GateCase("dselect_k", partial(DSelectKGate, entropy_weight=0.1), k=2),
     GateCase("softmax_selector", partial(SoftmaxSelectorGate, entropy_weight=0.1), k=2),
     GateCase("comet", partial(CometGate, entropy_weight=0.1), k=2),

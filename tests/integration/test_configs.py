@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config import build
-from mtl.config.check import check
 from tests.conftest import ROOT
 from tests.integration import helpers
 from tests.integration.helpers import GROUPS, compose_small, composed, narrow
@@ -308,12 +307,6 @@ def test_saved_configuration_is_the_resolved_one(tmp_path: Path) -> None:
     cfg = compose_small(tmp_path, "trainer.max_epochs=1")
     run(cfg)
     assert OmegaConf.load(tmp_path / "config.yaml") == OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-
-
-def test_experiment_takes_another_gate(tmp_path: Path) -> None:
-    cfg = compose_small(tmp_path, "experiment=glue_mt_tag", "gate=comet")
-    check(cfg)
-    build.check_options(cfg)
 
 
 def test_compiling_needs_dense_execution(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.cli.run import run
 from mtl.config import build
-from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file
 from tests.glue_files import TINY, write_glue
@@ -68,20 +67,6 @@ def evaluated(checkpoint: Path, folder: Path, *words: str) -> dict[str, float]:
 def expected(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Return what a test on the file of the training measures."""
     return evaluated(best(trained), tmp_path_factory.mktemp("expected"))
-
-
-def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
-    table = pl.DataFrame({f"column_{number}": [0.123456, None] for number in range(20)} | {"[b]": ["x", "y"]})
-    predict.show(table, 80)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 22
-    assert lines[:3] == ["row 1", "  column_0   0.1235", "  column_1   0.1235"]
-    assert lines[21:23] == ["  [b]        x", "row 2"]
-    predict.show(table[:, -2:], 80)
-    printed = capsys.readouterr().out
-    assert "row 1" not in printed
-    assert "[b]" in printed
-    assert [*map(predict.shown, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]
 
 
 def test_state_is_plain_data(trained: Path) -> None:

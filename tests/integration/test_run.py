@@ -206,18 +206,6 @@ def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Pat
     assert (plateau.warmup, plateau.factor) == (0.3, 0.5)
 
 
-def test_a_group_named_on_resume_takes_away_what_its_option_lacks(tmp_path: Path) -> None:
-    run(
-        compose_small(
-            tmp_path, "trainer=ddp_cpu", "trainer.devices=1", "trainer.max_epochs=1", "logger=[csv,tensorboard]"
-        )
-    )
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    cfg = resume_small(path, tmp_path, "trainer=default", "logger=csv")
-    assert ("strategy" in cfg.trainer, cfg.trainer.accelerator, cfg.trainer.max_epochs) == (False, "auto", 1)
-    assert list(cfg.logger) == ["csv"]
-
-
 def test_a_sweep_goes_on_after_a_failure_and_says_why(tmp_path: Path) -> None:
     words = ["-m", "gate=topk", "gate.k=99,1", "seed=1", *FEW, "trainer.max_epochs=1"]
     done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep")

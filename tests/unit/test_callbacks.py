@@ -268,17 +268,6 @@ def test_tasks_without_an_expert_are_counted() -> None:
     assert "idle_tasks" not in one.values()
 
 
-def test_a_static_gate_counts_for_every_row() -> None:
-    weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.7]])
-    once, each = Tally(3), Tally(3)
-    once.add(Routing(weights), rows=7)
-    each.add(Routing(weights.expand(7, -1, -1)), rows=7)
-    assert once.values() == pytest.approx(each.values())
-    names = ["a", "b", "c"]
-    assert once.parts(names, 100) == pytest.approx(each.parts(names, 100))
-    assert once.rows == each.rows == 7
-
-
 def test_selectors_are_binary_when_those_of_every_task_are() -> None:
     hard, soft = torch.eye(2)[None, None], torch.full((1, 1, 2, 2), 0.5)  # [B, T, K, E]
     history = History()

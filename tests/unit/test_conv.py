@@ -79,16 +79,6 @@ def test_equals_separate_modules(name: str, execution: str) -> None:
                 assert torch.allclose(mine, other, atol=1e-5 * max(1.0, float(other.abs().max())))
 
 
-@EVERY
-def test_outputs_and_subset(name: str) -> None:
-    shape, convolutions, units = PUBLISHED[name]
-    layer = StackedConv(3, shape, convolutions, units)
-    x = torch.rand(2, *shape)
-    everything = layer(x)
-    assert everything.shape == (2, 3, layer.output_dim)
-    assert torch.allclose(layer(x, [2, 0]), everything[:, [2, 0]], atol=1e-6)
-
-
 def test_sparse_equals_dense_with_dropout_and_static_weights() -> None:
     layer = StackedConv(4, (1, 12, 12), [{"channels": 3, "kernel": 3, "pool": 2}], [6], dropout=0.5)
     x = torch.rand(9, 1, 12, 12)

@@ -272,8 +272,6 @@ def test_networks_without_hidden_states_are_distilled_from_predictions(tmp_path:
     ("words", "options", "message"),
     [
         ([], {"sizes": {"hidden_size": 48}}, "does not fit this run: its hidden_size is 16, here it is 48$"),
-        ([], {"sizes": {"num_hidden_layers": 1}}, "its num_hidden_layers is 2, here it is 1$"),
-        (["distillation.layers=false"], {"vocab": 60}, "its vocab_size is 40, here it is 60$"),
         ([], {"task": "b", "vocab": 60}, "it has no task b, only a; its vocab_size is 40, here it is 60$"),
         ([], {"classes": 3}, "its task a is binary, here it is multiclass of 3 classes$"),
         (["distillation.layers=false", "distillation.predictions=false"], {}, "leave nothing to compare"),

@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -87,12 +86,6 @@ def test_every_block_of_python_is_run() -> None:
 def test_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
     assert sorted(re.findall(r"^::: mtl\.(\w+)$", text, flags=re.MULTILINE)) == sorted(mtl.__all__)
-
-
-def test_jobs_of_the_workflow_are_those_of_the_script() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
-    [usage] = re.findall(r"job=\$\{1:\?(.*)\}", (ROOT / ".ci" / "job").read_text())
-    assert {each["job"] for each in workflow["jobs"]["job"]["strategy"]["matrix"]["include"]} < {*usage.split()}
 
 
 def test_commands_of_runs_are_accepted() -> None:

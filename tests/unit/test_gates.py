@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
 from mtl.checks import InputError
-from mtl.functional import entropy
 from mtl.gates import (
-    CometGate,
-    DSelectKGate,
     FixedGate,
     GumbelMatrixGate,
     GumbelSoftmaxGate,
     HashGate,
-    SoftmaxSelectorGate,
     TaskTop1Gate,
     TopKGate,
 )
@@ -31,22 +26,6 @@ D, E = 4, 8
 def test_z_loss_by_hand() -> None:
     logits = torch.full((3, 2, E), 1.5)
     assert float(z_loss(logits)) == pytest.approx(2 * (1.5 + torch.tensor(float(E)).log().item()) ** 2)
-
-
-def test_losses_are_off_by_default() -> None:
-    x = torch.randn(5, D)
-    assert TopKGate(2, E, D)(x).losses == {}
-    assert TaskTop1Gate(2, E, D)(x).losses == {}
-    asked = TopKGate(2, E, D, noisy=True, importance_weight=1, load_weight=2, balance_weight=3, z_weight=4)(x).losses
-    assert set(asked) == {"importance", "load", "balance", "z"}
-
-
-@pytest.mark.parametrize("make", [CometGate, DSelectKGate, SoftmaxSelectorGate])
-def test_entropy_is_averaged_over_rows_and_summed_over_tasks(make: Any) -> None:
-    gate = make(3, E, D, k=2, entropy_weight=0.25)
-    routing = gate(torch.randn(6, D))
-    expected = 0.25 * entropy(routing.selectors).sum() / 6
-    torch.testing.assert_close(routing.losses["entropy"], expected)
 
 
 def test_noise_learns_and_is_for_training_only() -> None:
@@ -194,27 +173,6 @@ def test_gumbel_gradient_is_that_of_the_relaxation() -> None:
     relaxed = (noisy / 0.7).sigmoid()
     expected = gate.bias.detach().softmax(-1) * relaxed * (1 - relaxed) / 0.7
     torch.testing.assert_close(gate.switch_bias.grad, expected)
-
-
-def test_an_annealed_temperature_is_saved() -> None:
-    """Evaluation depends on it, so a checkpoint without it would evaluate another gate."""
-    gate = SoftmaxSelectorGate(1, E, D)
-    gate.temperature.fill_(0.05)
-    other = SoftmaxSelectorGate(1, E, D)
-    other.load_state_dict(gate.state_dict())
-    assert float(other.temperature) == pytest.approx(0.05)
-
-
-def test_hash_tables_of_shared_and_one_task_gates() -> None:
-    inputs = {"user": Categorical(60)}
-    gate = HashGate(3, E, D, inputs=inputs, shared=True)
-    ids = torch.arange(60)
-    weights = gate(torch.randn(60, D), {"user": ids}).weights
-    assert gate.table.shape == (1, 60)
-    assert torch.equal(weights.argmax(-1), gate.table[0][:, None].expand(60, 3))
-    own = HashGate(3, E, D, inputs=inputs)
-    one = own(torch.randn(60, D), {"user": ids.int()}, [2]).weights  # ids may be int32
-    assert torch.equal(one.argmax(-1)[:, 0], own.table[2])
 
 
 def set_difference(gate: GumbelMatrixGate, difference: torch.Tensor) -> None:

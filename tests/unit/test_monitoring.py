@@ -236,10 +236,3 @@ def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
         with pytest.raises(Stopped, match=rf"during the test; .* evaluate={best.best_model_path}"):
             trainer.test(Scripted([]), DataLoader(torch.ones(4, 1)), verbose=False)
     assert handlers() == before
-
-
-def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
-    for name in (".last.ckpt.4711", ".best.ckpt.12", ".hidden", "mine.ckpt", ".last.ckpt.txt"):
-        (tmp_path / name).touch()
-    fit([0.1], [LastCheckpoint(str(tmp_path))])
-    assert names(tmp_path) == [".hidden", ".last.ckpt.txt", "last.ckpt", "mine.ckpt"]

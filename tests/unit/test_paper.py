@@ -80,7 +80,6 @@ def test_runs_and_their_words() -> None:
 @pytest.mark.parametrize(
     ("own", "options", "only", "message"),
     [
-        (["scale=tiny"], [], None, "scale=tiny: dselect_k_static has paper, laptop"),
         (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
         (
             ["~scales.laptop.seeds", "+scales.laptop.best=3"],
@@ -102,7 +101,6 @@ def test_runs_and_their_words() -> None:
             None,
             "claims: no is none of 16_tasks, ",
         ),
-        (["baseline=no"], [], None, "baseline: no is none of "),
         (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),
     ],
 )

@@ -136,32 +136,6 @@ def test_other_networks_train_harden_and_prune(
         assert not any(isinstance(part, Permutation) for part in pruned.modules())
 
 
-@EVERY_GATE
-@pytest.mark.parametrize("hard", [False, True])
-def test_permuting_experts_and_matrix_changes_nothing(case: GateCase, hard: bool) -> None:
-    torch.manual_seed(1)
-    net = network(case).double()
-    inputs = {"id": torch.randint(IDS, (20,))}
-    torch.manual_seed(2)
-    if hard:
-        net.mixture.gate.permutation.harden()
-    net.train()
-    torch.manual_seed(3)
-    first = net(inputs).predictions
-    new = torch.randperm(EXPERTS)  # expert j moves to the index where new == j
-    with torch.no_grad():
-        for layer in net.mixture.experts.layers:
-            layer.weight.copy_(layer.weight[new])
-            layer.bias.copy_(layer.bias[new])
-        if hard:
-            net.mixture.gate.permutation.harden(net.mixture.gate.permutation.order[:, new])
-        else:
-            net.mixture.gate.permutation.logits.copy_(net.mixture.gate.permutation.logits[:, :, new])
-    torch.manual_seed(3)
-    for name, value in net(inputs).predictions.items():
-        assert torch.allclose(value, first[name], atol=1e-12)
-
-
 def test_one_task_of_two_uses_its_own_matrix() -> None:
     permutation = Permutation(4, num_tasks=2, per_task=True)
     permutation.harden(torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]]))

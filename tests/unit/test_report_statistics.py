@@ -71,9 +71,3 @@ def test_bootstrap_interval_against_all_resamples() -> None:
     low, high = np.quantile(means, [0.05, 0.95])
     found = interval(values, level=0.9, resamples=20000)
     assert found == pytest.approx((low, high), abs=0.26)  # means are quarters: at most one step
-
-
-def test_bootstrap_interval_of_few_values() -> None:
-    assert interval([1.0]) is interval([math.nan, None, 2.0]) is interval([]) is None
-    assert interval([3.0, 3.0, math.nan]) == (3.0, 3.0)
-    assert interval([1.0, 2.0, 5.0]) == interval([1.0, 2.0, 5.0])  # seeded

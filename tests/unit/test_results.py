@@ -48,13 +48,6 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     assert not any("flops" in line for line in lines)
 
 
-def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [f"t{index}" for index in range(12)]
-    test = {"loss": 1.0, **{f"{name}/mse": index / 10 for index, name in enumerate(names)}, "t3/mse": None}
-    text = printed(RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}, tmp_path, capsys)
-    assert "mse: mean 0.5727 of 11 of 12 tasks; best 0.0000 (t0), worst 1.1000 (t11)" in text
-
-
 def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

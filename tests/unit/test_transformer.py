@@ -169,14 +169,10 @@ def test_all_tasks_in_one_batch_equal_each_alone() -> None:
         ({"config": {"hidden_size": 30, "num_attention_heads": 4}}, "no multiple"),
         ({"config": {"width": 3}}, r"network\.config\.width"),
         ({"config": {"model_type": "gpt2"}}, "must be one of bert, electra"),
-        ({"config": {"hidden_act": "relu"}}, "only gelu"),
         ({"config": {"max_position_embeddings": 5}}, f"data.max_length={LENGTH}"),
-        ({"config": {"vocab_size": 5}}, "embeddings of 5 tokens"),
         ({"mixture_layers": [2]}, r"mixture_layers=\[2\]"),
         ({"pretrained": "/no/such/folder"}, "no such folder"),
-        ({"pretrained": "not a name"}, "neither a folder nor a name"),
         ({"width": 16}, "network.start=copy: experts have 16 neurons .* give experts.width="),
-        ({"config": {"intermediate_size": 24}, "width": None}, "give experts.width=24, or"),
         ({"start": "importance"}, "needs network.importance"),
     ],
 )
@@ -217,15 +213,6 @@ def test_cache_with_the_tokenizer_alone_is_not_enough(monkeypatch: pytest.Monkey
         transformer(SoftmaxGate, pretrained="some/model")
     save_encoder(tmp_path, "bert")
     transformer(SoftmaxGate, pretrained="some/model")
-
-
-def test_weights_that_a_checkpoint_gives_need_no_files(tmp_path: Path) -> None:
-    save_encoder(tmp_path / "encoder", "electra")
-    first = transformer(SoftmaxGate, pretrained=str(tmp_path / "encoder"))
-    options = {"config": first.encoder_config, "pretrained": str(tmp_path / "gone"), "start": "importance"}
-    second = transformer(SoftmaxGate, seed=1, fresh=False, **options)
-    second.load_state_dict(first.state_dict())
-    assert_close({"h": first(tokens(), ["a"]).hidden[-1]}, {"h": second(tokens(), ["a"]).hidden[-1]})
 
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}])

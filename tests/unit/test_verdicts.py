@@ -146,22 +146,6 @@ def test_rules_on_simulated_runs(paired: bool) -> None:
     assert simulated(0.15, 30, 0.5, paired)[CONTRADICTED] > 270  # not nearly as large as claimed
 
 
-def searched(times: int, random: np.random.Generator) -> list[tuple[float, float]]:
-    """Return (validation, test) of 60 trials, each as good as the best of ``times`` trials of the other gate."""
-    return [(loss, loss + 0.01) for loss in random.uniform(size=(60, times)).min(1)]
-
-
-def test_claims_on_the_number_of_trials() -> None:
-    claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], times=5)
-    random, found = np.random.default_rng(0), {}
-    for times in (1, 50):
-        tables = [{"a": searched(times, random), "b": searched(1, random)} for _ in range(40)]
-        found[times] = Counter(judge_search(claim, table, NAMES, False).verdict for table in tables)
-    assert found[1][HOLDS] <= 2
-    assert found[50][HOLDS] >= 36
-    assert judge_search(claim, {"b": [(1.0, 2.0)]}, NAMES, False).verdict == NOT_RUN
-
-
 def test_the_number_of_trials_by_hand() -> None:
     """The gate a finds in its first trial what b finds in 4: of b's trials, only one is as good."""
     claim = Claim(text="t", group="g", column="c", gate="a", than=["b"], times=3, higher=True)
