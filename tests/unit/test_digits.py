@@ -95,10 +95,7 @@ def test_selected_parts_and_unpublished_sizes(root: Path, caplog: pytest.LogCapt
 
 GOOD = {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((4, 1), np.uint8)}
 DAMAGE = {
-    "grey": (
-        {"X": np.zeros((32, 32, 1, 4), np.uint8)},
-        r"contains X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: exp",
-    ),
+    "grey": ({"X": np.zeros((32, 32, 1, 4), np.uint8)}, r"contains X \[32, 32, 1, 4\] of uint8 and y \[4, 1\]: exp"),
     "floats": ({"X": np.zeros((32, 32, 3, 4))}, "of float64"),
     "fewer labels": ({"y": np.ones((3, 1), np.uint8)}, r"y \[3, 1\]"),
     "label 11": ({"y": np.full((4, 1), 11, np.uint8)}, r"in 1\.\.10"),
@@ -164,12 +161,7 @@ def test_fresh_pairs_every_epoch(root: Path) -> None:
             epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=done))),
         )
         data.trainer = SimpleNamespace(
-            training=True,
-            overfit_batches=0,
-            fit_loop=loop,
-            num_training_batches=6,
-            global_rank=0,
-            world_size=1,
+            training=True, overfit_batches=0, fit_loop=loop, num_training_batches=6, global_rank=0, world_size=1
         )
         return torch.cat([batch.inputs["image"] for batch in data.train_dataloader()])
 
@@ -230,16 +222,6 @@ def test_splits_of_each_copy(root: Path) -> None:
         assert test == list(range(120, 160))
         held_out.add(frozenset(val))
     assert len(held_out) == 1  # all tasks have the same validation images
-
-
-def test_copies_are_shuffled_differently(root: Path) -> None:
-    order: dict[str, list[int]] = {task: [] for task in TASKS}
-    for batch in four(root).train_dataloader():
-        [task] = batch.targets
-        assert batch.inputs["image"].shape == (10, 1, 28, 28)
-        order[task] += rotated_numbers(task, batch)
-    assert all(len(found) == 100 for found in order.values())
-    assert len({tuple(found[:10]) for found in order.values()}) == 4
 
 
 def test_pixels_are_standardised_or_only_divided() -> None:

@@ -104,11 +104,7 @@ def test_choices_of_a_question_stay_together(root: Path) -> None:
     ("task", "line", "message"),
     [
         ("cb", '{"premise": "a"', r"train\.jsonl, line 2: .* is damaged\. Expected the texts premise, hypothesis"),
-        (
-            "cb",
-            '{"premise": "a", "hypothesis": "b", "label": "yes"}',
-            r"line 2: 'yes' .* one of entailment",
-        ),
+        ("cb", '{"premise": "a", "hypothesis": "b", "label": "yes"}', r"line 2: 'yes' .* one of entailment"),
         ("copa", '{"premise": "a", "question": "why"}', r"line 2: .* is damaged"),
         ("boolq", '{"question": 3, "passage": "b", "label": true}', r"line 2: .* is damaged"),
         ("yelp", '"3","text"', r"line 2: '3' is damaged.* label one of 1, 2"),

@@ -27,16 +27,7 @@ from mtl.training.spans import best_spans
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.importance import importance
 from tests.losses import summed_loss
-from tests.squad_files import (
-    LONG,
-    QUESTIONS,
-    evaluated,
-    module,
-    perfect,
-    windows_of,
-    windows_of_split,
-    write_squad,
-)
+from tests.squad_files import LONG, QUESTIONS, evaluated, module, perfect, windows_of, windows_of_split, write_squad
 from tests.transformers import SPEC, tokens, transformer
 
 SPAN = TaskSpec("squad", "span")

@@ -129,13 +129,10 @@ def damaged(**changes: Any) -> dict[str, Any]:
     [
         ('{"data": [', "article 1, is not in the format of SQuAD: 'JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
-        (b'{"data": "\xff"}', "UnicodeDecodeError"),
-        ([], "article 1, is not in the format"),
         ({"data": []}, "has no questions"),
         ({"data": [{"paragraphs": 3}]}, "'int' object is not iterable"),
         ({"data": [{"paragraphs": []}, {"paragraphs": [{"qas": []}]}]}, "article 2, is not .*'context'"),
         (damaged(question=7), "TypeError"),
-        (damaged(answers=[{"text": "Lake"}]), "KeyError: 'answer_start'"),
         (damaged(answers=[{"text": "Lake", "answer_start": "3"}]), "TypeError"),
         (damaged(answers=[{"text": "Lake", "answer_start": 3}]), "1 of 1 questions have an answer that is not at its"),
         (damaged(answers=[{"text": "", "answer_start": -1}]), "such as 'q-0'"),

@@ -102,17 +102,6 @@ def pairs(**options: Any) -> SyntheticPairsDataModule:
     return data
 
 
-def test_inputs_are_normal_and_never_shared() -> None:
-    data = pairs()
-    assert data.spec.extras["task_group"].tolist() == [0, 0]
-    x = torch.cat([rows.inputs["x"] for tasks in data.tasks.values() for rows in tasks.values()])
-    assert len(x[:, :3].unique(dim=0)) == len(x) == 2 * 4300
-    assert abs(float(x.mean())) < 0.01
-    assert float(x.std()) == pytest.approx(1, abs=0.01)
-    covariance = torch.cov(x.T)
-    assert float((covariance - torch.eye(128)).abs().max()) < 0.08
-
-
 def test_labels_by_hand() -> None:
     z = 0.7
     expected = z + math.sin(z) + math.sin(2 * z + 1) + math.sin(3 * z + 4)

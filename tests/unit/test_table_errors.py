@@ -126,38 +126,23 @@ def test_bad_texts(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("four", "is not a number"),
-        ("inf", "is not a number"),
-        ("1e308", "is too large for a label of task 'y'"),
-        ("-1e19", "is too large for a label of task 'y'"),
-    ],
-)
-def test_bad_labels_are_errors_whatever_on_bad_says(value: str, message: str, streamed: bool, tmp_path: Path) -> None:
-    frame = pl.read_csv(with_lines(8, f"1.5,S,{value}").encode(), infer_schema=False)
-    path = save(tmp_path / "t.parquet", parquet(frame))
-    options = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path), "on_bad": "missing"}
-    found = refusal(path, {"y": {"kind": "regression"}}, streamed=streamed, **options)
-    assert f"t.parquet, column 'y', row 7: {value!r} {message}" in found
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(
     ("options", "value", "message"),
     [
-        ({"transform": "log"}, 0.0, "transform=log takes positive labels of task 'y'"),
-        ({"loss": "poisson"}, -1.0, "loss=poisson takes no negative labels of task 'y'"),
+        ({}, "four", " is not a number"),
+        ({}, "inf", " is not a number"),
+        ({}, "-1e19", " is too large for a label of task 'y'"),
+        ({"transform": "log"}, "0.0", ": transform=log takes positive labels of task 'y'"),
+        ({"loss": "poisson"}, "-1.0", ": loss=poisson takes no negative labels of task 'y'"),
     ],
 )
-def test_labels_that_a_loss_refuses(
-    options: dict[str, Any], value: float, message: str, streamed: bool, tmp_path: Path
+def test_bad_labels_are_errors_whatever_on_bad_says(
+    options: dict[str, Any], value: str, message: str, streamed: bool, tmp_path: Path
 ) -> None:
-    frame = pl.DataFrame({"a": [row + 0.5 for row in range(40)], "y": [*[3.0] * 6, value, *[2.0] * 33]})
-    path = save(tmp_path / "t.parquet", parquet(frame))
-    files = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path)}
+    labels = [*["3.5", "2"] * 3, value, *["2"] * 33]
+    path = save(tmp_path / "t.parquet", parquet(pl.DataFrame({"a": [row + 0.5 for row in range(40)], "y": labels})))
+    files = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path), "on_bad": "missing"}
     found = refusal(path, {"y": {"kind": "regression"} | options}, streamed=streamed, **files)
-    assert f"t.parquet, column 'y', row 7: {value!r}: {message}" in found
+    assert f"t.parquet, column 'y', row 7: {value!r}{message}" in found
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -166,10 +151,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"path": "{0}/nope*.parquet"}, r"data.path=.*nope\*.parquet: no file matches this pattern"),
     ({"path": "{0}/empty"}, r"data.path=.*/empty is a folder without tables \("),
     ({"path": "{0}/damaged.parquet"}, "cannot read .*damaged.parquet"),
-    (
-        {"path": "{0}/unlike"},
-        r"unlike: its files differ: compared with 0.parquet, 1.parquet has String in column b,",
-    ),
+    ({"path": "{0}/unlike"}, r"unlike: its files differ: compared with 0.parquet, 1.parquet has String in column b,"),
     ({"path": "{0}/fewer"}, "its files differ: compared with 0.parquet, 1.parquet lacks b; 1.parquet also has z$"),
     ({"tasks": {}}, "data.tasks is empty"),
     ({"tasks": {"z": {"kind": "binary"}}}, "data.tasks.z: .* has no column 'z'; it has a, b, y, city"),
@@ -254,25 +236,17 @@ def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message:
 
 BINARY, REGRESSION = ({"column": "y", "kind": kind} for kind in ("binary", "regression"))
 BAD_TASKS: list[Any] = [
-    5, "y", ["y"], True, {"y": None}, {"y": []}, {"y": 3}, {"y": "binry"}, {"y": {}}, {"y": {"kind": None}},
-    {"y": {"kind": ["binary"]}}, {"y": {"kind": True}}, {"y": {"kind": "ranking"}}, {"a/b": BINARY}, {"a.b": BINARY},
-    {"": BINARY}, {1: BINARY}, {True: BINARY}, {"y": BINARY | {"column": ""}}, {"y": BINARY | {"column": ["y"]}},
-    {"y": BINARY | {"column": 5}}, {"y": BINARY | {"column": True}}, {"y": BINARY | {5: 1}},
-    {"y": BINARY | {"positive": ["1"]}}, {"y": BINARY | {"positive": 7}}, {"y": BINARY | {"positive": True}},
-    {"y": BINARY | {"positive": math.nan}}, {"y": BINARY | {"positive": 10**400}}, {"y": BINARY | {"colum": "x"}},
+    5, {"y": None}, {"y": "binry"}, {"y": {}}, {"a/b": BINARY}, {1: BINARY}, {"y": BINARY | {"column": ["y"]}},
+    {"y": BINARY | {"column": 5}}, {"y": BINARY | {"positive": ["1"]}}, {"y": BINARY | {"positive": 7}},
+    {"y": BINARY | {"positive": math.nan}}, {"y": BINARY | {"colum": "x"}},
     {"y": {"kind": "regression", "positive": 1}}, {"y": {"kind": "multiclass", "pos_weight": 2}},
     {"y": BINARY | {"class_weights": {"1": 2}}}, {"y": BINARY | {"standardise": False}},
-    {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"metrics": "auroc"}}, {"y": BINARY | {"pos_weight": 0}},
-    {"y": BINARY | {"pos_weight": "even"}}, {"y": {"kind": "multiclass", "class_weights": {"1": -1}}},
-    {"y": {"kind": "multiclass", "class_weights": [1, 2]}}, {"y": BINARY | {"weight": -1}},
-    {"y": BINARY | {"loss": "quantile"}}, {"y": BINARY | {"transform": "log"}}, {"y": BINARY | {"loss": "hubr"}},
-    {"y": BINARY | {"loss": "focal", "smoothing": 0.1}}, {"y": BINARY | {"gamma": 1}}, {"y": BINARY | {"smoothing": 1}},
+    {"y": BINARY | {"metrics": ["aucroc"]}}, {"y": BINARY | {"pos_weight": "even"}},
+    {"y": {"kind": "multiclass", "class_weights": {"1": -1}}}, {"y": BINARY | {"weight": 1e30}},
+    {"y": BINARY | {"loss": "quantile"}}, {"y": BINARY | {"transform": "log"}}, {"y": BINARY | {"gamma": 1}},
     {"y": REGRESSION | {"loss": "focal"}}, {"y": REGRESSION | {"smoothing": 0.1}}, {"y": REGRESSION | {"delta": 2}},
     {"y": REGRESSION | {"loss": "poisson", "transform": "log"}}, {"y": REGRESSION | {"metrics": ["pinball"]}},
-    {"y": REGRESSION | {"loss": "quantile", "quantiles": []}}, {"y": REGRESSION | {"quantiles": [0.5]}},
     {"y": REGRESSION | {"loss": "quantile", "quantiles": [0.1, 1.5]}},
-    {"y": REGRESSION | {"loss": "huber", "delta": 0}},
-    {"y": BINARY | {"weight": math.nan}}, {"y": BINARY | {"weight": None}}, {"y": BINARY | {"weight": 1e30}},
 ]  # fmt: skip
 
 
@@ -281,10 +255,10 @@ def test_unsuitable_tasks_are_refused(tasks: Any, tmp_path: Path) -> None:
     assert re.match("data.tasks[^:]*", refusal(save(tmp_path / "t.csv", GOOD), tasks))
 
 
-@pytest.mark.parametrize("separator", ["", "ab", 5, True, "\n", '"', "\xe9", "\0", [","], ";", "a", "\t", "."])
+@pytest.mark.parametrize("separator", ["", "ab", "\n", '"', "\xe9", ";"])
 def test_unsuitable_separators_are_refused(separator: Any, tmp_path: Path) -> None:
     message = refusal(save(tmp_path / "t.csv", GOOD), separator=separator)
-    assert "separator=" in message or separator in (";", "a", "\t", ".")  # which are not those of the file
+    assert "separator=" in message or separator == ";"  # which is not that of the file
 
 
 def test_inputs_far_from_the_training_rows_are_refused_with_their_row(tmp_path: Path) -> None:
@@ -334,7 +308,7 @@ def test_paths_with_glob_characters_are_files(folder: str, suffix: str, tmp_path
 
 
 @pytest.mark.parametrize("suffix", ENDS)
-def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"folder{suffix}").mkdir()
     os.mkfifo(tmp_path / f"pipe{suffix}")
     (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
@@ -351,17 +325,6 @@ def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path, monk
     if os.geteuid() != 0:  # root may read every file
         good.chmod(0)
         assert "Permission denied" in refusal(good)
-    for error in (
-        () if suffix == ".parquet" else (PermissionError(13, "Permission denied"), OSError(5, "Input/output error"))
-    ):
-
-        def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
-            raise error
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_bytes", refuse)
-            with pytest.raises(InputError, match=rf"cannot read .*: {error.strerror}$"):
-                read_table(good, ",", [])
 
 
 def test_every_damage_of_a_parquet_file_gives_one_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -392,19 +355,14 @@ def test_unsuitable_column_names_of_parquet_files_are_refused(tmp_path: Path) ->
 
 TYPES: dict[str, tuple[pl.Series, bool, bool]] = {  # of a Parquet file: a column, whether inputs and labels may have it
     "list": (pl.Series([[1], [2]] * 20), True, False),
-    "array": (pl.Series([[1], [2]] * 20, dtype=pl.Array(pl.Int64, 1)), True, False),
     "date": (pl.Series([date(2020, 1, 1), date(2020, 1, 2)] * 20), True, False),
     "struct": (pl.Series([{"a": 1}, {"a": 2}] * 20), False, False),
     "vector": (pl.Series([[1.5], [2.5]] * 20), False, False),
-    "nested": (pl.Series([[[1]], [[2]]] * 20), False, False),
     "time": (pl.Series([1, 2] * 20).cast(pl.Time), False, False),
-    "duration": (pl.Series([1, 2] * 20).cast(pl.Duration), False, False),
     "binary": (pl.Series([b"a", b"b"] * 20), False, False),
     "categorical": (pl.Series(["1", "2"] * 20, dtype=pl.Categorical), True, True),
-    "enum": (pl.Series(["1", "2"] * 20, dtype=pl.Enum(["1", "2"])), True, True),
     "decimal": (pl.Series([Decimal("1.0"), Decimal("2.5")] * 20), True, True),
     "boolean": (pl.Series([True, False] * 20), True, True),
-    "int128": (pl.Series([1, 2] * 20, dtype=pl.Int128), True, True),
     "uint64": (pl.Series([1, 2**64 - 1] * 20, dtype=pl.UInt64), True, True),
     "float32": (pl.Series([1.5, 2.5] * 20, dtype=pl.Float32), True, True),
 }

@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from mtl.data_modules.feeding import RowsSampler
 from mtl.data_modules.state import changes, fingerprints
 from mtl.data_modules.stream import tensors
 from mtl.data_modules.table import TableDataModule
@@ -490,14 +489,8 @@ def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.L
     assert "made-up rows" in caplog.text
     assert {name: len(batch) for name, batch in data.splits.items()} == {"train": 16000, "val": 2000, "test": 2000}
     assert set(data.spec.inputs) == {"user", "city", "hour", "device", NUMERIC}
-    assert list(data.row_encoder.numeric) == ["age"]
     train = data.splits["train"].targets
     assert torch.equal(train["click"] == 0, train["minutes"].isnan())
-    assert isinstance(data.train_dataloader().sampler.sampler, RowsSampler)
-    written = (tmp_path / "example_visits.csv").read_bytes()
-    (tmp_path / "example_visits.csv").unlink()
-    data.prepare_data()
-    assert (tmp_path / "example_visits.csv").read_bytes() == written
 
 
 # Labels: 12 training rows, 4 of validation and 4 of test

@@ -7,14 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from mtl.data_modules.task_batches import (
-    POOL,
-    Order,
-    TaskEvaluationSampler,
-    TaskSampler,
-    TasksDataModule,
-    TasksDataset,
-)
+from mtl.data_modules.task_batches import POOL, Order, TaskEvaluationSampler, TaskSampler, TasksDataModule, TasksDataset
 
 from mtl.checks import InputError
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
