@@ -8,7 +8,7 @@ import random
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -294,108 +294,86 @@ def test_every_damage_is_read_or_refused_by_one_sentence(case: Case, root: Path,
         file.rmdir() if file.is_dir() else file.unlink()
 
 
-Digest = Callable[[str, Path], str]
+def digest(kind: str, file: Path) -> str:
+    return hashlib.new(kind, file.read_bytes()).hexdigest()
 
 
-def zipped(archive: Path, root: Path, *names: str) -> Path:
+def zipped(archive: Path, root: Path, folder: str) -> Path:
     with zipfile.ZipFile(archive, "w") as content:
-        for name in names:
-            for file in sorted((root / name).rglob("*")) or [root / name]:
-                content.write(file, file.relative_to(root))
+        for file in sorted((root / folder).rglob("*")):
+            content.write(file, file.relative_to(root))
     return archive
 
 
-def movielens_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+def movielens_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     archive = zipped(site / "ml-1m.zip", tiny, "ml-1m")
-    variant = replace(movielens.VARIANTS["1m"], md5=digest("md5", archive))
-    patch.setitem(movielens.VARIANTS, "1m", variant)
-    return {"base_url": url}
+    patch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=digest("md5", archive)))
 
 
-def digits_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+def digits_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     names = write_digits(site, compressed=True)
     patch.setattr(MNIST, "resources", [(name, digest("md5", site / name)) for name in names])
-    parts = {part: [url, name, digest("md5", tiny / "SVHN" / name)] for part, (_, name, _) in SVHN.split_list.items()}
+    parts = {part: ["", name, digest("md5", tiny / "SVHN" / name)] for part, (_, name, _) in SVHN.split_list.items()}
     patch.setattr(SVHN, "split_list", parts)
     for _, name, _ in parts.values():
         shutil.copy(tiny / "SVHN" / name, site)
-    return {"mnist_url": url, "svhn_url": url}
 
 
-def mnist_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
-    digits_site(site, tiny, digest, patch, url)
-    return {"base_url": url}
+def omniglot_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
+    parts = {"images_background": "Gujarati", "images_evaluation": "Korean"}
+    patch.setattr(Omniglot, "zips_md5", {part: write_archive(site, part, {name: 2}) for part, name in parts.items()})
 
 
-def omniglot_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
-    for part, alphabet in (("images_background", "Gujarati"), ("images_evaluation", "Korean")):
-        write_archive(site, part, {alphabet: 2})
-    patch.setattr(Omniglot, "zips_md5", {part: digest("md5", site / f"{part}.zip") for part in Omniglot.zips_md5})
-    return {"base_url": url}
-
-
-def glue_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+def glue_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     (site / "glue" / "data").mkdir(parents=True)
-    for task in ("rte", "stsb"):
-        source = glue_files.SOURCES[task]
+    for source in (glue_files.SOURCES[task] for task in ("rte", "stsb")):
         archive = zipped(site / "glue" / "data" / source.archive, tiny / "glue", source.folder)
         patch.setitem(ARCHIVES, source.archive, digest("sha256", archive))
-    return {"base_url": url}
 
 
-def squad_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
+def squad_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     for stem, source in squad_files.SOURCES.items():
         file = Path(shutil.copy(tiny / "squad" / source.name, site))
         patch.setitem(squad_files.SOURCES, stem, replace(source, sha256=digest("sha256", file)))
-    return {"base_url": url}
 
 
-def kuairand_site(site: Path, tiny: Path, digest: Digest, patch: pytest.MonkeyPatch, url: str) -> dict[str, Any]:
-    with tarfile.open(site / "KuaiRand-Pure.tar.gz", "w:gz") as archive:
+def kuairand_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
+    file = site / "KuaiRand-Pure.tar.gz"
+    with tarfile.open(file, "w:gz") as archive:
         archive.add(tiny / "KuaiRand-Pure", "KuaiRand-Pure")
-    variant = replace(kuairand.VARIANTS["pure"], md5=digest("md5", site / "KuaiRand-Pure.tar.gz"))
-    patch.setitem(kuairand.VARIANTS, "pure", variant)
-    return {"base_url": url}
+    patch.setitem(kuairand.VARIANTS, "pure", replace(kuairand.VARIANTS["pure"], md5=digest("md5", file)))
 
 
 SITES = {
     "kuairand": kuairand_site,
     "movielens": movielens_site,
     "digits": digits_site,
-    "multi_mnist": mnist_site,
-    "four_mnists": mnist_site,
+    "multi_mnist": digits_site,
+    "four_mnists": digits_site,
     "omniglot": omniglot_site,
     "glue": glue_site,
     "squad": squad_site,
 }
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder and the address under which it is served."""
-    (tmp_path / "site").mkdir()
-    with serving(tmp_path / "site") as url:
-        yield tmp_path / "site", url
-
-
 @pytest.mark.parametrize("name", SITES)
 def test_missing_files_are_fetched_once_and_checked(
-    name: str, site: tuple[Path, str], tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, url = site
-    case = CASES[name]
-    digest = lambda kind, file: hashlib.new(kind, file.read_bytes()).hexdigest()  # noqa: E731
-    options = SITES[name](folder, tiny_data, digest, monkeypatch, url) | {"download": True}
-    data = case.ready(tmp_path / "data", **options)
-    assert all(len(rows) > 0 for split in SPLITS for rows in rows_of(data, split).values())
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.name.endswith((".part", ".unpacked"))]
-    other = {key: "http://127.0.0.1:9" for key in options if key.endswith("url")}
-    assert content(case.ready(tmp_path / "data", download=True, **other), "train") == content(data, "train")
-
-    shutil.rmtree(folder)
-    folder.mkdir()
-    options = SITES[name](folder, tiny_data, lambda kind, file: "0" * 64, monkeypatch, url) | {"download": True}
-    with pytest.raises(InputError, match=r"cannot download .*hash of the server's file is not \S*000.*data\.data_dir"):
-        case.ready(tmp_path / "wrong", **options)
+    case, site = CASES[name], tmp_path / "site"
+    site.mkdir()
+    SITES[name](site, tiny_data, monkeypatch)
+    addresses = ["mnist_url", "svhn_url"] if name == "digits" else ["base_url"]
+    with serving(site) as url:
+        there, gone = ({"download": True} | dict.fromkeys(addresses, at) for at in (url, "http://127.0.0.1:9"))
+        data = case.ready(tmp_path / "data", **there)
+        assert all(len(rows) > 0 for split in SPLITS for rows in rows_of(data, split).values())
+        assert not [path for path in (tmp_path / "data").rglob("*") if path.name.endswith((".part", ".unpacked"))]
+        assert content(case.ready(tmp_path / "data", **gone), "train") == content(data, "train")
+        for file in site.rglob("*.*"):
+            if file.is_file():
+                file.write_bytes(file.read_bytes() + b"more")
+        with pytest.raises(InputError, match=r"cannot download .*hash of the server's file is not \S*.*data\.data_dir"):
+            case.ready(tmp_path / "wrong", **there)
     left = [path.name for path in (tmp_path / "wrong").rglob("*") if path.is_file() and path.stat().st_size]
     assert left == []
