@@ -148,13 +148,16 @@ def read(path: str | Path, name: str = "best", sealed: bool = True) -> Checkpoin
     except ValidationError as error:
         wrong = sentences(error, Content, "", content)[0]
         raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
-    bad = [
-        str(name)
-        for name, value in content["state_dict"].items()
-        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
-    ]
+    bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
     require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
     return Checkpoint(content, path)
+
+
+def _finite(values: Any) -> bool:
+    """Return whether ``values``, if they are a tensor, are finite, without the copies that ``isfinite`` makes."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
+        return True
+    return all(bool(end.isfinite()) for end in torch.aminmax(values))  # either is NaN if a value is
 
 
 def read_to_resume(path: str | Path) -> Checkpoint:
