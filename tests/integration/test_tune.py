@@ -23,6 +23,7 @@ from mtl.cli.run import run
 from mtl.records import read_json
 from mtl.runs import channel
 from mtl.tune.definition import read
+from mtl.tune.queue import Outcome
 from mtl.tune.space import distributions, words
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted, compose_small
@@ -174,6 +175,15 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
             tune.main([f"study={name}", *given])
+
+
+def test_no_connection_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtl.tune.command.Launcher", lambda *_: lambda queue, trial: Outcome(value=1.0))
+    given = ["study=synthetic_moe", "gate=topk", f"paths.output_dir={tmp_path}"]
+    for more in ("n_trials=1", "show=best"):
+        tune.main([*given, more])
+        files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        assert not [file for file in files if "study.db" in file]
 
 
 def test_tune_answers_mistakes_with_one_message() -> None:
