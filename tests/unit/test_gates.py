@@ -13,6 +13,7 @@ from mtl.gates import (
     GumbelMatrixGate,
     GumbelSoftmaxGate,
     HashGate,
+    SoftmaxSelectorGate,
     TaskTop1Gate,
     TopKGate,
 )
@@ -260,3 +261,11 @@ def test_evaluation_takes_the_most_likely_matrix() -> None:
     assert gate.connections().tolist() == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     drawn = GumbelMatrixGate(20, 30, sample_in_evaluation=True).eval()
     assert not torch.equal(drawn(None).weights, drawn(None).weights)
+
+
+def test_an_annealed_temperature_is_saved() -> None:
+    """Evaluation depends on it, so a checkpoint without it would evaluate another gate."""
+    gate, other = SoftmaxSelectorGate(1, E, D), SoftmaxSelectorGate(1, E, D)
+    gate.temperature.fill_(0.05)
+    other.load_state_dict(gate.state_dict())
+    assert float(other.temperature) == pytest.approx(0.05)
