@@ -33,7 +33,6 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
 from tests.experts import GatedExperts
-from tests.routing import random_weights
 
 EXPERTS, WIDTH = 8, 5
 Kind = Callable[..., Experts]
@@ -63,6 +62,13 @@ KINDS = {
     "ffn with a norm": partial(StackedFFN, width=7, own_norm=True),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+
+
+def random_weights(rows: int, tasks: int, experts: int, k: int) -> Tensor:
+    """Return weights ``[rows, tasks, experts]``, ``k`` of each row and task not 0."""
+    weights = torch.rand(rows, tasks, experts)
+    keep = torch.zeros_like(weights).scatter_(-1, weights.topk(k, -1).indices, 1.0)
+    return weights * keep
 
 
 def gradients(layer: Experts, execution: str, x: Tensor, weights: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,12 @@
-"""A trainer of precision bf16-true or 16-true converts the network, and rounds nothing that counts or anneals."""
+"""A trainer of precision bf16-true or 16-true converts the network, and rounds nothing that counts or anneals.
+
+Then regressions in standard units: loss, metrics, distillation and checkpoints.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,21 @@ from pytorch_lightning.callbacks import LambdaCallback
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
+from mtl.training.distillation import Distillation
+from mtl.training.evaluation import Evaluation
+from mtl.training.losses import summed_losses
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradNorm, LossWeighting
-from mtl.types import Batch, DataSpec, Numeric, TaskSpec
+from mtl.types import Batch, DataSpec, NetworkOutput, Numeric, TaskSpec
 from tests.gate_cases import CASES, GateCase
+from tests.losses import summed_loss
 
 TASK = TaskSpec("kind", "multiclass", num_classes=3)
 SPEC = DataSpec({"x": Numeric(4)}, [TASK])
@@ -90,3 +100,107 @@ def test_weightings_keep_the_losses_that_they_compare_with() -> None:
         weighting.to(torch.bfloat16)
         assert getattr(weighting, name).tolist() == torch.full((2,), 1 / 3).tolist()
     assert scalarizer.least.dtype == torch.float32
+
+
+PRICE = TaskSpec("price", "regression", mean=1000.0, std=250.0)
+PLAIN = TaskSpec("stars", "regression")
+OUTPUT = torch.tensor([0.0, 1.0, -2.0, 0.5])
+TARGET = torch.tensor([1000.0, 1500.0, math.nan, 1000.0])
+
+
+def test_the_loss_is_in_standard_units_and_metrics_are_in_those_of_the_task() -> None:
+    total, count = summed_loss(PRICE, OUTPUT, TARGET)
+    assert (float(total), int(count)) == (0 + 1 + 0.25, 3)  # errors of 0, -1 and 0.5 standard deviations
+    evaluation = Evaluation([PRICE])
+    evaluation.update({"price": OUTPUT}, {"price": TARGET})
+    found = evaluation.compute()
+    assert found["price/loss"] == pytest.approx(1.25 / 3)
+    assert found["price/mse"] == pytest.approx((250**2 + 125**2) / 3)
+    assert PRICE.in_units(OUTPUT).tolist() == [1000, 1250, 500, 1125]
+    torch.testing.assert_close(PRICE.standardised(PRICE.in_units(OUTPUT)), OUTPUT.double())
+
+
+def test_tasks_of_different_units_at_once_equal_one_at_a_time() -> None:
+    tasks = {"price": PRICE, "stars": PLAIN}
+    predictions = {"price": OUTPUT, "stars": OUTPUT.flip(0)}
+    targets = {"price": TARGET, "stars": torch.tensor([math.nan, 1.0, 2.0, 3.0])}
+    with torch.inference_mode():  # as in the validation before training
+        summed_losses(tasks, predictions, targets)
+    names, totals, _ = summed_losses(tasks, {n: p.clone().requires_grad_() for n, p in predictions.items()}, targets)
+    totals.sum().backward()
+    assert names == ["price", "stars"]
+    for name, total in zip(names, totals, strict=True):
+        torch.testing.assert_close(total.detach(), summed_loss(tasks[name], predictions[name], targets[name])[0])
+
+
+def test_large_units_do_not_overflow_in_half_precision() -> None:
+    task = TaskSpec("x", "regression", mean=1e9, std=1e8)
+    evaluation = Evaluation([task])
+    evaluation.update({"x": torch.ones(2, dtype=torch.float16)}, {"x": torch.full((2,), 1.1e9)})
+    assert evaluation.compute() == pytest.approx({"loss": 0, "x/loss": 0, "x/mse": 0}, abs=1e-9)
+
+
+class Constant(nn.Module):
+    """Predict ``output`` for each task."""
+
+    def __init__(self, output: float) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.tensor(output))
+
+    def forward(self, inputs: Any, tasks: Any = None) -> NetworkOutput:
+        return NetworkOutput({"price": self.output.expand(len(inputs["x"]))})
+
+
+def test_a_teacher_of_other_units_is_compared_in_those_of_the_network() -> None:
+    inputs = {"x": torch.zeros(3)}
+    output = Constant(0.5)(inputs)
+    same = Distillation(Constant(2.0), [PRICE], layers=False).losses(inputs, output)
+    raw = [TaskSpec("price", "regression")]  # of a teacher that was trained on the labels as they are
+    other = Distillation(Constant(1500.0), [PRICE], layers=False, teacher_tasks=raw).losses(inputs, output)
+    assert float(same["distillation_predictions"].detach()) == pytest.approx(1.5**2)
+    assert float(other["distillation_predictions"].detach()) == pytest.approx(1.5**2)
+
+
+@pytest.mark.parametrize("options", [{"std": 0}, {"std": math.nan}, {"mean": math.inf}, {"kind": "binary", "std": 2}])
+def test_units_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="task 'x': mean="):
+        TaskSpec(**{"name": "x", "kind": "regression"} | options)
+
+
+class Noting(Constant):
+    """Keep the inputs of each call."""
+
+    def forward(self, inputs: Any, tasks: Any = None) -> NetworkOutput:
+        self.seen = inputs
+        return super().forward(inputs, tasks)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*LeafSpec.*")
+def test_the_precision_of_the_trainer_is_for_inputs_and_leaves_labels_exact(precision: str, tmp_path: Path) -> None:
+    numbers = torch.tensor([257.0, 4097.0])  # 256 and 4096 in bfloat16
+    batches: list[Batch] = []
+
+    class NotingModule(MultiTaskModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            batches.extend(batch)
+            return super().training_step(batch, batch_idx)
+
+        validation_step = None
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(precision=precision, max_steps=1, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    batch = Batch({"x": numbers, "id": torch.arange(2)}, {"price": numbers.double()}, {"price": numbers})
+    module = NotingModule(Noting(0.0), [PRICE], torch.optim.SGD)
+    trainer.fit(module, DataLoader([[batch, copy.deepcopy(batch)]], batch_size=None))
+    assert module.network.seen["x"].dtype == module.network.output.dtype
+    assert module.network.seen["id"].dtype == torch.int64
+    assert len(batches) == 2
+    for part in batches:
+        assert torch.equal(part.targets["price"], numbers.double())
+        assert torch.equal(part.weights["price"], numbers)

@@ -62,7 +62,6 @@ LOG = "12:00:01 INFO mtl: comet: 900 parameters\n12:00:02 INFO mtl.callbacks.rep
         (LOG, "unfinished", "epoch 0: train/loss 0.5"),
         (LOG + "12:00:03 ERROR mtl: NaN loss\n12:00:04 INFO hydra._internal: #2: seed=3\n", "failed", "NaN loss"),
         (LOG + "12:00:03 ERROR mtl: NaN loss\n" + LOG, "unfinished", "epoch 0: train/loss 0.5"),  # resumed
-        ("something else\n", "unfinished", "something else"),
         ("x" * 20000 + "\n" + LOG, "unfinished", "epoch 0: train/loss 0.5"),
     ],
 )
@@ -79,7 +78,6 @@ def test_runs_without_results(tmp_path: Path, log: str, state: str, reason: str 
     [
         ({"test": 3}, "test: input should be a valid dictionary"),
         ({"test": {"loss": "low"}}, "test.loss: input should be a valid number"),
-        ({"best_val_loss": {}}, "best_val_loss: input should be a valid number"),
     ],
 )
 def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str, tmp_path: Path) -> None:
@@ -92,7 +90,6 @@ def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str,
     ("name", "content", "state"),
     [
         ("results.json", '{"test": {"lo', "unfinished"),
-        ("results.json", "[1, 2]", "unfinished"),
         ("results.json", '{"test": {"loss": NaN}}', "finished"),
         ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished"),
         ("config.yaml", "a: [", "finished"),
@@ -140,7 +137,6 @@ def test_overrides_that_say_what_was_trained() -> None:
         ([{"gate": "a", "k": "1"}, {"k": "2", "gate": "b"}], "gate, k", ["a, 1", "b, 2"]),
         ([{"x": "1"}, {"gate": "b", "x": "1"}], "setting", ["defaults", "gate=b"]),
         ([{"x": "1"}, {"x": "1"}], "setting", ["all runs", "all runs"]),
-        ([{}], "setting", ["all runs"]),
     ],
 )
 def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading: str, names: list[str]) -> None:
