@@ -275,18 +275,6 @@ def test_a_failed_run_says_why_in_its_log(tmp_path: Path) -> None:
     assert (row["state"], row["reason"]) == ("failed", message.removeprefix("error: "))
 
 
-@pytest.mark.slow
-def test_jobs_beside_each_other_give_one_table(tmp_path: Path) -> None:
-    """The processes that joblib starts import everything anew, and know the sweep by its folder only."""
-    words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "gate=comet,topk", "seed=1,2", *FEW]
-    done = program(tmp_path / "printed", *words, f"hydra.sweep.dir={tmp_path}/sweep", "trainer.max_epochs=1")
-    assert done.status == 0, done.output
-    rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").read_text().splitlines()))
-    assert [f"{row['setting']} {row['seed']}" for row in rows] == ["comet 1", "comet 2", "topk 1", "topk 2"]
-    assert {row["state"] for row in rows} == {"finished"}
-    assert "difference to comet, over runs of the same seed" in " ".join(done.output.split())
-
-
 def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
     words = [*FEW, f"paths.output_dir={tmp_path}"]
     assert program(tmp_path / "printed", *words, "trainer.max_epochs=1").status == 0

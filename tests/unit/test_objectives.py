@@ -163,7 +163,6 @@ def test_losses_that_do_not_fit_are_refused(kind: Any, options: dict[str, Any], 
 
 
 BINARY = TaskSpec("a", "binary", weight=0.5)
-SECOND = TaskSpec("b", "binary")
 CLASSES = TaskSpec("c", "multiclass", num_classes=3)
 REAL = TaskSpec("d", "regression", weight=2.0)
 
