@@ -20,6 +20,7 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.cli.run import run
 from mtl.config import build
+from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file
 from tests.glue_files import TINY, write_glue
@@ -337,3 +338,17 @@ class TestOtherFiles:
             run(resume_small(last, tmp_path, f"data.test_path={trained.parent}/rows.csv"))
         with pytest.raises(InputError, match=r"has a different configuration: data.min_count"):
             resume_small(last, tmp_path, "data.min_count=2")
+
+
+def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
+    table = pl.DataFrame({f"column_{number}": [0.123456, None] for number in range(20)} | {"[b]": ["x", "y"]})
+    predict.show(table, 80)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 22
+    assert lines[:3] == ["row 1", "  column_0   0.1235", "  column_1   0.1235"]
+    assert lines[21:23] == ["  [b]        x", "row 2"]
+    predict.show(table[:, -2:], 80)
+    printed = capsys.readouterr().out
+    assert "row 1" not in printed
+    assert "[b]" in printed
+    assert [*map(predict.shown, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]

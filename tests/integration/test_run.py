@@ -175,6 +175,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["gate=topk"], r"gate._target_ is mtl.gates.CometGate in the checkpoint, mtl.gates.TopKGate now"),
         (["gate.k=3"], r"gate.k is 2 in the checkpoint, 3 now"),
+        (["recipe.learning_rate=0.1"], r"optimizer.lr is 0.01 in the checkpoint, 0.1 now"),
         (["recipe=movielens"], r"network.experts.dropout is 0.0 in the checkpoint, 0.5 now"),
     ],
 )
@@ -200,6 +201,7 @@ def test_a_group_named_on_resume_keeps_what_the_run_has_set_itself(tmp_path: Pat
     changed = {"devices": 3, "max_epochs": 4, "accelerator": "cpu", "strategy": cfg.trainer.strategy}
     assert dict(cfg.trainer) == dict(same["trainer"]) | changed
     assert cfg.trainer.strategy.broadcast_buffers is False
+    assert resume_small(path, tmp_path, "recipe.max_epochs=9").trainer.max_epochs == 1  # it was set to 1 itself
     plateau = resume_small(path, tmp_path, "lr_schedule=plateau").callbacks.lr_schedule
     assert (plateau.warmup, plateau.factor) == (0.3, 0.5)
 

@@ -17,6 +17,7 @@ from mtl.callbacks.best_checkpoint import BestCheckpoint
 from mtl.callbacks.early_stopping import EarlyStop
 from mtl.callbacks.last_checkpoint import LastCheckpoint
 from mtl.callbacks.monitored import MonitorCheck
+from mtl.callbacks.reports import main_metric
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
@@ -236,3 +237,29 @@ def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
         with pytest.raises(Stopped, match=rf"during the test; .* evaluate={best.best_model_path}"):
             trainer.test(Scripted([]), DataLoader(torch.ones(4, 1)), verbose=False)
     assert handlers() == before
+
+
+def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
+    callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
+    with stop_signals.listening(), pytest.raises(Stopped, match="before the first step; nothing to save"):
+        fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
+
+
+def test_leftovers_of_killed_runs_are_deleted(tmp_path: Path) -> None:
+    for name in (".last.ckpt.4711", ".best.ckpt.12", ".hidden", "mine.ckpt", ".last.ckpt.txt"):
+        (tmp_path / name).touch()
+    fit([0.1], [LastCheckpoint(str(tmp_path))])
+    assert names(tmp_path) == [".hidden", ".last.ckpt.txt", "last.ckpt", "mine.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "line"),
+    [
+        ("val/loss", {"val/a/mse": 2.0, "val/b/mse": 4.0, "val/c/auroc": 0.9}, "mse 3"),
+        ("val/loss", {"val/average": 0.5, "val/a/mse": 2.0}, "average 0.5"),
+        ("val/c/auroc", {"val/a/mse": 2.0, "val/c/auroc": 0.9}, "c/auroc 0.9"),
+    ],
+)
+def test_metric_in_the_line_of_an_epoch(monitor: str, values: dict[str, float], line: str) -> None:
+    evaluation = SimpleNamespace(main_metrics=lambda: {"a": "mse", "b": "mse", "c": "auroc"})
+    assert main_metric(SimpleNamespace(config={"monitor": monitor}, evaluation=evaluation), values) == line

@@ -129,3 +129,18 @@ def test_costs_are_means_of_what_runs_say(named: Named) -> None:
             costs_of(read_named_runs(named), baseline)
     failed = {folder: name for folder, name in named.items() if name[0] == "broken"}
     assert section_of(read_named_runs(failed), "t").listings == []
+
+
+@pytest.mark.parametrize("training", [None, [9000.0, 9000.0, 6000.0]])  # what training batches used, if runs say it
+def test_flops_relative_to_a_baseline(training: list[float] | None, tmp_path: Path) -> None:
+    named: Named = {}
+    flops = [4000.0, 6000.0, 1000.0]
+    for number, setting in enumerate(["dense", "dense", "sparse"]):
+        folder = write_run(tmp_path / str(number), [], {"loss": 1.0, "flops_selected": flops[number]}, {}, number)
+        record = json.loads((folder / "results.json").read_text()) | {"epochs": 10 * (number + 1)}
+        record |= {"training": {"flops_selected": training[number]}} if training else {}
+        (folder / "results.json").write_text(json.dumps(record))
+        named[folder] = (setting, number)
+    first, second, sparse = training or flops
+    [_, row] = costs_of(read_named_runs(named), "dense").rows
+    assert row[-2:] == ["0.2", f"{sparse * 30 / ((first * 10 + second * 20) / 2):.3g}"]

@@ -138,3 +138,10 @@ def test_baselines_differ_in_the_network_alone() -> None:
             key: value for key, value in other.items() if key.startswith("network.") and not key.endswith("_target_")
         }
         assert kept.items() <= configs[0].items()  # bottom, experts and heads
+
+
+def test_many_tasks_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"t{index}" for index in range(12)]
+    test = {"loss": 1.0, **{f"{name}/mse": index / 10 for index, name in enumerate(names)}, "t3/mse": None}
+    text = printed(RECORD | {"main_metrics": dict.fromkeys(names, "mse"), "test": test}, tmp_path, capsys)
+    assert "mse: mean 0.5727 of 11 of 12 tasks; best 0.0000 (t0), worst 1.1000 (t11)" in text

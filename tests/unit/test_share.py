@@ -25,7 +25,7 @@ from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
 from mtl.report.statistics import Summary
 from mtl.sharing import grouping
-from mtl.sharing.answer import Gain, gains, holm, recommended
+from mtl.sharing.answer import Gain, answer, gains, holm, recommended
 from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
 from mtl.training.conflict import measure
 from mtl.training.weighting import shared_parameters
@@ -194,3 +194,10 @@ def test_measuring_does_not_change_the_training(tmp_path: Path) -> None:
     assert table["step"].unique().sort().to_list()[:3] == [2, 4, 6]
     assert table.filter(quantity="cosine")["value"].is_between(-1.0001, 1.0001).all()
     assert (tmp_path / "2" / "conflict.png").is_file()
+
+
+def test_a_line_for_each_task() -> None:
+    good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
+    assert answer("a", [good, bad], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"
+    assert "undecided with c (+1.2 % ± 0.5; 9 seeds would probably tell)" in answer("a", [open_], [], 4)
+    assert answer("a", [gain(0.1, 0.1, 0.4)], [], 3) == "a: alone is as good as with b (+0.1 % ± 0.1)"
