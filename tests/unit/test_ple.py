@@ -20,7 +20,7 @@ from mtl.analysis.tally import Probabilities, Tally
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.gates import SoftmaxGate, SoftmaxSelectorGate, TopKGate
+from mtl.gates import CometGate, SoftmaxGate, SoftmaxSelectorGate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import ImageBottom, TabularBottom
 from mtl.networks.heads import Heads
@@ -245,3 +245,11 @@ def test_schedules_reach_every_gate(name: str) -> None:
 def test_numbers_of_experts_that_do_not_fit(levels: int, own: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ple(levels, num_own=own)
+
+
+def test_the_products_that_comets_trees_need() -> None:
+    """Hard trees of 4 leaves need 3 of 7 nodes, those of the shared gate over 8 leaves 4 of 15."""
+    network = ple(2, partial(CometGate, k=1)).eval()
+    harden(network)
+    found = [network.get_submodule(n).gate.needed(r.selectors) for n, r in network(rows()).routings.items()]
+    assert found == pytest.approx([(3 * 3 + 4) / (3 * 7 + 15), 3 / 7])
