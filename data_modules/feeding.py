@@ -130,20 +130,24 @@ class OwnOrder(SequentialSampler):
         return iter(self.sampler)
 
 
-class RowsLoader(DataLoader[Any]):
-    """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
-
-    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
-        # A loader draws a seed each epoch; without its own generator it would advance the global one, as for dropout
-        own, sampler = torch.Generator(), OwnOrder(sampler)
-        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
+class Resumable:
+    """A loader that can resume within an epoch: the trainer counts the batches that are done."""
 
     def state_dict(self) -> dict[str, int]:
         """Return nothing; the existence of this method tells Lightning that the loader can resume within an epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Do nothing: the trainer counts the batches that are done."""
+        """Do nothing."""
+
+
+class RowsLoader(Resumable, DataLoader[Any]):
+    """Load the batches that the sampler asks for, in the main process; the sampler keeps the position in the epoch."""
+
+    def __init__(self, dataset: Dataset[Any], sampler: Sampler[Any], pin_memory: bool) -> None:
+        # A loader draws a seed each epoch; without its own generator it would advance the global one, as for dropout
+        own, sampler = torch.Generator(), OwnOrder(sampler)
+        super().__init__(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory, generator=own)
 
 
 class Batches:

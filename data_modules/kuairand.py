@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,18 +27,9 @@ UNREAD = ("date", "time_ms", "is_rand")
 MAX_BYTES = 6_000_000_000  # of an archive's content; that of KuaiRand-1K has 4.3 GB
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A version of KuaiRand: its name, the ending of its files, and the md5 of its archive, which Zenodo publishes."""
-
-    name: str
-    ending: str
-    md5: str
-
-
-VARIANTS = {
-    "pure": Variant("KuaiRand-Pure", "pure", "0820331067a3784d9691136f772b35a7"),
-    "1k": Variant("KuaiRand-1K", "1k", "6b0b9c8222d67fcd4c676218edca3f1f"),
+ARCHIVES = {  # the name of each version and the md5 of its archive, which Zenodo publishes
+    "pure": ("KuaiRand-Pure", "0820331067a3784d9691136f772b35a7"),
+    "1k": ("KuaiRand-1K", "6b0b9c8222d67fcd4c676218edca3f1f"),
 }
 
 
@@ -65,9 +55,10 @@ class KuaiRandDataModule(TableDataModule):
         base_url: Address = "https://zenodo.org/records/10439422/files",
         **common: Any,
     ) -> None:
-        self.variant, self.download, self.base_url = VARIANTS[variant], download, base_url
-        self.archive = data_dir / f"{self.variant.name}.tar.gz"
-        folder, ending = data_dir / self.variant.name / "data", f"{self.variant.ending}.csv"
+        self.download, self.base_url = download, base_url
+        name, self.md5 = ARCHIVES[variant]
+        self.archive = data_dir / f"{name}.tar.gz"
+        folder, ending = data_dir / name / "data", f"{variant}.csv"
         spans = ("4_08_to_4_21", "4_22_to_5_08") if log == "standard" else ("4_22_to_5_08",)
         self.logs = [folder / f"log_{log}_{span}_{ending}" for span in spans]
         kinds = {name: BINARY if name in YES_OR_NO else TIMED for name in tasks}
@@ -79,7 +70,7 @@ class KuaiRandDataModule(TableDataModule):
     def prepare_data(self) -> None:
         for file in self.logs:
             url = f"{self.base_url}/{self.archive.name}"
-            obtain(file, self.archive, url, f"md5:{self.variant.md5}", self.download, max_bytes=MAX_BYTES)
+            obtain(file, self.archive, url, f"md5:{self.md5}", self.download, max_bytes=MAX_BYTES)
 
     def _split(self) -> dict[str, pl.DataFrame]:
         """Return the rows of each split, in order of time."""

@@ -5,9 +5,7 @@ an epoch is a permutation of the blocks, cut into windows, and a permutation of 
 only on the seed and the epoch, and the numbers of rows are known before any row is read. A resumed run can therefore
 skip finished windows without reading them, and any number of processes divides the same global batches.
 
-No library is used for this. litdata and torchdata serve single rows, which have to be collated, and resume at a number
-of samples per worker, so that the order depends on the numbers of workers and processes. pyarrow's scanner serves files
-in order. polars can read any range of rows of a Parquet file, which is all that is needed here.
+No library is used: litdata's and torchdata's order depends on the numbers of workers and processes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from mtl.types import Batch
 
-from .feeding import Cut, Position
+from .feeding import Cut, Position, Resumable
 
 Read = Callable[[int, Tensor], Batch]
 
@@ -71,7 +69,7 @@ def in_order(counts: Tensor) -> list[Window]:
     return [Window([block], start, stop, None) for block, (start, stop) in enumerate(bounds) if stop > start]
 
 
-class StreamLoader:
+class StreamLoader(Resumable):
     """Yield this process's batches of an epoch; while one window is used, a thread reads the next one.
 
     ``read(block, rows)`` returns the rows ``[N]`` of a block, counted from 0 among ``counts[block]``, as a Batch.
@@ -93,13 +91,6 @@ class StreamLoader:
 
     def __len__(self) -> int:
         return len(self.cut)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return nothing; the existence of this method tells Lightning that the loader can resume within an epoch."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Do nothing: the trainer counts the batches that are done."""
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, done = self.position()

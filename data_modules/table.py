@@ -19,7 +19,7 @@ from mtl.types import Batch, DataSpec, TaskSpec, labelled
 from .files.several import files_of
 from .splits import SPLITS, divided
 from .table_base import OPTION, TableBase, split_names
-from .tables.columns import as_text, cell, named, numbers
+from .tables.columns import cell, named, numbers
 from .tables.encoder import check_columns, listing
 from .tables.example import NAME, TASKS, write_example
 from .tables.labels import HEAVIEST
@@ -89,7 +89,7 @@ class TableDataModule(TableBase):
         assert self.row_encoder is not None
         inputs, targets = self.row_encoder.encode(frame, where), self.targets(frame, tasks, where)
         weights = self._weights(frame, tasks, targets, where)
-        return Batch(inputs, targets, weights, self._groups(frame) if grouped else None)
+        return Batch(inputs, targets, weights, self.groups(frame) if grouped else None)
 
     def _learn(self, train: pl.DataFrame, where: str) -> DataSpec:
         from_text = "train" not in self.frames and files_of(self.paths["train"])[0].suffix != ".parquet"
@@ -160,10 +160,3 @@ class TableDataModule(TableBase):
         if len(bad):
             raise InputError(f"{cell(frame, name, bad[0], where)} {accepted}")
         return torch.from_numpy(column.to_numpy(writable=True))
-
-    def _groups(self, frame: pl.DataFrame) -> Tensor | None:
-        """Return the number of each row's group ``[N]``, int64 from 0; -1 for an empty cell."""
-        if self.group_column is None:
-            return None
-        numbered = as_text(frame[self.group_column]).rank("dense").cast(pl.Int64) - 1
-        return torch.from_numpy(numbered.fill_null(-1).to_numpy(writable=True))

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import polars as pl
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -161,6 +162,14 @@ class TableBase(TensorDataModule):
         pairs = zip(self.labels, tasks, strict=True)
         targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
         return chained(self.labels, targets, frame, where)
+
+    def groups(self, frame: pl.DataFrame) -> Tensor | None:
+        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
+        if self.group_column is None:
+            return None
+        text = as_text(frame[self.group_column])
+        numbers = pl.when(text.is_null()).then(-1).otherwise((text.hash(seed=0) // 2).cast(pl.Int64))
+        return torch.from_numpy(pl.select(numbers).to_series().to_numpy(writable=True))
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""

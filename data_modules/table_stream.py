@@ -27,7 +27,6 @@ from .feeding import Cut
 from .splits import SPLITS
 from .stream import StreamLoader, in_order, shuffled
 from .table_base import OPTION, TableBase, split_names
-from .tables.columns import as_text
 from .tables.parquet import Block, ParquetRows, parquet_files
 
 logger = logging.getLogger(__name__)
@@ -116,15 +115,8 @@ class TableStreamDataModule(TableBase):
         frame = part.read(block, list(dict.fromkeys(used)), rows)
         where = str(part.blocks[block].path)
         targets = self.targets(frame, self.spec.tasks, where)
-        groups = self._groups(frame) if grouped else None
+        groups = self.groups(frame) if grouped else None
         return Batch(self.row_encoder.encode(frame, where), targets, {}, groups)
-
-    def _groups(self, frame: pl.DataFrame) -> Tensor | None:
-        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
-        text = as_text(frame[self.group_column])
-        numbers = (text.hash(seed=0) // 2).cast(pl.Int64)
-        numbers = pl.select(pl.when(text.is_null()).then(-1).otherwise(numbers)).to_series()
-        return torch.from_numpy(numbers.to_numpy(writable=True))
 
     def _is_loaded(self) -> bool:
         return bool(self.parts)

@@ -341,7 +341,7 @@ def kuairand_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     file = site / "KuaiRand-Pure.tar.gz"
     with tarfile.open(file, "w:gz") as archive:
         archive.add(tiny / "KuaiRand-Pure", "KuaiRand-Pure")
-    patch.setitem(kuairand.VARIANTS, "pure", replace(kuairand.VARIANTS["pure"], md5=digest("md5", file)))
+    patch.setitem(kuairand.ARCHIVES, "pure", ("KuaiRand-Pure", digest("md5", file)))
 
 
 SITES = {
