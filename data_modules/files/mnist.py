@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
+from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from mtl.checks import require
+from mtl.checks import InputError, first_line, require
 
 from .download import obtain
-from .reading import read_bytes
+from .reading import regular_size
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
-IMAGES, LABELS = 2051, 2049  # the numbers that files of images and of labels begin with
 
 
 def prepare(folder: Path, source: str, download: bool, base_url: str | None = None) -> None:
@@ -30,31 +27,16 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Return images ``[N, 28, 28]`` (uint8) and classes ``[N]`` (int64) of ``part``, "train" or "t10k"."""
-    raw = folder / "raw"
-    images_file, labels_file = raw / f"{part}-images-idx3-ubyte", raw / f"{part}-labels-idx1-ubyte"
-    images, labels = read_idx(images_file, IMAGES, (SIDE, SIDE)), read_idx(labels_file, LABELS)
-    require(
-        len(images) == len(labels) > 0 and int(labels.max()) < CLASSES,
-        f"{images_file} has {len(images)} images and {labels_file.name} {len(labels)} labels: expected a label in 0..9 "
-        "for each image; delete both and start again",
-    )
-    return images, labels.to(torch.int64)
-
-
-def read_idx(file: Path, magic: int, shape: Sequence[int] = ()) -> Tensor:
-    """Return the entries ``[N, *shape]`` (uint8) of a file: big-endian 32-bit numbers, then one byte a value.
-
-    The numbers must be ``magic``, N and ``shape``. Raises InputError if they are not, or if the length does not fit.
-    """
-    content = read_bytes(file)
-    header = 4 * (2 + len(shape))
-    numbers = [int.from_bytes(content[start : start + 4], "big") for start in range(0, header, 4)]
-    found, count, *sizes = numbers
-    expected = " x ".join(map(str, shape)) + " pixels" if shape else "one byte"
-    good = found == magic and sizes == list(shape) and count > 0
-    require(
-        good and len(content) == header + count * math.prod(shape),
-        f"{file} is damaged: it has {len(content)} bytes and begins with the numbers {numbers}; expected {magic}, how "
-        f"many entries follow, {[*shape]}, and {expected} for each; delete it and start again",
-    )
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header).view(count, *shape)
+    files = [folder / "raw" / f"{part}-{name}" for name in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    for file in files:
+        regular_size(file)
+    try:
+        images, labels = read_image_file(str(files[0])), read_label_file(str(files[1]))
+        fits = images.shape == (len(labels), SIDE, SIDE) and len(labels) > 0 and int(labels.max()) < CLASSES
+        require(fits, f"images {list(images.shape)} and {len(labels)} labels up to {labels.max()}")
+    except Exception as error:  # on damaged bytes the parser can raise almost any exception
+        raise InputError(
+            f"{files[0]} or {files[1].name} is damaged ({type(error).__name__}: {first_line(error)}): expected images "
+            "of 28 x 28 pixels and a label in 0..9 for each; delete both and start again"
+        ) from None
+    return images, labels
