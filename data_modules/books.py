@@ -84,7 +84,6 @@ class BooksDataModule(InteractionsDataModule):
         return {"user": user, "item": item, "rating": records["rating"][kept]}
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Return the numbers of the users and the ISBNs of the books, by id."""
         return self._names
 
 

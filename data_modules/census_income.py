@@ -77,7 +77,6 @@ class CensusIncomeDataModule(TableDataModule):
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}
 
     def _split(self) -> dict[str, pl.DataFrame]:
-        """Return the rows of each split."""
         test = read_people(self.files["test"], ROWS["test"])
         order = torch.randperm(len(test), generator=torch.Generator().manual_seed(self.seed))
         val, rest = (part.sort().values.numpy() for part in order.tensor_split(2))

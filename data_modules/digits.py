@@ -81,7 +81,6 @@ class DigitsDataModule(TensorDataModule):
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Concatenate the images and the labels of all ``parts``."""
     images, labels = zip(*parts, strict=True)
     return torch.cat(images), torch.cat(labels)
 

@@ -66,7 +66,6 @@ class JesterDataModule(InteractionsDataModule):
                     self.obtain(self.folder / f"{name}.xls", archive, sha256)
 
     def parts(self) -> dict[str, Path]:
-        """Return the file of each part, sorted by name."""
         found = {}
         for suffix in reversed(SUFFIXES):
             for path in self.folder.glob(f"jester-data-*{suffix}"):
@@ -77,7 +76,6 @@ class JesterDataModule(InteractionsDataModule):
         return {file.name: file for file in self.parts().values()}
 
     def parse(self) -> dict[str, Tensor]:
-        """Return the ratings ``[users, 100]`` (float32, NaN if missing)."""
         return {"ratings": torch.cat([read_part(file) for file in self.parts().values()])}
 
     def pairs(self, generator: torch.Generator) -> tuple[Batch, Tensor, int, int]:

@@ -73,7 +73,6 @@ class KuaiRandDataModule(TableDataModule):
             obtain(file, self.archive, url, f"md5:{self.md5}", self.download, max_bytes=MAX_BYTES)
 
     def _split(self) -> dict[str, pl.DataFrame]:
-        """Return the rows of each split, in order of time."""
         rows, where = self._read("train"), str(self.paths["train"])
         order = torch.from_numpy(numbers(rows, "time_ms", where).to_numpy().argsort(kind="stable"))
         parts = divided(order, self.shares, f"{where}: of its {len(rows)} rows")

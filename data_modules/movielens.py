@@ -64,7 +64,6 @@ class MovieLensDataModule(InteractionsDataModule):
         self.obtain(self.source, self.data_dir / f"{self.folder.name}.zip", f"md5:{self.variant.md5}")
 
     def parse(self) -> dict[str, Tensor]:
-        """Return ``user``, ``item`` (int64 ids from 0) and ``rating`` (float32), each ``[R]``."""
         return read_ratings(self.source, self.variant)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -35,6 +36,12 @@ def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[s
     empty = [name for name, share in found.items() if share == 0 and name not in own_files]
     require(not empty, f"data.split={shown(shares)}: must be {SHARES}; {', '.join(empty)} would have no rows")
     return found
+
+
+def files_to_read(paths: Mapping[str, Path], wanted: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each ``wanted`` split that has its own; train's also if another split takes rows of it."""
+    rest = any(split not in paths for split in wanted)
+    return {split: file for split, file in paths.items() if split in wanted or (rest and split == "train")}
 
 
 def divided(order: Tensor, shares: Mapping[str, float], where: str) -> dict[str, Tensor]:

@@ -161,6 +161,5 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def tensors(batch: Batch) -> list[Tensor]:
-    """Return all tensors of a batch, in order."""
     groups = [] if batch.groups is None else [batch.groups]
     return [*batch.inputs.values(), *batch.targets.values(), *batch.weights.values(), *groups]

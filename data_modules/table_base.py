@@ -18,7 +18,7 @@ from mtl.options import Count, FilePath, Long, Model, Name, Names, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
-from .splits import SPLITS, Shares, by_split
+from .splits import SPLITS, Shares, by_split, files_to_read
 from .tables.after import chained
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
@@ -144,8 +144,7 @@ class TableBase(TensorDataModule):
 
     def _files(self) -> dict[str, Path]:
         """Return the file of each wanted split that has its own file."""
-        rest = [name for name in self.wanted if name not in self.paths]
-        return {name: path for name, path in self.paths.items() if name in self.wanted or (rest and name == "train")}
+        return files_to_read(self.paths, self.wanted)
 
     def encoder_of(self, state: Mapping[str, Any]) -> TableEncoder:
         return TableEncoder.from_state(state)

@@ -17,7 +17,7 @@ from mtl.options import FilePath, Name, Names, TaskName, validated
 from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
-from .splits import SPLITS, Shares, by_split, divided
+from .splits import SPLITS, Shares, by_split, divided, files_to_read
 from .table_base import OPTION, Separator
 from .tables.columns import as_text, named
 from .tables.encoder import check_columns
@@ -47,7 +47,6 @@ class TextOptions(Reading):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of the texts."""
         return [self.text] if isinstance(self.text, str) else list(self.text)
 
     def labels(self, name: str) -> Labels:
@@ -93,21 +92,15 @@ class TextDataModule(TextTasksDataModule):
         if self.example:
             write_example(self.data_dir)
         for name, source in self.sources.items():
-            for split, file in self._files(source).items():
+            for split, file in files_to_read(source.paths, self.wanted).items():
                 regular_size(file, f"data.tasks.{name}.{OPTION[split]}")
 
     def source_files(self) -> dict[str, Path]:
         return {
             f"data.tasks.{name}.{OPTION[split]}": file
             for name, source in self.sources.items()
-            for split, file in self._files(source).items()
+            for split, file in files_to_read(source.paths, self.wanted).items()
         }
-
-    def _files(self, source: TextOptions) -> dict[str, Path]:
-        """Return the file of each wanted split of a task that has its own file."""
-        rest = [split for split in self.wanted if split not in source.paths]
-        own = source.paths.items()
-        return {split: file for split, file in own if split in self.wanted or (rest and split == "train")}
 
     def text_columns(self) -> dict[str, Sequence[str]]:
         return {name: source.columns for name, source in self.sources.items()}
@@ -118,7 +111,7 @@ class TextDataModule(TextTasksDataModule):
         known = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
         specs, splits = [], {split: dict[str, Texts]() for split in self.wanted}
         for name, source in self.sources.items():
-            frames = {split: self._read(name, source, split) for split in self._files(source)}
+            frames = {split: self._read(name, source, split) for split in files_to_read(source.paths, self.wanted)}
             frames = self._split(name, source, frames) if "train" in frames else frames
             where = {split: str(source.paths.get(split, source.paths["train"])) for split in SPLITS}
             if name not in known:

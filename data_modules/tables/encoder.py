@@ -62,7 +62,6 @@ class TableEncoder(RowEncoder):
 
     @property
     def _kinds(self) -> dict[str, Kind]:
-        """The kind of each column that is read."""
         kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "categorical")
         kinds |= dict.fromkeys(self.numeric, "numeric")
         for name in self.dates:
@@ -80,12 +79,10 @@ class TableEncoder(RowEncoder):
 
     @property
     def lists(self) -> dict[str, str]:
-        """The columns whose cells are lists, with the separator of the elements in cells that are text."""
         return {name: elements.separator for name, elements in self.elements.items()}
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
-        """The description of the inputs."""
         specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
         specs |= {name: elements.spec for name, elements in self.elements.items()}
         columns = tuple(name for name, scaling in self.numeric.items() for _ in range(1 + scaling.gaps))

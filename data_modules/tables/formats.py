@@ -38,7 +38,6 @@ LEAST_YEAR = 1000  # of a year with four digits
 
 
 def is_format(text: str) -> bool:
-    """Return whether ``text`` is a format."""
     return text in DATES or any(number in text for number in NUMBERS)
 
 

@@ -116,7 +116,6 @@ class Column:
 
     @property
     def used(self) -> bool:
-        """Whether the column becomes an input."""
         return self.varies and self.kind not in ("identifier", "free text")
 
     @property

@@ -45,16 +45,15 @@ class Elements:
 
 
 def is_list(column: pl.Series) -> bool:
-    """Return whether the cells of a column are lists of texts, whole numbers or booleans."""
     kind = column.dtype
     if not isinstance(kind, pl.List | pl.Array):
         return False
     inner = kind.inner
-    return inner in (pl.String, pl.Boolean, pl.Null) or bool(inner and inner.is_integer()) or is_category(inner)
-
-
-def is_category(kind: object) -> bool:
-    return isinstance(kind, pl.Categorical | pl.Enum)
+    return (
+        inner in (pl.String, pl.Boolean, pl.Null)
+        or bool(inner and inner.is_integer())
+        or isinstance(inner, pl.Categorical | pl.Enum)
+    )
 
 
 def listed(column: pl.Series, separator: str, empty: Sequence[str]) -> pl.Series:

@@ -50,7 +50,6 @@ class Encoder:
         return Encoder(tokenizer, max(tokenizer.get_vocab().values()) + 1, pad_id, source)
 
     def state(self) -> dict[str, Any]:
-        """Return the tokenizer as plain data."""
         return {"tokenizer": self.tokenizer.to_str(), "vocab": self.vocab, "pad": self.pad}
 
     @staticmethod

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-import torch
 from mtl.data_modules.text import TextDataModule
-from mtl.data_modules.texts.rows import RaggedRows
 
 from mtl.checks import InputError
 
@@ -68,19 +65,12 @@ def test_tasks_of_one_file(tmp_path: Path, suffix: str) -> None:
     assert lengths(data, "spam") == {"train": 29, "val": 3, "test": 4}  # four of 40 have no label
     assert lengths(data, "topic") == {"train": 32, "val": 4, "test": 4}
     _, texts = data.read_tasks()
-    rows = [
-        (text, label)
-        for split in texts.values()
-        for text, label in zip(split["topic"].first, split["topic"].labels.tolist(), strict=True)
-    ]
+    rows = [row for s in texts.values() for row in zip(s["topic"].first, s["topic"].labels.tolist(), strict=True)]
     expected = zip(mails()["body"], [("art", "music", "sport").index(topic) for topic in mails()["topic"]], strict=True)
     assert sorted(rows) == sorted(expected)
-    spam = [
-        (text, label)
-        for split in texts.values()
-        for text, label in zip(split["spam"].second, split["spam"].labels.tolist(), strict=True)
-    ]
-    assert all(label == ("buy" in text) for text, label in spam)
+    for split in texts.values():
+        spam = zip(split["spam"].second, split["spam"].labels.tolist(), strict=True)
+        assert all(label == ("buy" in text) for text, label in spam)
     for batch in data.train_dataloader():
         assert bool(batch.inputs["segments"].any()) == ("spam" in batch.targets)  # two texts
 
@@ -108,19 +98,6 @@ def test_empty_cells_are_empty_texts_and_words_are_words(tmp_path: Path) -> None
     _, texts = module(tmp_path, {"t": task}).read_tasks()
     assert set(texts["train"]["t"].first) == {"None"}
     assert set(texts["train"]["t"].second) == {""}
-
-
-def test_without_tasks_an_example_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        data = module(tmp_path, None)
-    assert "made-up rows" in caplog.text
-    assert {name: lengths(data, name)["train"] for name in data.spec.task_names} == dict.fromkeys(
-        ("liked", "stars", "same"), 480
-    )
-    assert all(isinstance(rows, RaggedRows) for split in data.tasks.values() for rows in split.values())
-    assert torch.cat([rows.targets["same"] for rows in [data.tasks["train"]["same"]]]).mean() == pytest.approx(
-        0.5, abs=0.1
-    )
 
 
 @pytest.mark.parametrize(
