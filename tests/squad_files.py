@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mtl.training.evaluation import Evaluation
 from mtl.types import Batch
+from tests.loaded import loaded
 
 RIVER = "Limmat is a river; it flows from Lake Zürich through the city of Zürich, past cafés, to the Aare."
 TOWER = "The tower was built in 1889 by Gustave Eiffel. 東京 has one that looks like it 😀; the one in Paris is older."
@@ -69,10 +70,7 @@ def write_squad(folder: Path, train: Any = None, dev: Any = None) -> None:
 def module(root: Path, **options: Any) -> SquadDataModule:
     common = {"batch_size": 4, "eval_batch_size": 5, "vocabulary": 300, "download": False, "published_split": True}
     sizes = {"max_length": 32, "stride": 10, "max_question": 8}
-    data = SquadDataModule(str(root), **common | sizes | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(SquadDataModule(str(root), **common | sizes | options))
 
 
 def windows_of(data: SquadDataModule) -> Windows:

@@ -10,6 +10,7 @@ import torch
 from mtl.data_modules.movielens import VARIANTS, MovieLensDataModule
 
 from tests.conftest import ROOT
+from tests.loaded import loaded
 
 DATA_DIR = Path(os.environ.get("MTL_DATA_DIR", ROOT / "data"))
 
@@ -24,9 +25,9 @@ def test_published_ratings(tmp_path: Path, variant: str, negatives: str) -> None
     if not file.exists():
         pytest.skip(f"{file} is not there")
     (tmp_path / layout.folder).symlink_to(file.parent.resolve())  # the cache goes beside the link
-    data = MovieLensDataModule(str(tmp_path), batch_size=512, variant=variant, negatives=negatives, download=False)
-    data.prepare_data()
-    data.setup()
+    data = loaded(
+        MovieLensDataModule(str(tmp_path), batch_size=512, variant=variant, negatives=negatives, download=False)
+    )
 
     with open(file, "rb") as lines:
         rows = sum(1 for _ in lines)

@@ -18,6 +18,7 @@ from torchvision.datasets import CelebA
 
 from mtl.checks import InputError
 from tests.celeba_files import colour, marks, picture, write_celeba
+from tests.loaded import loaded
 
 SIZES = (10, 4, 3)
 OWNERS = {
@@ -44,10 +45,7 @@ def root(written: Path, tmp_path: Path) -> Path:
 
 def module(root: Path, **options: object) -> CelebADataModule:
     common = {"batch_size": 4, "attributes": ATTRIBUTES, "download": False}
-    data = CelebADataModule(str(root), **common | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(CelebADataModule(str(root), **common | options))
 
 
 @pytest.mark.parametrize(("scale", "shape"), [(1, (218, 178)), (2, (109, 89)), (4, (55, 45)), (8, (28, 23))])

@@ -44,6 +44,7 @@ from mtl.checks import InputError
 from mtl.types import MISSING_CLASS, Batch, Categorical, Image, Tokens
 from tests.digit_files import write_digits
 from tests.file_server import serving
+from tests.loaded import loaded
 from tests.omniglot_files import write_archive
 
 SPLITS = ("train", "val", "test")
@@ -65,10 +66,7 @@ class Case:
         return self.kind(**{"batch_size": 16, "eval_batch_size": 32} | where | self.options | options)
 
     def ready(self, root: Path, **options: Any) -> TensorDataModule:
-        data = self.make(root, **options)
-        data.prepare_data()
-        data.setup()
-        return data
+        return loaded(self.make(root, **options))
 
 
 FACES = ("celeba/list_attr_celeba.txt", "celeba/list_eval_partition.txt", "celeba/img_align_celeba/000003.jpg")

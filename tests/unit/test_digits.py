@@ -23,6 +23,7 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import Batch
 from tests.digit_files import write_digits
+from tests.loaded import loaded
 from tests.svhn_files import write_svhn
 
 SIZES = {"train": 40, "extra": 30, "test": 20}
@@ -37,10 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def module(root: Path, **options: object) -> DigitsDataModule:
-    data = DigitsDataModule(str(root), **{"batch_size": 50, "download": False} | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(DigitsDataModule(str(root), **{"batch_size": 50, "download": False} | options))
 
 
 def numbers(rows: Batch) -> tuple[Tensor, Tensor]:
@@ -115,10 +113,9 @@ def test_wrong_content(tmp_path: Path, change: Mapping[str, object], message: st
 
 
 def multi(root: Path, **options: object) -> MultiMNISTDataModule:
-    data = MultiMNISTDataModule(str(root), **{"rows": [300, 80, 90], "batch_size": 50, "eval_batch_size": 64} | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(
+        MultiMNISTDataModule(str(root), **{"rows": [300, 80, 90], "batch_size": 50, "eval_batch_size": 64} | options)
+    )
 
 
 def paired(batch: Batch) -> Tensor:
@@ -182,10 +179,9 @@ TASKS = ["mnist_1", "mnist_2", "rotated_1", "rotated_2"]
 
 
 def four(root: Path, **options: object) -> FourMNISTsDataModule:
-    data = FourMNISTsDataModule(str(root), **{"batch_size": 10, "eval_batch_size": 16, "download": False} | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(
+        FourMNISTsDataModule(str(root), **{"batch_size": 10, "eval_batch_size": 16, "download": False} | options)
+    )
 
 
 def rotated_numbers(task: str, rows: Batch) -> list[int]:

@@ -19,6 +19,7 @@ from mtl.data_modules.glue import TASKS, GlueDataModule
 from mtl.checks import InputError
 from tests.file_server import serving
 from tests.glue_files import HEADERS, row, write_glue, write_task
+from tests.loaded import loaded
 
 SIZES = {"rte": 40, "stsb": 30, "cola": 21}
 
@@ -32,10 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def module(root: Path, **options: Any) -> GlueDataModule:
     common = {"tasks": list(SIZES), "batch_size": 4, "eval_batch_size": 8, "download": False, "vocabulary": 100}
-    data = GlueDataModule(str(root), **common | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(GlueDataModule(str(root), **common | options))
 
 
 def same_rows(one: Any, other: Any) -> bool:

@@ -20,6 +20,7 @@ from mtl.checks import InputError
 from mtl.networks.transformer import mean_states
 from mtl.types import TaskSpec
 from tests.glue_files import write_glue, write_task
+from tests.loaded import loaded
 
 PLUS = ("cb", "copa", "multirc", "boolq", "wic", "imdb", "rt", "yelp", "scitail")
 
@@ -33,10 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def module(root: Path, *tasks: str, **options: Any) -> GlueDataModule:
     common = {"batch_size": 4, "eval_batch_size": 8, "download": False, "vocabulary": 100}
-    data = GlueDataModule(str(root), tasks=list(tasks), **common | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(GlueDataModule(str(root), tasks=list(tasks), **common | options))
 
 
 def one_line(root: Path, task: str, entry: dict[str, Any]) -> Any:

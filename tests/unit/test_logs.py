@@ -15,14 +15,12 @@ from mtl.data_modules.kuairand import FEEDBACK, KuaiRandDataModule
 from mtl.checks import InputError
 from mtl.types import Categorical, Numeric
 from tests.file_server import serving
+from tests.loaded import loaded
 from tests.log_files import write_census, write_kuairand
 
 
 def ready(kind: Any, root: Path, **options: Any) -> Any:
-    data = kind(**{"data_dir": str(root), "batch_size": 16, "download": False} | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(kind(**{"data_dir": str(root), "batch_size": 16, "download": False} | options))
 
 
 def test_census_has_the_tasks_and_inputs_of_the_paper(tmp_path: Path) -> None:

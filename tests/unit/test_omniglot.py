@@ -17,6 +17,7 @@ from torchvision.datasets import Omniglot
 
 from mtl.checks import InputError
 from mtl.types import Batch
+from tests.loaded import loaded
 from tests.omniglot_files import drawing, number, write_archive, write_omniglot
 
 SIZES = {"Greek": 3, "Latin": 2}
@@ -35,10 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def module(root: Path, **options: Any) -> OmniglotDataModule:
     common = {"alphabets": list(SIZES), "batch_size": 16, "eval_batch_size": 64, "download": False}
-    data = OmniglotDataModule(str(root), **common | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(OmniglotDataModule(str(root), **common | options))
 
 
 def numbers(rows: Batch) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from mtl.checks import InputError
 from mtl.types import Batch, Categorical, TaskSpec
 from tests.file_server import serving
+from tests.loaded import loaded
 from tests.programs import Forked
 
 USERS, MOVIES, EACH, JOKES = 40, 60, 20, 100
@@ -33,10 +34,7 @@ Record = tuple[int, str, int]
 def ready(kind: Any, root: Path, **options: Any) -> Any:
     """Build, prepare and set up a data module over the files in ``root``."""
     common = {"data_dir": str(root), "batch_size": 64, "download": False}
-    data = kind(**common | ({"min_records": 1} if kind is BooksDataModule else {}) | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(kind(**common | ({"min_records": 1} if kind is BooksDataModule else {}) | options))
 
 
 def write(file: Path, lines: list[str], end: str = "\n") -> Path:

@@ -21,6 +21,7 @@ from polars.testing import assert_frame_equal
 
 from mtl.checks import InputError
 from mtl.types import RowEncoder
+from tests.loaded import loaded
 
 QUOTED = 'id,text\n1,"a, ""b""\nof two lines"\n2,plain\n3,"\n\n"\n4,NA\n'
 PLAIN = "id,text\n" + "".join(f"{number},{'x' * (number % 37)}\n" for number in range(300))
@@ -76,9 +77,7 @@ def ratings(kind: type, folder: Path) -> Any:
 def test_pairs(
     kind: type, columns: list[str], known: tuple, ids: tuple, unknown: tuple, tiny_data: Path, tmp_path: Path
 ) -> None:
-    data = ratings(kind, tiny_data)
-    data.prepare_data()
-    data.setup()
+    data = loaded(ratings(kind, tiny_data))
     encoder = restored(data, ratings(kind, tmp_path))
     assert encoder.columns == columns
     found = encoder.encode(pl.DataFrame({name: [value] for name, value in zip(columns, known, strict=True)}), "a.csv")
@@ -97,9 +96,7 @@ def test_pairs(
 
 
 def test_other_users_than_those_of_the_training(tiny_data: Path, tmp_path: Path) -> None:
-    data = ratings(MovieLensDataModule, tiny_data)
-    data.prepare_data()
-    data.setup()
+    data = loaded(ratings(MovieLensDataModule, tiny_data))
     (tmp_path / "ml-1m").mkdir()
     pairs = [(user, movie) for user in range(30, 60) for movie in range(1, 60) if (user + movie) % 3 == 0]
     rows = [f"{user}::{movie}::{1 + movie % 5}::0" for user, movie in pairs]
@@ -117,9 +114,7 @@ def texts(folder: Path, **options: Any) -> TextDataModule:
 
 
 def test_texts(tmp_path: Path) -> None:
-    data = texts(tmp_path)
-    data.prepare_data()
-    data.setup()
+    data = loaded(texts(tmp_path))
     other = {name: {**task, "path": "gone.tsv"} for name, task in TASKS.items()}
     encoder = restored(data, texts(tmp_path / "other", tasks=other))
     assert encoder.columns == ["review", "other"]
@@ -140,9 +135,7 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_texts_of_the_test_alone(tmp_path: Path) -> None:
     """The rows of a new test file, with the tokens and classes of the training; no other file is there."""
-    data = texts(tmp_path)
-    data.prepare_data()
-    data.setup()
+    data = loaded(texts(tmp_path))
     rows = read_table(tmp_path / "example_reviews.tsv", ",", [""])[:50].drop("\0row")
     rows.write_csv(tmp_path / "new.csv")
     new = {"path": str(tmp_path / "gone.tsv"), "test_path": str(tmp_path / "new.csv")}

@@ -18,6 +18,7 @@ from mtl.data_modules.tables.kinds import is_named
 from mtl.data_modules.tables.statistics import bounds_of
 
 from mtl.checks import InputError
+from tests.loaded import loaded
 from tests.messy import TASKS, messy
 
 ROWS = 200
@@ -33,10 +34,7 @@ def learnt(columns: Any, folder: Path, suffix: str = "csv", label: pl.Series = L
     kind = TableDataModule if suffix == "csv" else TableStreamDataModule
     same = {"split": [1, 0, 0], "val_path": str(path), "test_path": str(path)}
     tasks = options.pop("tasks", {"y": {"kind": "regression" if label.dtype.is_float() else "binary"}})
-    data = kind(str(path), tasks, batch_size=32, **same, **options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(kind(str(path), tasks, batch_size=32, **same, **options))
 
 
 KINDS: dict[str, tuple[list[Any], str]] = {  # of a column with this name: its cells, and what it is taken for

@@ -23,6 +23,7 @@ from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.reading import read_table
 
 from mtl.checks import InputError
+from tests.loaded import loaded
 
 TASKS = {"y": {"kind": "binary"}}
 GOOD = "a,b,y\n" + "".join(f"{i}.5,{'ST'[i % 2]},{i // 2 % 2}\n" for i in range(40))
@@ -37,10 +38,7 @@ ENDS: dict[str, Callable[[], bytes]] = {  # the same table in each format
 
 def module(path: Path | str | None, tasks: Any = TASKS, streamed: bool = False, **options: Any) -> Any:
     kind = TableStreamDataModule if streamed else TableDataModule
-    data = kind(None if path is None else str(path), tasks, **{"batch_size": 8} | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(kind(None if path is None else str(path), tasks, **{"batch_size": 8} | options))
 
 
 def rows(data: TableDataModule) -> int:

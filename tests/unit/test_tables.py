@@ -24,6 +24,7 @@ from mtl.data_modules.tables.parquet import Block
 from mtl.checks import InputError
 from mtl.training.losses import summed_losses
 from mtl.types import Bag, Batch, Categorical, Numeric
+from tests.loaded import loaded
 
 WAYS = ("csv", "parquet", "streamed")
 Y = {"y": {"kind": "binary"}}
@@ -34,10 +35,7 @@ def made(path: Path | str, way: str = "csv", tasks: Any = None, **options: Any) 
     options = {name: str(path) if value == "same" else value for name, value in options.items()}
     kind = TableStreamDataModule if way == "streamed" else TableDataModule
     window = {"window_rows": 480} if way == "streamed" else {}
-    data = kind(str(path), tasks or Y, **{"batch_size": 8, "eval_batch_size": 64} | window | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(kind(str(path), tasks or Y, **{"batch_size": 8, "eval_batch_size": 64} | window | options))
 
 
 def write(frame: pl.DataFrame, path: Path) -> Path:
@@ -483,9 +481,7 @@ def test_changed_files_are_noticed(way: str, tmp_path: Path) -> None:
 
 
 def test_example_is_served_if_no_table_is_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = TableDataModule(data_dir=str(tmp_path), batch_size=16)
-    data.prepare_data()
-    data.setup()
+    data = loaded(TableDataModule(data_dir=str(tmp_path), batch_size=16))
     assert "made-up rows" in caplog.text
     assert {name: len(batch) for name, batch in data.splits.items()} == {"train": 16000, "val": 2000, "test": 2000}
     assert set(data.spec.inputs) == {"user", "city", "hour", "device", NUMERIC}

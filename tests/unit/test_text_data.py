@@ -10,6 +10,7 @@ import pytest
 from mtl.data_modules.text import TextDataModule
 
 from mtl.checks import InputError
+from tests.loaded import loaded
 
 SPAM = {"text": ["subject", "body"], "label": "spam", "kind": "binary"}
 
@@ -38,10 +39,7 @@ def write(frame: pl.DataFrame, path: Path) -> str:
 
 def module(folder: Path, tasks: Any, **options: Any) -> TextDataModule:
     common = {"data_dir": str(folder / "data"), "batch_size": 4, "eval_batch_size": 8, "vocabulary": 100}
-    data = TextDataModule(tasks, **common | options)
-    data.prepare_data()
-    data.setup()
-    return data
+    return loaded(TextDataModule(tasks, **common | options))
 
 
 def lengths(data: TextDataModule, task: str) -> dict[str, int]:
