@@ -3,7 +3,8 @@
 A block is a range of consecutive rows of a file; a window is a set of blocks that are in memory together. The order of
 an epoch is a permutation of the blocks, cut into windows, and a permutation of the rows in each window. Both depend
 only on the seed and the epoch, and the numbers of rows are known before any row is read. A resumed run can therefore
-skip finished windows without reading them, and any number of processes divides the same global batches.
+skip finished windows without reading them, and any number of processes divides the same global batches. The rows of a
+batch are in the order of their blocks, so that the part of a process has rows of few blocks, and it reads only these.
 
 No library is used: litdata's and torchdata's order depends on the numbers of workers and processes.
 """
@@ -26,47 +27,58 @@ Read = Callable[[int, Tensor], Batch]
 
 @dataclass(frozen=True)
 class Window:
-    """The ``blocks`` that are in memory together; their rows are at the positions [start, stop) of the order.
+    """Rows of ``blocks`` that are in memory together, at the positions [start, stop) of the order.
 
-    ``seed`` permutes the rows; None: they stay in the order of the blocks.
+    ``skipped``: rows of the first block that are in the window before; the next window may have the last rows of the
+    last block. ``counts``: the rows of each block. ``seed`` assigns the rows to global batches of ``size`` rows; None:
+    they stay in the order of the blocks.
     """
 
     blocks: Sequence[int]
+    counts: Tensor
     start: int
     stop: int
-    seed: int | None
+    seed: int | None = None
+    size: int = 1
+    skipped: int = 0
 
     def order(self) -> Tensor:
-        """Return the row at each position of the window, as a number counted through its blocks, ``[stop - start]``."""
-        count = self.stop - self.start
+        """Return the row at each position of the window, ``[stop - start]``; rows are counted through its blocks."""
+        positions = torch.arange(self.start, self.stop)
         if self.seed is None:
-            return torch.arange(count)
-        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
+            return positions - self.start
+        rows = torch.randperm(len(positions), generator=torch.Generator().manual_seed(self.seed))
+        block = torch.arange(len(self.blocks)).repeat_interleave(self.counts)[self.skipped + rows]
+        return self.skipped + rows[(positions // self.size * len(self.blocks) + block).argsort(stable=True)]
 
 
-def shuffled(counts: Tensor, window_rows: int, seed: int, epoch: int) -> list[Window]:
+def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int) -> list[Window]:
     """Return the windows of an epoch: random blocks, with about equally many rows in each window.
 
-    ``counts [blocks]``: the rows of each block. A window has at most ``window_rows`` rows plus one block.
+    ``counts [blocks]``: the rows of each block. A window has whole global batches, of ``size`` rows, so that each
+    process needs few of its blocks; it has at most about ``window_rows`` rows.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     blocks = torch.randperm(len(counts), generator=generator)
-    blocks = blocks[counts[blocks] > 0]
-    starts = counts[blocks].cumsum(0) - counts[blocks]
+    stops = counts[blocks].cumsum(0)
     total = int(counts.sum())
-    number = -(-total // window_rows)
-    sizes = (starts * number // total).bincount(minlength=number)  # blocks of each window
-    seeds = torch.randint(2**62, (number,), generator=generator).tolist()
-    bounds = torch.stack([part.sum() for part in counts[blocks].split(sizes.tolist())]).cumsum(0).tolist()
-    parts = zip(blocks.split(sizes.tolist()), [0, *bounds], bounds, seeds, strict=False)
-    return [Window(part.tolist(), start, stop, own) for part, start, stop, own in parts if stop > start]
+    rows = -(-total // -(-total // window_rows) // size) * size
+    windows = []
+    for start in range(0, total, rows):
+        stop, own = min(start + rows, total), int(torch.randint(2**62, (), generator=generator))
+        first, last = torch.searchsorted(stops, torch.tensor([start + 1, stop])).tolist()
+        part = blocks[first : last + 1]
+        skipped = start - int(stops[first] - counts[part[0]])
+        windows.append(Window(part.tolist(), counts[part], start, stop, own, size, skipped))
+    return windows
 
 
 def in_order(counts: Tensor) -> list[Window]:
     """Return a window for each block that has rows, in the order of the rows."""
     stops = counts.cumsum(0).tolist()
     bounds = zip([0, *stops], stops, strict=False)
-    return [Window([block], start, stop, None) for block, (start, stop) in enumerate(bounds) if stop > start]
+    parts = zip(counts.split(1), bounds, strict=False)
+    return [Window([block], own, *ends) for block, (own, ends) in enumerate(parts) if ends[1] > ends[0]]
 
 
 class StreamLoader(Resumable):

@@ -94,7 +94,7 @@ class TableStreamDataModule(TableBase):
     def train_dataloader(self) -> StreamLoader:
         part, (rank, world_size) = self.parts["train"], self._processes()
         cut = Cut(len(part), self.batch_size, rank, world_size, training=True)
-        windows = partial(shuffled, part.counts, self.window_rows, self.shuffle_seed)
+        windows = partial(shuffled, part.counts, self.window_rows, cut.size, self.shuffle_seed)
         return self._loader("train", cut, windows)
 
     def _evaluation(self, split: str) -> StreamLoader:

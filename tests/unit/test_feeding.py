@@ -39,7 +39,7 @@ class Reader:
 
 def streamed(cut: Cut, seed: int | None, epoch: int = 0, done: int = 0, reader: Reader | None = None) -> StreamLoader:
     def windows(now: int) -> list[Any]:
-        return in_order(COUNTS) if seed is None else shuffled(COUNTS, 100, seed, now)
+        return in_order(COUNTS) if seed is None else shuffled(COUNTS, 100, cut.size, seed, now)
 
     return StreamLoader(COUNTS, reader or Reader(), cut, windows, lambda: (epoch, done))
 
@@ -81,7 +81,7 @@ def test_resumed_epoch_has_what_is_left(way: str, done: int) -> None:
     all_of_it, rest = Reader(), Reader()
     for reader, first in ((all_of_it, 0), (rest, done)):
         list(streamed(ONE, 0, 2, first, reader))
-    windows = shuffled(COUNTS, 100, 0, 2)
+    windows = shuffled(COUNTS, 100, ONE.size, 0, 2)
     assert set(rest.blocks) <= {block for window in windows if window.stop > done * 16 for block in window.blocks}
     assert len(rest.blocks) < len(all_of_it.blocks) or done < 6
 
@@ -131,7 +131,7 @@ def test_epoch_is_read_when_the_first_batch_is_requested(way: str) -> None:
 
 def test_windows_hold_as_many_rows_as_asked_and_mix_their_blocks() -> None:
     counts = torch.full((160,), 50)
-    windows = shuffled(counts, 800, 0, 0)
+    windows = shuffled(counts, 800, 80, 0, 0)
     assert [window.stop - window.start for window in windows] == [800] * 10
     assert sorted(block for window in windows for block in window.blocks) == list(range(160))
     assert windows[0].blocks != sorted(windows[0].blocks)  # of random places
@@ -139,9 +139,29 @@ def test_windows_hold_as_many_rows_as_asked_and_mix_their_blocks() -> None:
     for window in windows:
         places = [len((part // 50).unique()) for part in window.order().split(80)]
         assert min(places) > 12
-    uneven = shuffled(COUNTS, 100, 0, 0)
+    uneven = shuffled(COUNTS, 100, 16, 0, 0)
     assert max(window.stop - window.start for window in uneven) <= 100 + int(COUNTS.max())
-    assert len(shuffled(COUNTS, 10**9, 0, 0)) == 1
+    assert len(shuffled(COUNTS, 10**9, 16, 0, 0)) == 1
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_the_reading(processes: int) -> None:
+    counts, size = torch.full((160,), 50), 320 // processes
+    cuts = [Cut(8000, size, rank, processes, training=True) for rank in range(processes)]
+    assert cuts[0].size == 320
+    blocks = list[int]()
+
+    def noted(block: int, rows: Tensor) -> Batch:
+        blocks.append(block)
+        return Batch({"id": block * 50 + rows}, {"y": rows.float()})
+
+    def windows(epoch: int) -> list[Any]:
+        return shuffled(counts, 1600, 320, 0, epoch)
+
+    parts = [list(StreamLoader(counts, noted, cut, windows)) for cut in cuts]
+    assert sorted(int(row) for part in parts for batch in part for row in batch.inputs["id"]) == list(range(8000))
+    # Of the 32 blocks of a window, the processes read those at the ends of their parts twice
+    assert 160 <= len(blocks) <= 160 * (1 + 0.2 * (processes - 1))
 
 
 def test_next_window_is_read_while_one_is_used() -> None:
