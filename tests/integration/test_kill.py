@@ -62,16 +62,19 @@ WORDS += ["trainer.accelerator=cpu"]
 LAUNCHER = {
     "one": [],
     "two": [],
+    "divided": [],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }
 WAYS = [*((kind, way) for kind in KINDS for way in ("one", "two")), ("mixture", "torchrun"), ("table", "torchrun")]
+WAYS += [("mixture", "divided")]
 KILLS = int(os.environ.get("MTL_KILLS", "5"))
 pytestmark = pytest.mark.slow
 
 
 def start(folder: Path, kind: str, way: str, *words: str) -> subprocess.Popen[bytes]:
     processes = 1 if way == "one" else 2
-    first = [] if processes == 1 else ["trainer=ddp_cpu", f"trainer.devices={processes}"]
+    trainer = ["trainer=fsdp_cpu", "trainer.strategy.split_rows=20"] if way == "divided" else ["trainer=ddp_cpu"]
+    first = [] if processes == 1 else [*trainer, f"trainer.devices={processes}"]
     first += [*WORDS, *KINDS[kind], f"data.batch_size={BATCH[kind] // processes}"]
     first = ["callbacks.progress=null"] if "ckpt" in words[0] else first
     with (folder.parent / f"{folder.name}.txt").open("ab") as output:
