@@ -30,6 +30,7 @@ HEAVIEST = 1e9  # the largest weight of a task or of its positive rows
 LIGHTEST = 1e-9  # the smallest weight of positive rows
 LARGEST = 1e18  # the largest label of a regression; the squares of much larger ones overflow in float32
 LISTED = 10  # classes in a message
+NONE = "no training row has a label for task"
 RARE = 0.05  # the share of a class that is rare,
 OF_RARE = ("auroc", "auprc", "accuracy")  # and the default metrics of a binary task that has one
 Cell = str | int | float | bool
@@ -150,8 +151,9 @@ class Labels(LabelOptions):
         """Return the TaskSpec that follows from the collected labels of all training rows. Raises InputError."""
         if isinstance(found, Counts):
             return self._of_classes(found, where)
-        self._require_labels(found.count, where)
-        mean, std = self._scale(found.mean, found.std)
+        require(found.count > 0, f"{where}, column {self.column!r}: {NONE} {self.name!r}")
+        mean, std = (found.mean, found.std or 1.0) if self.standardise is not False else (0.0, 1.0)
+        logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, found.mean, found.std)
         if self.loss == "poisson":
             require(found.mean > 0, f"{where}, column {self.column!r}: all labels of task {self.name!r} are 0")
             mean, std = math.log(mean or 1.0), 1.0
@@ -162,7 +164,7 @@ class Labels(LabelOptions):
         here, table = f"{where}, column {self.column!r}", found.table()
         text = table.select(value=as_text(table["value"]), count="count").drop_nulls("value")
         numbers = dict(text.group_by("value").agg(pl.col("count").sum()).iter_rows())  # 1 and 1.0 are one class
-        self._require_labels(len(numbers), where)
+        require(bool(numbers), f"{here}: {NONE} {self.name!r}")
         classes = self._classes(numbers, here)
         each = [numbers[name] for name in classes]
         metrics = tuple(self.metrics)
@@ -185,10 +187,6 @@ class Labels(LabelOptions):
         rare = "; rare, so also auprc" if metrics != tuple(self.metrics) else ""
         shown_shares = f"{', '.join(shares[:LISTED])}{more}{positive}{rare}"
         logger.info("task %s (%s): %s", self.name, self.kind, shown_shares)
-
-    def _require_labels(self, count: int, where: str) -> None:
-        here = f"{where}, column {self.column!r}"
-        require(count > 0, f"{here}: no training row has a label for task {self.name!r}")
 
     def targets(self, spec: TaskSpec, frame: pl.DataFrame, where: str) -> Tensor:
         """Return the labels ``[N]`` of the rows of ``frame`` for the task ``spec`` that was learnt.
@@ -270,13 +268,6 @@ class Labels(LabelOptions):
                 "Split the rows in another way, or empty these cells"
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
-
-    def _scale(self, mean: float, std: float) -> tuple[float, float]:
-        """Return mean and standard deviation of the labels, 1 if they are constant; (0, 1) without ``standardise``."""
-        if self.standardise is not False:
-            logger.info("task %s (regression): mean %.4g, standard deviation %.4g", self.name, mean, std)
-            return mean, std if std > 0 else 1.0
-        return 0.0, 1.0
 
 
 def _cell_text(value: Cell) -> str:
