@@ -26,13 +26,15 @@ def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str |
     Missing alphabets are looked up in one archive after the other, beginning with archives that are in ``folder``.
     """
     for part in sorted(PARTS, key=lambda part: not (folder / f"{part}.zip").exists()):
-        if _missing(folder, wanted):
-            url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{part}.zip"
-            obtain(folder / part, folder / f"{part}.zip", url, f"md5:{Omniglot.zips_md5[part]}", download)
-    missing, there = _missing(folder, wanted), ", ".join(alphabets(folder)) or "none"
-    require(
-        not missing, f"data.alphabets: Omniglot has no {', '.join(missing)}; choose among those in {folder}: {there}"
+        archive, there = folder / f"{part}.zip", alphabets(folder)
+        if _missing(folder, wanted) and (download or archive.exists() or not there):
+            url = f"{(base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
+            obtain(folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", download)
+    missing = ", ".join(_missing(folder, wanted))
+    which = (
+        f"choose among {', '.join(alphabets(folder))}, or complete the folder: data.download=true fetches what it lacks"
     )
+    require(not missing, f"data.alphabets: {folder} has no {missing}; {which}")
 
 
 def alphabets(folder: Path) -> dict[str, Path]:
