@@ -32,7 +32,7 @@ def prepare(folder: Path, wanted: Sequence[str], download: bool, base_url: str |
             obtain(folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", download)
     missing = ", ".join(_missing(folder, wanted))
     which = (
-        f"choose among {', '.join(alphabets(folder))}, or complete the folder: data.download=true fetches what it lacks"
+        f"choose among {', '.join(alphabets(folder))}, or unpack the archives of {Omniglot.download_url_prefix} there"
     )
     require(not missing, f"data.alphabets: {folder} has no {missing}; {which}")
 

@@ -110,7 +110,7 @@ def test_archives_downloaded_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder.mkdir(parents=True)
     shutil.copy(tmp_path / "server" / "images_evaluation.zip", folder)
     assert len(module(tmp_path / "data", alphabets=["Latin"]).tasks["train"]) == 1  # the other archive is not needed
-    with pytest.raises(InputError, match=r"omniglot-py has no Greek; choose among Latin, Tibetan, or complete"):
+    with pytest.raises(InputError, match=r"omniglot-py has no Greek; choose among Latin, Tibetan, or unpack"):
         module(tmp_path / "data")
     shutil.copy(folder / "images_evaluation.zip", folder / "images_background.zip")
     with pytest.raises(InputError, match=r"images_background\.zip contains no images_background"):
