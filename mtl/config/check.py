@@ -131,7 +131,8 @@ class _Check:
         partial = value.get("_partial_") is True
         if partial and name in BUILT:
             yield f"{where}._partial_=true: must be false, since this section is built as it stands"
-        inside = [problem for place, node in _objects(value, path) for problem in self._object(place, node)]
+        objects = ((at, node) for at, node in _nodes(value, path) if isinstance(node, dict) and "_target_" in node)
+        inside = [problem for at, node in objects for problem in self._object(at, node)]
         yield from inside
         if inside:
             return
@@ -205,7 +206,7 @@ class _Check:
 
     def _elsewhere(self, name: str, but: str = "") -> str:
         """Return "; did you mean KEY?" with another option of this name, "" if there is none."""
-        keys = [_dotted(path) for path in _paths(self.raw) if len(path) > 1 and path[-1] == name]
+        keys = [_dotted(path) for path, _ in _nodes(self.raw) if len(path) > 1 and path[-1] == name]
         near = min(
             (key for key in keys if key != but),
             key=lambda key: (self._where(tuple(key.split("."))) != key, key),
@@ -232,7 +233,8 @@ class _Check:
         else:
             key = key or next((name for name, value in references.items() if f"${{{missing[2]}}}" in value), "")
             choose = f"; choose one with {missing[2]}=NAME" if missing[2] in OBJECTS else ""
-            reason = f"there is no {missing[2]}{choose or suggestion(missing[2], map(_dotted, _paths(self.raw)))}"
+            known = [_dotted(path) for path, _ in _nodes(self.raw)]
+            reason = f"there is no {missing[2]}{choose or suggestion(missing[2], known)}"
         for reference in re.findall(r"\w+(?:\.\w+)+", f"{references.get(key, '')} {text}"):
             value, names = self.raw, reference.split(".")
             for index, name in enumerate(names[:-1], start=1):
@@ -336,26 +338,15 @@ def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
     return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
 
 
-def _objects(value: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each section with ``_target_`` at ``path`` and below."""
-    if isinstance(value, dict) and "_target_" in value:
-        yield path, value
+def _nodes(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield ``value``, at ``path``, and everything inside of it."""
+    yield path, value
     for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from _objects(child, (*path, key))
+        yield from _nodes(child, (*path, key))
 
 
-def _paths(raw: Any, path: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value below ``raw``."""
-    for key, child in raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ():
-        yield (*path, key)
-        yield from _paths(child, (*path, key))
-
-
-def _leaves(raw: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key, child in raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ():
-        yield from _leaves(child, (*path, key))
-    if not isinstance(raw, dict | list):
-        yield path, raw
+def _leaves(raw: Any) -> Iterator[tuple[Path, Any]]:
+    return ((path, value) for path, value in _nodes(raw) if not isinstance(value, dict | list))
 
 
 def _has(value: Any, names: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Teacher:
     path: str
     cfg: DictConfig
     weights: Mapping[str, Tensor]
-    tasks: tuple[TaskSpec, ...]
+    tasks: Sequence[TaskSpec]
     options: Mapping[str, Any]
 
     def distillation(self, student: nn.Module, spec: DataSpec) -> Distillation:
@@ -93,19 +93,9 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
             f"distillation.layers=true compares the hidden states of two Transformers, but {title} has "
             f"{str(network.get('_target_')).split('.')[-1]}; distillation.layers=false compares predictions alone",
         )
-    try:
-        tasks = tuple(_task(entry) for entry in checkpoint["tasks"])
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{where}: this checkpoint does not say which tasks it has") from error
-    return Teacher(path, config, checkpoint.weights(), tasks, options)
-
-
-def _task(entry: Mapping[str, Any]) -> TaskSpec:
-    """Return the task that a checkpoint describes."""
-    mean, std = float(entry["mean"]), float(entry["std"])
-    scale: dict[str, Any] = {name: entry.get(name) for name in ("loss", "transform")}
-    scale["quantiles"] = tuple(entry.get("quantiles", ()))
-    return TaskSpec(str(entry["name"]), entry["kind"], entry["num_classes"], mean=mean, std=std, **scale)
+    data: Any = build.build_data(config)
+    data.load_state_dict(checkpoint.data())
+    return Teacher(path, config, checkpoint.weights(), data.spec.tasks, options)
 
 
 def _described(task: TaskSpec) -> str:

@@ -247,10 +247,6 @@ class MultiTaskModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["data"] = checkpoint.pop(self._data_key(), {})  # one key, whatever class the data module is of
         checkpoint["config"] = self.config
-        tasks = self.tasks.values()
-        # The meaning of the predictions
-        fields = ("name", "kind", "num_classes", "mean", "std", "loss", "quantiles", "transform", "after")
-        checkpoint["tasks"] = [{name: getattr(task, name) for name in fields} for task in tasks]
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)
