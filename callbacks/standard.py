@@ -11,7 +11,6 @@ from mtl.gates import Gate, adapt_gates
 from mtl.networks.mixture import MixtureOfExperts
 
 from .guards import FiniteGuard, ProcessAgreement
-from .hparams import HParamsRecord
 from .length import took_step
 from .monitored import MonitorCheck
 from .random_state import RandomState
@@ -30,7 +29,6 @@ def standard_callbacks() -> list[Callback]:
         EpochReport(),
         TrialReport(),
         SelectionReport(),
-        HParamsRecord(),
     ]
 
 

@@ -131,6 +131,8 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CONFIG, OmegaConf.to_yaml(cfg, resolve=True))
 
+    for logger in trainer.loggers:
+        logger.log_hyperparams(module.config)
     if trainer.world_size > 1:
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)
@@ -145,13 +147,9 @@ def _run(
     with restoring(checkpoint if cfg.evaluate else None):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # Lightning's test() returns only logged values, callback_metrics has all of them
-    test = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    main, label = module.evaluation.main_metrics(), tested or "last weights"
-    training = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("training/")}
-    record = results.collect(
-        cfg.label, cfg.seed, label, test, fit_metrics | training, network, epochs, best, software, monitor, main
-    )
-    record |= results.of_data(data, module.tasks)
+    logged, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
+    own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
+    record = results.collect(cfg, module, data, logged, **own)
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         if python is None:

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -62,56 +62,32 @@ def commit(checkout: Path) -> str | None:
         return None
 
 
-def collect(
-    label: str,
-    seed: int,
-    checkpoint: str,
-    test: Mapping[str, float],
-    fit: Mapping[str, Any],
-    network: nn.Module,
-    epochs: int,
-    best: float | None,
-    software: Mapping[str, str | None],
-    monitor: str = "val/loss",
-    main_metrics: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return the record of a run, the content of results.json.
+def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """Return the record of a run, the content of results.json: its ``own`` entries, and what was measured.
 
-    ``test`` and ``fit`` are the metrics logged while testing and training; from ``fit``, the record takes the seconds
-    per epoch and all values named ``training/NAME``. ``best`` is the value of ``monitor`` at the tested state;
-    ``software`` is the result of ``versions`` at the start of the run. A metric that is undefined (NaN) on the test
-    rows becomes None. The entry ``main_metrics`` names the main metric of each task. The entry ``higher_is_better``
-    gives the direction of each metric where it is known.
+    ``logged``: the metrics of training and test. A metric that is undefined (NaN) on the test rows becomes None. The
+    entry ``main_metrics`` names the main metric of each task, ``higher_is_better`` gives the direction of each metric
+    where it is known, and ``task_groups`` the true groups of simulated data and 4-MNISTs.
     """
-    seconds = fit.get("train/seconds_per_epoch")
-    metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
-    return {
-        "label": label,
-        "seed": seed,
-        "test": _of("test/", test),
-        "training": _of("training/", fit),
-        "main_metrics": dict(main_metrics or {}),
-        "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
-        f"best_{monitor.replace('/', '_')}": best,
-        "epochs": epochs,
-        "seconds_per_epoch": None if seconds is None else float(seconds),
-        "parameters": count_parameters(network),
-        "checkpoint": checkpoint,
-        "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
-        "versions": dict(software),
-        "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-
-
-def of_data(data: Any, tasks: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of a record on the data module ``data``: its rows and files, and the true groups of ``tasks``.
-
-    Only simulated data and 4-MNISTs have groups.
-    """
-    files = [each["name"] for each in (data.file_digests or {}).values()]
+    seconds, test = logged.get("train/seconds_per_epoch"), _of("test/", logged)
     group = data.spec.extras.get("task_group")
-    groups = {} if group is None else {"task_groups": dict(zip(tasks, group.tolist(), strict=True))}
-    return {"data": {"rows": data.row_counts(), "files": files}, **groups}
+    metrics = dict.fromkeys(name.rpartition("/")[2] for name in test)
+    files = [each["name"] for each in (data.file_digests or {}).values()]
+    return {
+        "label": cfg.label,
+        "seed": cfg.seed,
+        "test": test,
+        "training": _of("training/", logged),
+        "main_metrics": module.evaluation.main_metrics(),
+        "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
+        **own,
+        "seconds_per_epoch": None if seconds is None else float(seconds),
+        "parameters": count_parameters(module.network),
+        "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
+        "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "data": {"rows": data.row_counts(), "files": files},
+        **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
+    }
 
 
 def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:

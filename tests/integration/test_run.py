@@ -13,7 +13,6 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checkpoints.files import read
 from mtl.checks import InputError
@@ -94,7 +93,7 @@ def test_logged_values_belong_to_their_step(tmp_path: Path) -> None:
     assert [event.value for event in course] == pytest.approx(expected)
 
 
-def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: Path) -> None:
+def test_tensorboard_holds_curves_and_pictures(tmp_path: Path) -> None:
     words = ["permutation=sinkhorn", "recipe.permutation.epochs=0.5", "trainer.max_epochs=2"]
     run(compose_small(tmp_path, *words, *DRAWN))
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -108,15 +107,8 @@ def test_tensorboard_holds_curves_pictures_and_one_record_of_options(tmp_path: P
     assert course <= set(tags["scalars"])
     # TensorBoard opens the first two groups
     assert sorted({name.split("/")[0] for name in tags["scalars"] + tags["images"]})[:2] == ["train", "val"]
-    single = {name for name in tags["scalars"] if len(events.Scalars(name)) == 1}
-    assert single == {f"values_of_test/{name}" for name in ("loss", *(f"task_00{task}/mse" for task in range(3)))}
-    assert events.Scalars("values_of_test/loss")[0].value == pytest.approx(losses(tmp_path)["loss"])
     assert "val/task_000/loss" in tags["scalars"]
     assert "val_metrics/task_000/mse" not in tags["scalars"]  # the same as the loss
-    plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data
-    record = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
-    assert record["00_network"].string_value == "mmoe"
-    assert "k=2" in next(record[name].string_value for name in record if name.endswith("_gate options"))
     assert (tmp_path / "routing" / "permutation.csv").is_file()
 
 

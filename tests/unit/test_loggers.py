@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from mtl.callbacks.hparams import columns
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from mtl.checks import InputError
 from mtl.loggers.mlflow import MLflowLog
@@ -41,41 +39,6 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
     assert set(found.Tags()["scalars"]) == VALUES.keys() - {"val_metrics/a/mse"}
     assert [(event.step, event.value) for event in found.Scalars("val/loss")] == [(5, 3.0), (9, 2.5)]
     assert len(list(tmp_path.glob("events*"))) == 1  # one file for training and test
-
-
-def test_columns_of_the_page_hparams_keep_their_order(tmp_path: Path) -> None:
-    logger = TensorBoardLog(str(tmp_path))
-    logger.log_hyperparams({"anything": 1})  # without metrics: nothing to show
-    logger.log_hyperparams({"network": "mmoe", "data": None, "lr": 0.5}, {"test/loss": 2.0, "test/average": 0.75}, 9)
-    logger.close()
-    found = events(tmp_path)
-    contents = {
-        name: found.summary_metadata[f"_hparams_/{name}"].plugin_data.content
-        for name in ("experiment", "session_start_info")
-    }
-    experiment = HParamsPluginData.FromString(contents["experiment"]).experiment
-    assert [info.display_name for info in experiment.hparam_infos] == ["network", "data", "lr"]
-    assert sorted(info.name for info in experiment.hparam_infos) == [info.name for info in experiment.hparam_infos]
-    assert [info.display_name for info in experiment.metric_infos] == ["test/loss", "test/average"]
-    for info, value in zip(experiment.metric_infos, (2.0, 0.75), strict=True):
-        assert [event.value for event in found.Scalars(info.name.tag)] == [value]
-    row = HParamsPluginData.FromString(contents["session_start_info"]).session_start_info.hparams
-    assert [row[info.name].WhichOneof("kind") for info in experiment.hparam_infos] == ["string_value"] * 2 + [
-        "number_value"
-    ]
-
-
-def test_rows_of_different_gates_have_the_same_columns() -> None:
-    def config(gate: str, **options: Any) -> dict[str, Any]:
-        choices = {"optimizer": "adam", "gate": gate, "network": "mmoe", "data": "digits", "paths": "default"}
-        gates = {"_target_": "x", "_partial_": True, **options}
-        return {"choices": choices, "seed": 3, "optimizer": {"lr": 0.1}, "gate": gates, "data": {"batch_size": 5}}
-
-    first, second = columns(config("comet", k=2, gamma=1.0)), columns(config("topk", k=4, noisy=True))
-    assert list(first) == list(second)
-    assert list(first)[:5] == ["network", "gate", "data", "learning_rate", "seed"]
-    assert first["gate options"] == "k=2, gamma=1.0"
-    assert "paths" not in first
 
 
 class Shower:
