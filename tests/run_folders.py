@@ -12,7 +12,7 @@ import yaml
 
 def write_run(
     folder: Path,
-    words: Sequence[str] | None,
+    words: Sequence[str],
     test: Mapping[str, float | None] | None,
     main: Mapping[str, str] | None = None,
     seed: int = 0,
@@ -20,15 +20,13 @@ def write_run(
     config: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the files of a run with the overrides ``words`` (None: of a version that did not write them).
+    """Write the files of a run with the overrides ``words``.
 
     ``test``: the metrics of the test, None for a run that has not finished.
     """
     folder.mkdir(parents=True)
-    if words is not None:
-        (folder / "command.json").write_text(
-            json.dumps({"overrides": list(words), "choices": dict(choices or {}), "seed": seed})
-        )
+    command = {"overrides": list(words), "choices": dict(choices or {}), "seed": seed}
+    (folder / "command.json").write_text(json.dumps(command))
     own = {"seed": seed, "paths": {"run_dir": str(folder)}}
     (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), **own}))
     (folder / "train.log").write_text(log)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import polars as pl
 
@@ -45,24 +44,17 @@ def with_delta(
     """
     columns = {f"test {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
     columns = {name: up for name, up in columns.items() if name in table.columns}
-    rows = [
-        row | {"data": name, "single": alone}
-        for row, name, alone in zip(table.to_dicts(), data, single, strict=True)
-        if row["state"] == "finished"
-    ]
-    bases: dict[str, list[dict[str, Any]]] = {row["data"]: [] for row in rows}
-    for row in rows:
-        theirs = bases[row["data"]]
-        if row["single"] and (not theirs or row["setting"] == theirs[0]["setting"]):
-            theirs.append(row)
-    found = {}
-    for row in rows:
-        known = {name: up for name, up in columns.items() if row[name] is not None}
-        if row["single"] or not bases[row["data"]] or not known:
-            continue
-        same = [base for base in bases[row["data"]] if base["seed"] == row["seed"] is not None] or bases[row["data"]]
-        singles = [summarise([base[name] for base in same]).mean for name in known]
-        found[row["run"]] = delta_m([row[name] for name in known], singles, list(known.values()))
+    done = table.with_columns(pl.Series("data", data), pl.Series("single", single)).filter(state="finished")
+    found: dict[str, float] = {}
+    for rows in done.partition_by("data"):
+        alone = rows.filter("single")
+        bases = alone.filter(pl.col("setting") == pl.first("setting"))
+        for row in rows.filter(~pl.col("single")).iter_rows(named=True) if len(bases) else ():
+            known = {name: up for name, up in columns.items() if row[name] is not None}
+            same = bases.filter(pl.col("seed") == pl.lit(row["seed"]))
+            singles = [summarise((same if len(same) else bases)[name].to_list()).mean for name in known]
+            if known:
+                found[row["run"]] = delta_m([row[name] for name in known], singles, list(known.values()))
     if not found:
         return table
     return table.with_columns(pl.Series(DELTA, [found.get(run) for run in table["run"]], pl.Float64))

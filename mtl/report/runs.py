@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
 from mtl.report.delta import DELTA, with_delta
-from mtl.report.labels import Options, config_options, differing, given_options, labels
+from mtl.report.labels import Options, differing, given_options, labels
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
@@ -60,7 +60,7 @@ class Results(BaseModel, extra="allow"):
 class Command(BaseModel):
     """The entries of command.json that a report reads: overrides, choices from the config groups, and the seed."""
 
-    overrides: list[str] | None = None
+    overrides: list[str] = []
     choices: dict[str, Any] = {}
     seed: Any = None
 
@@ -175,17 +175,19 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:
-    """Return a heading, the label of each run, and the options by which the runs differ.
-
-    These are the overrides of their command lines. If a run's overrides do not tell, as when it only tests a
-    checkpoint, all runs are distinguished by their configurations.
-    """
-    words = [command(path).overrides for path in paths]
-    given = [None if each is None else given_options(each) for each in words]
-    known = [each for each in given if each is not None]
-    options = known if len(known) == len(paths) else config_options([config(path) for path in paths])
+    """Return a heading, the label of each run, and the options by which the runs differ."""
+    options = [given_options(_words(path)) for path in paths]
     heading, names = labels(options)
     return heading, names, options
+
+
+def _words(path: Path) -> list[str]:
+    """Return the words that say what was trained: those of the command line, or of the run that it starts from."""
+    given = command(path).overrides
+    if given and not any(word.startswith(("ckpt=", "evaluate=")) for word in given):
+        return given
+    words = config(path).get("words")
+    return words if isinstance(words, list) else given
 
 
 def numbers(results: Results | None) -> dict[str, float]:

@@ -20,9 +20,7 @@ from tests.run_folders import write_run
 
 
 def write_curve(folder: Path, rho: float, seed: int, values: dict[int, float], metric: str = "val/loss") -> None:
-    """Write a run that was trained further: only its configuration says what it is."""
-    config = {"data": {"rho": rho, "shuffle_seed": seed}, "setting": {"relatedness": rho}}  # two names for one choice
-    write_run(folder, None, None, seed=seed, config=config | {"label": folder.name, "at": str(folder / "checkpoints")})
+    write_run(folder, [f"data.rho={rho}", f"data.shuffle_seed={seed}"], None, seed=seed)
     writer = SummaryWriter(str(folder))
     for step, value in values.items():
         writer.add_scalar(metric, value, step)

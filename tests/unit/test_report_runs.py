@@ -12,7 +12,7 @@ import pytest
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.labels import config_options, given_options, labels
+from mtl.report.labels import given_options, labels
 from mtl.report.runs import find_runs, read_named_runs, read_runs
 from tests.run_folders import write_run
 
@@ -123,11 +123,13 @@ def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path:
     assert [runs.is_higher_better(column) for column in columns] == [True, False, None]
 
 
-def test_overrides_that_say_what_was_trained() -> None:
+def test_overrides_that_say_what_was_trained(tmp_path: Path) -> None:
     words = ["gate=topk", "+data.new=1", "seed=3", "data.shuffle_seed=1", "paths.output_dir=x", "~logger", "gate=comet"]
     assert given_options(words) == {"gate": "comet", "data.new": "1", "~logger": ""}
-    assert given_options(["ckpt=x/last.ckpt", "trainer.max_epochs=9"]) is None
-    assert given_options(["evaluate=x/best.ckpt"]) is None
+    write_run(tmp_path / "0", ["gate=topk"], {"loss": 1.0})
+    for number, word in enumerate(("ckpt=x/last.ckpt", "evaluate=x/best.ckpt"), 1):
+        write_run(tmp_path / str(number), [word], {"loss": 2.0}, config={"words": ["gate=comet", word]})
+    assert read_runs([tmp_path]).table["setting"].to_list() == ["topk", "comet", "comet"]
 
 
 @pytest.mark.parametrize(
@@ -141,18 +143,3 @@ def test_overrides_that_say_what_was_trained() -> None:
 )
 def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading: str, names: list[str]) -> None:
     assert labels(options) == (heading, names)
-
-
-def test_configurations_tell_runs_apart_by_choices_first() -> None:
-    def config(gate: str, k: int, rho: float, seed: int) -> dict[str, object]:
-        where = f"out/{gate}{k}{rho}{seed}"
-        own = {"paths": {"run_dir": where}, "log": f"{where}/x", "label": gate}
-        own |= {"seed": seed, "data": {"order_seed": seed}}
-        return own | {"choices": {"gate": gate}, "gate": {"_target_": f"mtl.{gate}", "k": k}, "recipe": {"rho": rho}}
-
-    found = config_options([config("topk", 2, 0.1, 0), config("topk", 2, 0.5, 1), config("comet", 4, 0.5, 2)])
-    assert found == [
-        {"gate": "topk", "recipe.rho": "0.1"},
-        {"gate": "topk", "recipe.rho": "0.5"},
-        {"gate": "comet", "recipe.rho": "0.5"},  # of which gate.k and gate._target_ say no more
-    ]
