@@ -8,6 +8,7 @@ paper hold. ``show=true`` writes the report of what there is. The tables are in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import hydra
 from omegaconf import DictConfig
@@ -42,6 +43,4 @@ def run(words: Sequence[str]) -> None:
     reproduce(cfg, name, others, first_run, PROGRAM, own)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    start("reproduce.yaml", __doc__ or "", run, arguments)
+main = partial(start, "reproduce.yaml", __doc__ or "", run)

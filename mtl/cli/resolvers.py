@@ -59,12 +59,8 @@ def new_folder(path: str) -> str:
 
 
 def temporary_folder() -> str:
-    """Return a new temporary folder that is deleted when this process ends, and delete those of killed processes."""
-    for old in Path(tempfile.gettempdir()).glob("mtl-rank-*"):
-        number = old.name.split("-")[2]
-        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"mtl-rank-{os.getpid()}-")
+    """Return a new temporary folder that is deleted when this process ends."""
+    folder = tempfile.mkdtemp(prefix="mtl-rank-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

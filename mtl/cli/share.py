@@ -30,6 +30,4 @@ def run(words: Sequence[str]) -> dict[str, Any]:
     return write(share(hydra.compose("share", own), others, first_run, partial(Launcher, PROGRAM)), words)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    start("share.yaml", __doc__ or "", run, arguments)
+main = partial(start, "share.yaml", __doc__ or "", run)

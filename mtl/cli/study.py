@@ -65,7 +65,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None) -> None:
+def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Sequence[str] | None = None) -> None:
     """Show the help of ``conf/FILE``, or call ``run`` with the words of the command line, with Hydra set up."""
     words = with_searched(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(words):

@@ -8,6 +8,7 @@ trial 12. The studies are in ``conf/study/``; ``--config-dir FOLDER`` finds your
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import hydra
 from omegaconf import OmegaConf
@@ -36,6 +37,4 @@ def run(words: Sequence[str]) -> None:
     tune(cfg, name, gates, others, special.get("show"), first_run, PROGRAM)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    start("tune.yaml", __doc__ or "", run, arguments)
+main = partial(start, "tune.yaml", __doc__ or "", run)

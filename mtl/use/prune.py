@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,6 @@ from mtl.use import program
 from mtl.use.program import replace_parts
 from mtl.use.trained import network_and_data
 from mtl.writing import write_json
-
-
-@dataclass(frozen=True)
-class Savings:
-    """Parameters and FLOPs per sample of the full network and of the pruned one."""
-
-    parameters: int
-    pruned_parameters: int
-    flops: int
-    pruned_flops: int
 
 
 @torch.no_grad()
@@ -53,11 +41,13 @@ def prune(network: nn.Module, task: str) -> nn.Module:
     return result
 
 
-def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor]) -> Savings:
-    """Count parameters and FLOPs of both networks; ``inputs``: a batch, of which the first row is used."""
-    before, after = (sum(p.numel() for p in module.parameters()) for module in (network, pruned))
-    flops = [forward_flops(each.eval(), inputs)[""] for each in (network, pruned)]
-    return Savings(before, after, *flops)
+def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Count parameters and FLOPs per sample of both networks; ``inputs``: a batch, of which the first row is used."""
+    found: dict[str, Any] = {}
+    for name, each in (("", network), ("pruned_", pruned)):
+        found[f"{name}parameters"] = sum(p.numel() for p in each.parameters())
+        found[f"{name}flops"] = forward_flops(each.eval(), inputs)[""]
+    return found
 
 
 class _Predictor(nn.Module):
@@ -103,8 +93,6 @@ def prune_run(
         exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
         found, full = (spec.standardised(predict(inputs)) for predict in (exported, _Predictor(network, spec)))
-        report[task] = dataclasses.asdict(savings(network, pruned, inputs)) | {
-            "difference": float((found - full).abs().max())
-        }
+        report[task] = savings(network, pruned, inputs) | {"difference": float((found - full).abs().max())}
     write_json(folder / "savings.json", report)
     return report

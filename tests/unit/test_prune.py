@@ -107,8 +107,8 @@ def test_pruned_equals_whole_and_costs_less(name: str) -> None:
         names = [key for key, _ in pruned.named_parameters()]
         assert not any("gate" in key or "logits" in key or "permutation" in key for key in names)
         report = savings(network, pruned, inputs)
-        assert report.pruned_parameters == sum(p.numel() for p in pruned.parameters()) < report.parameters
-        assert report.pruned_flops == forward_flops(pruned, inputs)[""] < report.flops
+        assert report["pruned_parameters"] == sum(p.numel() for p in pruned.parameters()) < report["parameters"]
+        assert report["pruned_flops"] == forward_flops(pruned, inputs)[""] < report["flops"]
     after = network.state_dict()
     assert all(torch.equal(value, after[key]) for key, value in before.items())  # the network itself is left alone
 
@@ -151,9 +151,9 @@ def test_flops_by_hand() -> None:
     spec = DataSpec({"x": Numeric(3)}, [TaskSpec("a", "regression"), TaskSpec("b", "multiclass", 4)])
     network = RoutedNetwork(spec, bottom_for, layers, gate, Heads)
     inputs = {"x": torch.randn(2, 3)}
-    a, b = (savings(network, prune(network, task), inputs).pruned_flops for task in "ab")
+    a, b = (savings(network, prune(network, task), inputs)["pruned_flops"] for task in "ab")
     assert (a, b) == (2 * 3 * 7 + 2 * 7 + 2 * 7, 2 * 2 * 3 * 7 + 2 * 2 * 7 + 2 * 7 * 4)  # components, mixture, head
-    assert savings(network, prune(network, "b"), inputs).pruned_parameters == 2 * (3 * 7 + 7) + 7 * 4 + 4
+    assert savings(network, prune(network, "b"), inputs)["pruned_parameters"] == 2 * (3 * 7 + 7) + 7 * 4 + 4
 
 
 def test_unprunable_networks_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import shlex
 from functools import partial
@@ -73,14 +72,6 @@ def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
             (folder / "config.yaml").write_text("seed: 0")
         give_up(folder, lock, delete_empty=True)
         assert folder.exists() == begun
-
-
-def test_temporary_folders_of_killed_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "mtl-rank-999999999-abc").mkdir()
-    (tmp_path / f"mtl-rank-{os.getpid()}-abc").mkdir()
-    own = Path(resolvers.temporary_folder())
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([own.name, f"mtl-rank-{os.getpid()}-abc"])
 
 
 class Broken(io.StringIO):
