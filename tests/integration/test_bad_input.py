@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,52 +18,21 @@ from tests.integration.helpers import composed
 from tests.programs import attempt, generated
 
 CHOICES = (["gate=dselect_k"], ["gate=topk", "permutation=sinkhorn"], ["schedule=temperature"])
-KNOWN = [
-    *("seed=-1", "seed=true", "seed=1.5", "seed=abc", "seed=null", "seed=99999999999999999999", "seed=[1]"),
-    *("recipe.expert_units=4", "recipe.expert_units=null", "recipe.expert_units=[abc]", "recipe.expert_units=[0]"),
-    *("recipe.expert_units=[1.5]", "recipe.expert_units=[true]", "recipe.dropout=abc", "recipe.dropout=1.5"),
-    *("recipe.num_experts=1000000000000", "recipe.num_experts=0", "recipe.num_experts=abc", "recipe.k=0"),
-    *("data.batch_size=1.5", "data.batch_size=0", "data.batch_size=true", "data.rows=[1]", "data.rows=abc"),
-    *("++trainer.accumulate_grad_batches=0", "++trainer.gradient_clip_val=-1", "++trainer.gradient_clip_val=abc"),
-    *("trainer.max_epochs=abc", "trainer.max_epochs=1.5", "trainer.devices=1000", "trainer.devices=abc"),
-    *("trainer.precision=17", "trainer.accelerator=abacus", "trainer=nothing", "trainer=null", "trainer=5"),
-    *("callbacks.routing.max_shares=-1", "callbacks.routing.max_shares=1.5", "callbacks.best.monitor=nothing"),
-    *("callbacks.early_stopping.monitor=nothing", "callbacks.early_stopping.patience=abc", "recipe.patience=-1"),
-    *("callbacks.last.every_steps=0", "callbacks.last.every_minutes=abc", "callbacks.examples.count=-1"),
-    *("callbacks.routing.pictures_every=-1", "callbacks.examples.count=abc", "callbacks.best.mode=middle"),
-    *("gate=null", "gate=5", "gate=commet", "gate.k=[1]", "gate.gamma=0", "gate.gamma=1e999", "gate.gama=1"),
-    *("gate=topk gate.noisy=perhaps", "gate=topk gate.k=99", "network.static_gate=maybe", "network=null"),
-    *("network.execution=fast", "compile=maybe", "compile=true", "tested=first", "task_batches=3"),
-    *("ckpt=5", "ckpt=", "ckpt=nowhere.ckpt", "ckpt=.", "evaluate=nowhere.ckpt", "evaluate=5", "ckpt=a evaluate=b"),
-    *("optimizer.lr=true", "optimizer.lr=nan", "optimizer.lr=-1", "optimizer.lr=abc", "optimizer=null"),
-    *("optimizer=sdg", "hydra.run.dir=/proc/nothing", "hydra.run.dir=/dev/null", "paths.output_dir=/dev/null"),
-    *("nothing=1", "+nothing=1", "permutation=sinkhorn permutation.tau=abc", "x", "=", "a b"),
-    *("permutation=sinkhorn recipe.permutation.epochs=-1", "permutation=sinkhorn permutation.rounds=0"),
-    *("optimizer._target_=torch.optim.Nothing", "gate._target_=nothing.At.All", "gate._target_=5", "+gate.more=1"),
-    *("data=null", "data=nothing", "data._target_=null", "data.nothing=1", "++data.nothing=1", "recipe=5"),
-    *("callbacks=5", "callbacks=null", "logger=5", "logger=nothing", "experiment=nothing", "recipe=nothing"),
-    *("label=null", "label=${nothing}", "label=${oc.env:NOT_THERE_AT_ALL}", "recipe.k=${recipe.k}", "label=???"),
-    *("schedule=temperature", "gate=comet,topk", "seed=1,2", "'unbalanced", "data.rows=[1", "gate.k={a", "~nothing"),
-    *("trainer.strategy=nothing", "+trainer.nothing=1", "trainer.log_every_n_steps=-1", "trainer.num_nodes=0"),
+KNOWN = [  # that values of single options do not cover: tests/unit/test_options.py has those
+    *("trainer=nothing", "trainer=null", "trainer=5", "callbacks.best.monitor=nothing", "callbacks.best.mode=middle"),
+    *("callbacks.early_stopping.monitor=nothing", "callbacks.last.every_minutes=abc", "gate=null", "gate=commet"),
+    *("gate=topk gate.k=99", "network=null", "compile=true", "ckpt=5", "ckpt=", "ckpt=nowhere.ckpt", "ckpt=."),
+    *("evaluate=nowhere.ckpt", "evaluate=5", "ckpt=a evaluate=b", "optimizer=null", "hydra.run.dir=/proc/nothing"),
+    *("hydra.run.dir=/dev/null", "paths.output_dir=/dev/null", "nothing=1", "+nothing=1", "x", "=", "a b"),
+    *("optimizer._target_=torch.optim.Nothing", "gate._target_=nothing.At.All", "+gate.more=1", "data=null"),
+    *("data._target_=null", "data.nothing=1", "++data.nothing=1", "recipe=5", "callbacks=null", "logger=5"),
+    *("experiment=nothing", "label=${nothing}", "recipe.k=${recipe.k}", "schedule=temperature", "gate=comet,topk"),
+    *("'unbalanced", "data.rows=[1", "gate.k={a", "~nothing", "trainer.strategy=nothing", "+trainer.nothing=1"),
     *("data=table data.path=nowhere.csv", "data=table data.path=/dev/null 'data.tasks.a={kind: binary}'"),
     *("data=table data.path=.", "data=table 'data.tasks.a={kind: binary}'", "data=table data.tasks=5 data.path=x.csv"),
-    *("data=movielens data.download=false", "data=movielens data.variant=7m", "data=movielens data.alpha=2"),
-    *("data=celeba data.attributes=[Nothing] data.download=false", "data=omniglot data.alphabets=[]"),
-    *("data=digits data.download=false paths.data_dir=/dev/null", "data=synthetic_pairs data.rho=2"),
+    *("data=movielens data.download=false", "data=celeba data.attributes=[Nothing] data.download=false"),
+    *("data=omniglot data.alphabets=[]", "data=digits data.download=false paths.data_dir=/dev/null"),
 ]
-
-
-def words_of(case: str) -> list[str]:
-    """Split a case into words; quotes keep words with spaces together."""
-    words, rest = [], case
-    while rest:
-        if rest.startswith("'") and rest.count("'") > 1:
-            word, _, rest = rest[1:].partition("'")
-        else:
-            word, _, rest = rest.partition(" ")
-        words.append(word)
-        rest = rest.lstrip()
-    return words
 
 
 def answered(cases: list[list[str]], folder: Path) -> None:
@@ -79,7 +49,7 @@ def answered(cases: list[list[str]], folder: Path) -> None:
 
 
 def known() -> list[list[str]]:
-    return [words_of(case) for case in KNOWN]
+    return [["".join(word) for word in re.findall(r"'([^']+)'|(\S+)", case)] for case in KNOWN]
 
 
 def random_ones() -> list[list[str]]:
@@ -118,11 +88,11 @@ def test_sample_of_bad_input_gets_one_message(tmp_path: Path) -> None:
     sample = random_ones()[::3]
     late = {words[-1].partition("=")[0]: words for words in sample if not found_at_once(words)}
     assert len(late) < len(sample) / 4
-    answered([*known()[::12], *late.values()], tmp_path)
+    answered([*known()[::6], *late.values()], tmp_path)
 
 
 @pytest.mark.slow
 def test_all_bad_input_gets_one_message(tmp_path: Path) -> None:
     cases = [*known(), *random_ones()]
-    assert len(cases) >= 300
+    assert len(cases) >= 280
     answered(cases, tmp_path)

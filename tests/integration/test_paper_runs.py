@@ -18,9 +18,8 @@ from tests.integration.test_configs import SMALL_OMNIGLOT
 from tests.transformers import save_encoder, save_vocabulary
 from tests.unit.test_paper import PAPERS, paper
 
-ALIKE = {f"comet_{name}" for name in ("books", "jester", "celeba", "digits", "multi_fashion", "bert")}
-ALIKE |= {"mt_tag_bert", "mt_tag_glue_plus"}  # the other tables suffice
-NAMES = [pytest.param(path.stem, marks=pytest.mark.slow) if path.stem in ALIKE else path.stem for path in PAPERS]
+QUICK = ("comet_movielens", "dselect_k_movielens", "dselect_k_static", "mt_tag", "routing_four_mnists")  # the kinds
+NAMES = [path.stem if path.stem in QUICK else pytest.param(path.stem, marks=pytest.mark.slow) for path in PAPERS]
 TINY_TEXT = [
     "network.pretrained=null",
     "network.config={hidden_size: 16}",

@@ -79,33 +79,6 @@ def test_options_that_columns_writes_train(tmp_path: Path, monkeypatch: pytest.M
     assert record["main_metrics"] == {"clicked": "auroc", "minutes": "mse"}
 
 
-ELSEWHERE = ("ckpt=", "evaluate=", "start_from=", "--config-dir", "network.pretrained=", "trainer=", "hydra/launcher=")
-TRAINED = [words for words in commands("mtl train") if not any(word.startswith(ELSEWHERE) for word in words)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", TRAINED, ids=" ".join)
-def test_commands_that_train_do_so(
-    words: list[str], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a few rows, for one epoch; of a sweep, the first job.
-
-    Those on checkpoints, devices and pretrained networks are run by the tests of these.
-    """
-    monkeypatch.chdir(tmp_path)
-    visits()[:400].write_csv("visits.csv")
-    mails = {"subject": ["hello", "win"] * 50, "body": ["how are you", "money now"] * 50, "spam": [0, 1] * 50}
-    pl.DataFrame(mails).write_csv("mails.tsv", separator="\t")
-    first = [re.sub(r"^([\w.]+=[^,{\[]+),.*", r"\1", word) for word in words if not word.startswith(("-", "hydra."))]
-    tiny = ["trainer.limit_train_batches=3", "trainer.max_epochs=1"]
-    if any(word.startswith(("data=text", "data=glue", "experiment=")) for word in first):
-        tiny += ["network.config={hidden_size: 16}", "data.vocabulary=200"]
-    else:
-        tiny += ["recipe.expert_units=[8]", "recipe.embedding_dim=4"]
-    run(compose_small(tmp_path / "run", *first, *tiny, f"paths.data_dir={tiny_data}"))
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["test"]["loss"] is not None
-
-
 NOTEBOOKS = sorted((ROOT / "docs" / "gallery").glob("*.ipynb"))
 EXTRA = {"text": "transformers", "table": "pandas"}  # what a notebook needs that mtl does not
 

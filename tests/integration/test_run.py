@@ -137,24 +137,6 @@ def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
         run(compose_small(tmp_path, "tested=first"))
 
 
-def test_same_command_same_numbers(tmp_path: Path) -> None:
-    results = []
-    for name in ("a", "b"):
-        run(compose_small(tmp_path / name, "gate=gumbel_softmax", "recipe.dropout=0.3", "recipe.head_units=[8]"))
-        results.append(losses(tmp_path / name))
-    assert results[0] == results[1]
-    run(compose_small(tmp_path / "c", "gate=gumbel_softmax", "recipe.dropout=0.3", "recipe.head_units=[8]", "seed=1"))
-    assert losses(tmp_path / "c") != results[0]
-
-
-def test_only_evaluating_gives_the_same_test_loss(tmp_path: Path) -> None:
-    run(compose_small(tmp_path / "run"))
-    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
-    run(resume_small(path, tmp_path / "again", "gate=comet", evaluate=True))
-    assert losses(tmp_path / "again") == losses(tmp_path / "run")
-    assert json.loads((tmp_path / "again" / "results.json").read_text())["epochs"] == 0
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
@@ -267,18 +249,3 @@ def test_a_failed_run_says_why_in_its_log(tmp_path: Path) -> None:
     [message] = [line for line in done.output.splitlines() if line.startswith("error: ")]
     row = read_runs([tmp_path / "run"]).table.row(0, named=True)
     assert (row["state"], row["reason"]) == ("failed", message.removeprefix("error: "))
-
-
-def test_command_line_resume_stays_in_the_run_folder(tmp_path: Path) -> None:
-    words = [*FEW, f"paths.output_dir={tmp_path}"]
-    assert program(tmp_path / "printed", *words, "trainer.max_epochs=1").status == 0
-    [last] = tmp_path.glob("*/*/checkpoints/last.ckpt")
-    done = program(tmp_path / "printed", f"ckpt={last}", f"paths.output_dir={tmp_path}", "trainer.max_epochs=2")
-    assert done.status == 0, done.output
-    assert len(list(tmp_path.glob("*/*/results.json"))) == 1
-    record = json.loads((last.parent.parent / "results.json").read_text())
-    assert record["epochs"] == 2
-    done = program(tmp_path / "printed", f"evaluate={last.parent}/best.ckpt", f"paths.output_dir={tmp_path}")
-    assert done.status == 0, done.output
-    [evaluated] = tmp_path.glob("*/*_evaluate/results.json")
-    assert json.loads(evaluated.read_text())["test"] == pytest.approx(record["test"])

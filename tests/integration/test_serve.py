@@ -157,15 +157,12 @@ def test_large_body_is_refused_before_it_is_read(port: int, chunked: bool) -> No
 BEGUN = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
 
 
-@pytest.mark.parametrize(
-    "begin", ["", "POST /predict HTTP/1.1\r\nX: ", BEGUN, f"GET /health HTTP/1.1\r\nHost: x\r\n\r\n{BEGUN}"]
-)
-@pytest.mark.parametrize("slowly", [False, True])
-def test_slow_client_is_cut_off(begin: str, slowly: bool, port: int) -> None:
+@pytest.mark.parametrize("begin", ["POST /predict HTTP/1.1\r\nX: ", f"GET /health HTTP/1.1\r\nHost: x\r\n\r\n{BEGUN}"])
+def test_slow_client_is_cut_off(begin: str, port: int) -> None:
     with open_connection(port, begin) as client:
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            send_on(client, b"x", 0.02) if slowly else everything(client)
+            send_on(client, b"x", 0.02)
         assert 0.15 < time.monotonic() - began < 5
 
 

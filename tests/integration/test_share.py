@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from optuna.trial import Trial
 
 import mtl
+from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
 from mtl.cli.explain import CONF
@@ -28,9 +30,11 @@ from mtl.tune.queue import Outcome, Queue
 from mtl.writing import write_json
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted
+from tests.run_folders import write_run
 
 SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
+TASKS = ["task_000", "task_001", "task_002"]
 OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 
 
@@ -47,19 +51,36 @@ def in_process(folder: Path) -> Launch:
     return launch
 
 
+def at_once(folder: Path) -> Launch:
+    """Return what writes the results of a run that was not trained, with made-up losses."""
+
+    def launch(queue: Queue, trial: Trial) -> Outcome:
+        label, seed = queue.definition.label, queue.training_seed(trial.number)
+        own, draw = run_folder(folder, label, trial.number), random.Random(f"{label} {seed}")
+        losses = {f"{task}/mse": 1 + draw.random() for task in TASKS}
+        choices = {"network": "single_task" if label == "alone" else "mmoe", "data": "synthetic_moe"}
+        write_run(own, [], {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse"), seed, choices=choices)
+        if label == "together":
+            rows = [(2, "affinity", "all", task, other, draw.random()) for task in TASKS for other in TASKS]
+            as_table(rows).write_csv(own / "conflict.csv")
+        return Outcome(value=1.0)
+
+    return launch
+
+
 def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         given = [*SMALL, f"paths.output_dir={tmp_path}"]
         words = [*OWN, *own]
-        return page.write(command.share(hydra.compose("share", words), given, accepted, in_process), [*words, *given])
+        return page.write(command.share(hydra.compose("share", words), given, accepted, at_once), [*words, *given])
 
 
 def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(tmp_path, ["pairs=true", "gates=[softmax]"])
-    folder, tasks = tmp_path / "share" / "synthetic_moe", ["task_000", "task_001", "task_002"]
-    assert list(found["answers"]) == tasks
+    folder = tmp_path / "share" / "synthetic_moe"
+    assert list(found["answers"]) == TASKS
     assert read_json(folder / "share.json")["answers"] == found["answers"]
-    assert sorted(task for group in found["groups"] for task in group) == tasks
+    assert sorted(task for group in found["groups"] for task in group) == TASKS
     settings = [each["setting"] for each in found["gains"]]
     assert {"together", "softmax", "pairs 1"} <= set(settings)
     assert len([setting for setting in settings if "pairs" in setting]) == 6  # each of two tasks of three pairs
@@ -77,8 +98,8 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"budget=0.001: 2 seeds of all settings take about \d+ minutes"):
-        answered(tmp_path, ["budget=0.001"])
+    with pytest.raises(InputError, match=r"budget=1e-09: 2 seeds of all settings take about \d+ minutes"):
+        answered(tmp_path, ["budget=1e-9"])
 
 
 def test_without_time_for_pairs_groups_follow_from_affinities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

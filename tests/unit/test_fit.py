@@ -124,14 +124,6 @@ def test_estimator_is_cloned_searched_and_scored() -> None:
         estimator.fit(rows, labels)
 
 
-def test_evaluate_gives_the_metrics_of_the_test(tmp_path: Path) -> None:
-    """Those of the run are of the same rows."""
-    test = visits(50, seed=2)
-    found = mtl.fit(as_pandas(visits()), TASKS, test=test, **QUICK)
-    assert found.evaluate(test) == pytest.approx(dict(found.metrics))
-    assert found.evaluate(as_pandas(test)) == found.evaluate(test)
-
-
 def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:
     """``tested=last`` returns the last weights; a gate in a file of one's own is found by its name."""
     (tmp_path / "my, conf" / "gate").mkdir(parents=True)

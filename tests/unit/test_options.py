@@ -15,7 +15,6 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import SearchPathException
 from mtl.data_modules.files import memory
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule
 from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
@@ -340,14 +339,6 @@ def test_kinds(annotation: Any, value: Any, message: str) -> None:
         valid(annotation, value, "here")
 
 
-def test_values_are_shown_in_the_words_of_yaml() -> None:
-    words = {None: "null", True: "true", 1.5: "1.5", "abc": "abc", "": "''", " a": "' a'", "\x1b": "'\\x1b'"}
-    assert {value: shown(value) for value in words} == words
-    assert shown([1, None, {"a": "b"}]) == "[1, null, {a: b}]"
-    assert shown("x" * 100) == "x" * 57 + "..."
-    assert "digits" in shown(10**5000)
-
-
 def test_rows_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "machine_memory", lambda: 1_000_000)
     with pytest.raises(InputError, match=r"data\.rows, .* need 0\.0211 GB of memory, this machine has 0\.001 GB"):
@@ -405,8 +396,3 @@ def test_compositions_that_fail_get_one_sentence(words: list[str], message: str)
     assert sentence is not None
     assert message in sentence
     assert len(sentence.splitlines()) == 1
-
-
-def test_a_folder_of_files_that_does_not_exist_is_named() -> None:
-    error = SearchPathException("Additional config directory '/no/conf' not found")
-    assert explain(error, []) == "--config-dir /no/conf: there is no such folder"

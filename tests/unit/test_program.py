@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, GumbelMatrixGate, Permutation, SoftmaxGate, TopKGate
@@ -25,7 +23,7 @@ from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
 from mtl.predictions import in_units
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
-from mtl.use.program import Readable, export, exportable, made_up, onnx_runtime, save, save_onnx
+from mtl.use.program import Readable, export, exportable, made_up, save, save_onnx
 from tests.gate_cases import CASES, IDS, GateCase
 from tests.transformers import shake, transformer
 
@@ -149,16 +147,3 @@ def test_onnx_equals_network(tmp_path: Path) -> None:
         return dict(zip(names, map(torch.from_numpy, values), strict=True))
 
     check(run, network, inputs)
-
-
-def test_missing_onnx_gives_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "onnxscript":
-            raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"needs the package onnxscript: pip install -e '\.\[onnx\]'"):
-        onnx_runtime()

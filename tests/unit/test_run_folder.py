@@ -56,13 +56,6 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     claim(tmp_path, resumed=True).release()
 
 
-def test_folder_of_a_finished_run_without_checkpoints_is_kept(tmp_path: Path) -> None:
-    for name in ("config.yaml", "results.json"):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(InputError, match=r"contains a run already; choose another hydra.run.dir"):
-        claim(tmp_path, resumed=False)
-
-
 def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
     for begun in (False, True):
         folder = tmp_path / "run"
@@ -111,12 +104,6 @@ def test_errors_are_sentences(error: BaseException, text: str, status: int) -> N
     assert text in message
     assert code == status
     assert "\n" not in message
-
-
-def test_cause_of_a_wrapped_error_is_shown() -> None:
-    error = RuntimeError("while building")
-    error.__cause__ = InputError("data.x=1: must be 2")
-    assert explain(error)[0] == "error: data.x=1: must be 2"
 
 
 def test_lost_process_is_recognised() -> None:

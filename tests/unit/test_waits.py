@@ -167,19 +167,6 @@ def test_a_dense_step_never_waits_for_the_device(gate: type[Gate]) -> None:
 
 
 @on_a_gpu
-def test_sparse_equals_dense() -> None:
-    results = []
-    for execution in ("dense", "sparse"):
-        net, rows = network(partial(TopKGate, k=2), execution), batch(200)
-        torch.manual_seed(1)
-        predictions = net(rows.inputs).predictions
-        sum(p.cos().sum() for p in predictions.values()).backward()
-        results.append([*predictions.values(), *(p.grad for p in net.parameters())])
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
-
-
-@on_a_gpu
 @pytest.mark.parametrize("autocast", [False, True])
 def test_grouped_linear_in_half_precision(autocast: bool) -> None:
     counts = [0, 40, 8, 100]
