@@ -6,17 +6,13 @@ sets its variables, large data and searches by small ones. The rest of each comm
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from mtl.data_modules.tables.example import visits
@@ -174,22 +170,6 @@ def test_commands_of_mtl_reproduce(
     reproduce.main([*on(words, postgresql), *small])
     [report] = (tmp_path / "outputs" / "paper").glob("*/*/report.html")
     assert len(list(report.parent.glob("**/results.json"))) >= 2
-
-
-def test_tensorboard_shows_the_runs(trained: Path) -> None:
-    [words] = [words for words in blocks() if words[0] == "tensorboard"]
-    port = free_port()
-    server = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *words[1:], f"--port={port}"], cwd=trained)
-    try:
-        for _ in range(120):
-            time.sleep(0.5)
-            with contextlib.suppress(OSError), urlopen(f"http://localhost:{port}/data/runs") as answer:
-                if len(runs := json.load(answer)) > 1:  # empty until the files are read
-                    break
-        assert any("DATE/RUN" in name for name in runs)
-    finally:
-        server.terminate()
-        server.wait(20)
 
 
 def test_new_rows_with_labels_are_evaluated(tmp_path: Path) -> None:

@@ -144,25 +144,6 @@ def test_a_killed_trial_is_run_again_and_the_best_is_trained_again_to_the_same_v
     assert read_json(tmp_path / "whole" / "results.json")["best_val_loss"] == killed.value
 
 
-@pytest.mark.slow
-def test_four_workers_on_postgresql_neither_lose_nor_double_one_of_60_trials(postgresql: str, tmp_path: Path) -> None:
-    workers = [
-        subprocess.Popen([sys.executable, "-m", "tests.tune_worker", postgresql, "60", str(tmp_path)], cwd=ROOT)
-        for _ in range(4)
-    ]
-    assert [worker.wait(600) for worker in workers] == [0] * 4
-    ran = [(path.stem, int(line)) for path in tmp_path.glob("*.txt") for line in path.read_text().split()]
-    assert sorted(number for _, number in ran) == list(range(60))
-    assert len({name for name, _ in ran}) == 4
-    storage = optuna.storages.RDBStorage(postgresql)
-    trials = optuna.load_study(study_name="s/g", storage=storage).trials
-    storage.remove_session()
-    storage.engine.dispose()
-    assert [trial.state.name for trial in trials[:60]] == ["COMPLETE"] * 60
-    assert {trial.state.name for trial in trials[60:]} <= {"WAITING"}
-    print({name: sum(one == name for one, _ in ran) for name, _ in ran}, f"{len(trials)} trials in the study")
-
-
 def test_a_study_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     text = "# @package _global_\nfixed: [data=synthetic_moe]\nspace:\n  gate.{}: [1, 2]\n"

@@ -113,6 +113,7 @@ def definitions(found: Paper) -> list[Definition]:
     return [found.definition(*pair, chosen=None) for pair in found.pairs()]
 
 
+@pytest.mark.slow
 def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
     """Without embeddings, which only the tables of data decide."""
     found, tasks = paper("networks", scale="laptop"), [TaskSpec("a", "binary"), TaskSpec("b", "regression")]

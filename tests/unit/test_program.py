@@ -89,7 +89,7 @@ def check(program: Callable[..., dict[str, Tensor]], network: nn.Module, inputs:
             torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 
-FAST = ("static", "images", "ple", "routed", "tokens")  # comet+: below
+FAST = ("static", "images", "routed", "tokens")  # comet+: below
 PT2 = [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in NETWORKS if n != "comet+"]
 
 

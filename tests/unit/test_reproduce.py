@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from mtl.checks import InputError
 from mtl.paper import command
-from mtl.tune import launch
 from tests.conftest import ROOT
 
 # The loss is the distance of x from 2 (3 for the gate b), and a little that depends on the seed
@@ -260,12 +259,3 @@ def test_wrong_references(changes: dict[str, Any], message: str, tmp_path: Path)
     free = {"claims": [], "published": {}, "space": {"y": [1]}}
     with pytest.raises(InputError, match=message):
         reproduce(tmp_path, **JOINT | free | changes)
-
-
-def test_folders_with_quotes(tmp_path: Path) -> None:
-    """A path is written as Hydra reads it."""
-    from mtl.tune.definition import Definition
-
-    found = Definition("n", "two/a", [START], {}, {}, {}, 0, {"{one}": "one/a"})
-    [word] = launch.Launcher([], Path("/a'b")).words(found, 2)
-    assert word == r"start='/a\'b/one/a/trial_00002/last'"

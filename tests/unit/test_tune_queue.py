@@ -186,7 +186,7 @@ def test_failed_trials_in_a_row_end_the_worker(journal: str) -> None:
 
 
 def test_workers_at_once_neither_lose_nor_double_a_trial(address: str) -> None:
-    ran, queues = [], [worker(address, 6) for _ in range(3)]
+    ran, queues = [], [worker(address, 6, heartbeat=1.0) for _ in range(3)]
 
     def launch(queue: Queue, trial: Trial) -> Outcome:
         ran.append(trial.number)
