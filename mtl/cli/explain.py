@@ -20,6 +20,8 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mtl.checks import first_line
+
 CONF = Path(str(files("mtl.conf")))
 LONGEST = 80  # characters of a word that a sentence repeats
 PREFIX = "+~"
@@ -56,7 +58,7 @@ def _explain(error: BaseException, words: list[str]) -> str | None:
     if isinstance(error, ValueError) and "Config group override must be" in text:
         return _no_choice(words)
     if isinstance(error, ConfigCompositionException | OmegaConfBaseException):
-        first = _first_line(error) or _first_line(error.__cause__)
+        first = first_line(error if str(error) else error.__cause__ or error)
         key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
         sentence = f"{key}: {first}" if key and first and not first.startswith(str(key)) else first or None
         referring = [_cut(word) for word in words if "${" in word or "???" in word]
@@ -93,10 +95,10 @@ def _unreadable(word: str) -> str:
 def _missing_file(error: MissingConfigException, words: list[str]) -> str:
     group, _, choice = str(error.missing_cfg_file or "").rpartition("/")
     if not group:
-        return f"there is no configuration {error.missing_cfg_file}: {_first_line(error)}"
+        return f"there is no configuration {error.missing_cfg_file}: {first_line(error)}"
     word = next((word for word in words if _key(word).split("@")[0] == group), "")
     options = list(error.options or _choices(group))
-    where = f"{_cut(word)}: " if word else f"{_first_line(error)}: "
+    where = f"{_cut(word)}: " if word else f"{first_line(error)}: "
     choice = choice or "without a name"
     near = _nearest(choice, options)
     meant = f"; did you mean {group}={near}? There are" if near else "; there are"
@@ -219,10 +221,6 @@ def _choices(group: str) -> list[str]:
 
 def _key(word: str) -> str:
     return word.lstrip(PREFIX).partition("=")[0]
-
-
-def _first_line(error: BaseException | None) -> str:
-    return next(iter(str(error).splitlines()), "") if error is not None else ""
 
 
 def _cut(text: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtl.checks import InputError, require
+from mtl.cli.errors import as_one_message
 
 WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
 
@@ -24,11 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="more columns, as experts_per_sample")
     parser.add_argument("--baseline", metavar="SETTING", help="show FLOPs relative to those of this row of the table")
     parser.add_argument("--curve", nargs="+", default=[], metavar="METRIC", help="more curves, as val/click/auroc")
-    given = parser.parse_args(arguments)
-    try:
+    with as_one_message():
+        given = parser.parse_args(arguments)
         compare_given(given.given, also=given.also, baseline=given.baseline, curves=dict.fromkeys(given.curve, 1))
-    except (InputError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 def compare_given(given: Sequence[str], **options: Any) -> None:

@@ -7,26 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import optuna
 from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
-from mtl.checks import require
 from mtl.paper.definition import Pair, Paper, Part, read
 from mtl.paper.page import write
 from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
-from mtl.runs.console import make_lasting
-from mtl.tune.command import Composer, best_trials, checked, queues_of, say
+from mtl.tune.command import Composer, best_trials, checked, run_trials, say, working
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
-from mtl.tune.queue import Queue, study_of
+from mtl.tune.queue import study_of
 from mtl.tune.space import words
-from mtl.tune.storage import open_storage, reached
 from mtl.tune.trials import read_trials
-from mtl.tune.work import stoppable, work
 
 # Options of mtl reproduce and mtl train, or prefixes of them, that do not change the results of a run
 HARMLESS = (
@@ -51,8 +46,6 @@ def reproduce(
     returns the checked configuration of a run. ``program``: the words of the command mtl train. ``own``: the other
     words of the command line, whose values are in ``cfg``; the report names the words that change the file's runs.
     """
-    make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     paper = read(cfg, name, options)
     waves, firsts = paper.waves(), {}
     for group in dict.fromkeys(group.key for wave in waves for group, _ in wave):
@@ -61,16 +54,13 @@ def reproduce(
         firsts[group] = checked([*searches, *(paper.definition(*pair, chosen=[]) for pair in pairs)], compose)[0]
     first = next(iter(firsts.values()))
     folder = Path(first.paths.output_dir) / "paper" / name / paper.file.scale
-    require(not cfg.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
-    storage = open_storage(cfg.storage, folder)
-    with reached(cfg.storage, folder):
+    with working(cfg, folder, cfg.show) as storage:
         if not cfg.show:
             worker = _Worker(paper, storage, Launcher(program, folder), cfg, firsts)
-            with stoppable():
-                for wave in waves:
-                    worker.work([pair for pair in wave if paper.space_of(*pair)], search=True)
-                    if paper.scale.seeds:
-                        worker.work(wave)
+            for wave in waves:
+                worker.work([pair for pair in wave if paper.space_of(*pair)], search=True)
+                if paper.scale.seeds:
+                    worker.work(wave)
         chosen = {(group.key, gate.key): choice(paper, group, gate, storage, folder) for group, gate in paper.pairs()}
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
@@ -92,7 +82,7 @@ class _Worker:
     def work(self, pairs: Sequence[Pair], search: bool = False) -> None:
         """Do the searches or the runs of some rows; the runs that they refer to have ended."""
         count = self.paper.scale.n_trials if search else self.paper.scale.seeds or 0
-        queues: list[Queue] = []
+        studies: list[tuple[Definition, str]] = []
         for group, gate in pairs:
             sources = {
                 text: self.planned(*self.paper.known[key]).label
@@ -101,8 +91,8 @@ class _Worker:
             found, first = replace(self.planned(group, gate, search), sources=sources), self.firsts[group.key]
             if sources:
                 self._rank(found, count, first)
-            queues += queues_of([found], str(first.monitor), self.storage, self.cfg, count)
-        work(queues, self.launch, self.cfg.max_failures, say)
+            studies.append((found, str(first.monitor)))
+        run_trials(studies, count, self.cfg, self.storage, self.launch)
 
     def planned(self, group: Part, gate: Part, search: bool = False) -> Definition:
         """Return the study of a row's search, or of its runs with the words that the search has chosen."""

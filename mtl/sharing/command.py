@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 from omegaconf import DictConfig, OmegaConf
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
@@ -16,15 +15,12 @@ from optuna.trial import TrialState
 from mtl.checks import require
 from mtl.config import build
 from mtl.options import valid
-from mtl.runs.console import make_lasting
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition, rounds_of_pairs
 from mtl.sharing.settings import Comparison, Setting, Share
-from mtl.tune.command import Composer, checked, queues_of, say
+from mtl.tune.command import Composer, checked, run_trials, working
 from mtl.tune.launch import Launch
 from mtl.tune.queue import study_of
-from mtl.tune.storage import open_storage, reached
-from mtl.tune.work import stoppable, work
 
 LEAST = 3  # seeds: with fewer, Student's t test finds next to nothing
 
@@ -35,8 +31,6 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     ``options``: words of mtl train for all runs. ``compose(words)`` returns the checked configuration of a run.
     ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
     """
-    make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     given: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
     first = compose(options)
     data: Any = build.build_data(first)
@@ -48,16 +42,13 @@ def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: 
     found = Comparison(given, folder, tasks, options, bool(first.task_batches))
     base = list(found.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
-    require(not given.show or cfg.storage or (folder / "study.db").exists(), f"{folder}: nothing has been run yet")
-    storage = open_storage(cfg.storage, folder)
     launch = launcher(folder)
 
     def run(chosen: Sequence[Setting], seeds: int) -> None:
         if not given.show:
-            queues = queues_of([setting.definition for setting in chosen], monitor, storage, cfg, seeds)
-            work(queues, launch, cfg.max_failures, say)
+            run_trials([(setting.definition, monitor) for setting in chosen], seeds, cfg, storage, launch)
 
-    with reached(cfg.storage, folder), stoppable():
+    with working(cfg, folder, given.show) as storage:
         seeds, rounds = given.seeds, None
         for known in (1, min(LEAST, seeds)) if given.budget else ():  # the first runs are often slower than the next
             run(base, known)

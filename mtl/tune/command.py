@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -21,10 +22,10 @@ from mtl.runs.commands import program as own_program
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
 from mtl.tune import definition as definitions
-from mtl.tune.launch import Launcher
+from mtl.tune.launch import Launch, Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of
 from mtl.tune.space import distributions, short, words
-from mtl.tune.storage import open_storage, reached
+from mtl.tune.storage import STUDY, open_storage, reached
 from mtl.tune.work import stoppable, work
 
 Composer = Callable[[Sequence[str]], DictConfig]
@@ -49,22 +50,14 @@ def tune(
     ``program``: the words of the command mtl train.
     """
     require(show is None or show == "best" or show.isdecimal(), f"show={show}: must be best or the number of a trial")
-    make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     found = definitions.read(cfg, name, gates, options)
     title = found[0].name.partition("/")[0]
     runs = [compose([*found[0].words, *_some_parameters(found[0])])] if show else checked(found, compose)
     folder = Path(runs[0].paths.output_dir) / "studies" / title
-    require(
-        not show or cfg.storage or (folder / "study.db").exists(),
-        f"study {title}: nothing has been run yet; there is no {folder / 'study.db'}",
-    )
-    storage = open_storage(cfg.storage, folder)
-    with reached(cfg.storage, folder):
+    with working(cfg, folder, show) as storage:
         if show is None:
-            queues = queues_of(found, str(runs[0].monitor), storage, cfg, cfg.n_trials)
-            with stoppable():
-                work(queues, Launcher(program, folder), cfg.max_failures, say)
+            pairs = [(each, str(runs[0].monitor)) for each in found]
+            run_trials(pairs, cfg.n_trials, cfg, storage, Launcher(program, folder))
         studies = [study for each in found if (study := study_of(each.name, storage))]
         require(bool(studies), f"study {title}: nothing has been run yet {' '.join(gates)}".rstrip())
         if show and show != "best":
@@ -74,11 +67,29 @@ def tune(
             show_best(study)
 
 
-def queues_of(
-    found: Sequence[definitions.Definition], monitor: str, storage: BaseStorage, cfg: DictConfig, n_trials: int
-) -> list[Queue]:
-    """Return the queue of each study; ``cfg`` has the options of workers, ``heartbeat`` and ``retries``."""
-    return [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each in found]
+@contextmanager
+def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage]:
+    """Provide the storage of studies whose runs are in ``folder``; a signal or its loss ends the block with a message.
+
+    ``show``: nothing is run. Raises InputError if nothing has been run before.
+    """
+    make_lasting()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
+    require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
+    with reached(cfg.storage, folder), stoppable():
+        yield open_storage(cfg.storage, folder)
+
+
+def run_trials(
+    found: Sequence[tuple[definitions.Definition, str]],
+    n_trials: int,
+    cfg: DictConfig,
+    storage: BaseStorage,
+    launch: Launch,
+) -> None:
+    """Run ``n_trials`` trials of each study, given with the metric to monitor; ``cfg`` has the options of workers."""
+    queues = [Queue(each, storage, monitor, n_trials, cfg.heartbeat, cfg.retries) for each, monitor in found]
+    work(queues, launch, cfg.max_failures, say)
 
 
 def say(text: str) -> None:

@@ -151,7 +151,7 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
         (tmp_path / "study" / f"{name}.yaml").write_text(text.format(option))
     given = [f"hydra.searchpath=[file://{tmp_path}]", "gate=topk", "show=best", f"paths.output_dir={tmp_path}"]
     for name, message in (
-        ("mine", "study mine: nothing has been run yet"),
+        ("mine", ".*studies/mine: nothing has been run yet"),
         ("wrong", r"gate\.kk=.: no such option; did you mean gate\.k="),
     ):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
@@ -170,7 +170,7 @@ def test_no_connection_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_tune_answers_mistakes_with_one_message() -> None:
     for given, message in (
         (["study=synthetic_moe", "show=worst"], "show=worst: must be best or the number of a trial"),
-        (["study=synthetic_moe", "show=best", "name=none"], "study none: nothing has been run yet"),
+        (["study=synthetic_moe", "show=best", "name=none"], ".*studies/none: nothing has been run yet"),
         (["gate=topk"], "give a study, as in study=comet_movielens; there are "),
     ):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
