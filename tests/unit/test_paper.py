@@ -77,33 +77,19 @@ def test_runs_and_their_words() -> None:
     assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
 
 
-@pytest.mark.parametrize(
-    ("own", "options", "only", "message"),
-    [
-        (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
-        (
-            ["~scales.laptop.seeds", "+scales.laptop.best=3"],
-            [],
-            None,
-            "best: nothing is searched for dselect_k, ",
-        ),
-        ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
-        (
-            ["+scales.laptop.runs=3"],
-            [],
-            None,
-            "scales.laptop.runs: no such option; there are seeds, best, n_trials",
-        ),
-        (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
-        (
-            ["+claims=[{text: x, group: no, column: y, gate: comet}]"],
-            [],
-            None,
-            "claims: no is none of 16_tasks, ",
-        ),
-        (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),
-    ],
-)
+NO_SEEDS = ["~scales.laptop.seeds", "+scales.laptop.best=3"]
+WRONG: list[tuple[list[str], list[str], str | None, str]] = [
+    (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
+    (NO_SEEDS, [], None, "best: nothing is searched for dselect_k, "),
+    ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
+    (["+scales.laptop.runs=3"], [], None, "runs: no such option; there are seeds, best, n_trials"),
+    (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
+    (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
+    (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),
+]
+
+
+@pytest.mark.parametrize(("own", "options", "only", "message"), WRONG)
 def test_a_wrong_option_is_one_message(own: Any, options: Any, only: Any, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         definitions(paper("dselect_k_static", *own, options=options, only=only))

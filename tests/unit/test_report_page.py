@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -22,37 +22,13 @@ from tests.run_folders import write_run
 MAIN = {"click": "auprc"}
 NASTY = '<script>alert("x")</script> & <b>|'
 Named = dict[Path, tuple[str, int | None]]
-VOID = {"meta", "img", "br", "link"}
 
 
-class Reader(HTMLParser):
-    """Collect rows of tables and what pictures and links point at, and check that tags are closed."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.addresses: list[str] = []
-        self.classes: list[str] = []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.addresses += [given[name] or "" for name in ("src", "href") if name in given]
-        self.classes.append(given.get("class") or "")
-        self.open += [] if tag in VOID else [tag]
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("th", "td"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"th", "td"} & set(self.open):
-            self.rows[-1][-1] += data
+def rows_of(page: str) -> list[list[str]]:
+    """Return the texts of the cells of all tables."""
+    rows = re.findall(r"<tr.*?</tr>", page, flags=re.DOTALL)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
+    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)) for cell in row] for row in cells]
 
 
 @pytest.fixture
@@ -77,18 +53,17 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     published = {"COMET": {"test loss": (0.49, 0.01), "test other": (1.0, None)}}
     section = section_of(read_named_runs(named, NASTY), NASTY, published=published)
     page = render(NASTY, NASTY, [replace(section, text=f"one\n\n{NASTY}")])
-    reader = Reader(page)
     assert "<script" not in page
     assert not re.search(r"https?:|@import|url\(", page)
-    assert len(reader.addresses) == 1
-    assert base64.b64decode(reader.addresses[0].removeprefix("data:image/png;base64,")) == drawn.png
-    table = {row[0]: row[1:] for row in reader.rows[:6]}
+    [address] = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == drawn.png
+    table = {row[0]: row[1:] for row in rows_of(page)[:6]}
     assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.033*[0.6000, 0.6100]", "0.7000 (1/2)-0.0100"]
     assert table["COMET"][1] == "0.5100 ± 0.0100[0.5000, 0.5200]"
     assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
     assert table["alone"] == ["1", "0.5500+0.0500", "0.5000-0.2100"]
     assert table["broken"] == ["0 of 1", "-", "-"]
-    assert "published" in reader.classes
+    assert 'class="published"' in page
     assert "<b>0.5100 ± 0.0100</b>" in page
     assert "p: Welch&#39;s" in page or "p: Student&#39;s paired t test, two-sided; *: p &lt; 0.05" in page
     assert "1 of 6 runs have not finished:" in page

@@ -62,15 +62,6 @@ def test_partitions_are_the_best_ones(most: int | None, monkeypatch: pytest.Monk
         assert value(partition(matrix, most), matrix) == pytest.approx(max(value(each, matrix) for each in small))
 
 
-def test_groups_of_a_known_structure() -> None:
-    matrix = np.full((8, 8), -0.01)
-    matrix[::2, ::2] = matrix[1::2, 1::2] = 0.2
-    matrix[0, 2] = 0.3  # else parts of the true groups would have the same mean
-    found = partition(matrix, 2)
-    assert [{task % 2 for task in group} for group in found] == [{0}, {1}]
-    assert partition(np.full((3, 3), -1.0)) == [(0,), (1,), (2,)]
-
-
 @pytest.mark.parametrize("tasks", [2, 4, 5, 8])
 def test_rounds_have_each_pair_once(tasks: int) -> None:
     affinity = np.zeros((tasks, tasks))
