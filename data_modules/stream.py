@@ -1,8 +1,8 @@
 """Feed rows that do not fit into memory: blocks of rows are read in a random order and mixed within windows.
 
 A block is a range of consecutive rows of a file; a window is a set of blocks that are in memory together. The order of
-an epoch is a permutation of the blocks, cut into windows, and a permutation of the rows in each window. Both depend
-only on the seed and the epoch, and the numbers of rows are known before any row is read. A resumed run can therefore
+an epoch is a permutation of the blocks, cut into windows, and a permutation of the rows of each block. Both depend only
+on the seed and the epoch, and the numbers of rows are known before any row is read. A resumed run can therefore
 skip finished windows without reading them, and any number of processes divides the same global batches. The rows of a
 batch are in the order of their blocks, so that the part of a process has rows of few blocks, and it reads only these.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,8 +31,8 @@ class Window:
     """Rows of ``blocks`` that are in memory together, at the positions [start, stop) of the order.
 
     ``skipped``: rows of the first block that are in the window before; the next window may have the last rows of the
-    last block. ``counts``: the rows of each block. ``seed`` assigns the rows to global batches of ``size`` rows; None:
-    they stay in the order of the blocks.
+    last block. ``counts``: the rows of each block. ``seed`` deals the rows of each block at random to the global
+    batches of ``size`` rows, about equally many to each; None: they stay in the order of the blocks.
     """
 
     blocks: Sequence[int]
@@ -44,12 +45,17 @@ class Window:
 
     def order(self) -> Tensor:
         """Return the row at each position of the window, ``[stop - start]``; rows are counted through its blocks."""
-        positions = torch.arange(self.start, self.stop)
+        length = self.stop - self.start
         if self.seed is None:
-            return positions - self.start
-        rows = torch.randperm(len(positions), generator=torch.Generator().manual_seed(self.seed))
-        block = torch.arange(len(self.blocks)).repeat_interleave(self.counts)[self.skipped + rows]
-        return self.skipped + rows[(positions // self.size * len(self.blocks) + block).argsort(stable=True)]
+            return torch.arange(self.skipped, self.skipped + length)
+        generator = torch.Generator().manual_seed(self.seed)
+        ends = (self.counts.cumsum(0) - self.skipped).clamp(max=length).tolist()
+        mixed = [first + torch.randperm(end - first, generator=generator) for first, end in pairwise([0, *ends])]
+        # Each batch takes every n-th row, and the incomplete one at the end rows from everywhere
+        rows, (batches, rest) = torch.cat(mixed), divmod(length, self.size)
+        spread = torch.arange(rest) * length // max(rest, 1)
+        dealt = torch.ones(length, dtype=torch.bool).index_fill(0, spread, False)
+        return self.skipped + torch.cat([rows[dealt].view(self.size, batches).T.flatten(), rows[spread]])
 
 
 def shuffled(counts: Tensor, window_rows: int, size: int, seed: int, epoch: int) -> list[Window]:
