@@ -11,7 +11,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mtl.distributed import part_like, whole
+from mtl.distributed import part_like
 from mtl.functional import at_least_float32
 from mtl.options import Share, validated
 
@@ -82,9 +82,7 @@ class WeightAverage(Callback):
             self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        return (
-            {"parameters": {name: whole(p.detach()) for name, p in self._parameters.items()}} if self._average else {}
-        )
+        return {"parameters": {name: p.detach() for name, p in self._parameters.items()}} if self._average else {}
 
     def _restore(self) -> None:
         self._set(self._trained)

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from mtl.checkpoints.files import keep_previous
+from mtl.checkpoints.parts import DIVIDED
 from mtl.distributed import gather
 from mtl.options import Long, Positive, validated
 from mtl.runs.commands import command
@@ -144,7 +145,8 @@ class LastCheckpoint(Checkpoint):
         """Save; if ``number`` is a signal, the run stops as soon as Lightning has logged this step's values."""
         if trainer.is_global_zero:
             keep_previous(self.path)
-        trainer.save_checkpoint(self.path, weights_only=False)  # includes the states of optimiser and loops
+        # With the states of optimiser and loops
+        trainer.save_checkpoint(self.path, weights_only=False, storage_options=DIVIDED)
         self._saved_at = time.monotonic()
         if number:
             self._stopped = Stopped(

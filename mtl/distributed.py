@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -110,27 +111,45 @@ def whole_parameters(trainer: Any) -> AbstractContextManager[None]:
     return trainer.strategy.whole_parameters() if divided else nullcontext()
 
 
-def whole(value: Any, keep: bool = True) -> Any:
-    """Return a tensor that is divided among the processes as a whole, on the CPU, or None unless ``keep``.
+class Pieces(list[Tensor]):
+    """A tensor that the processes of a run divided by rows: the rows of each one, in order of rank."""
 
-    Other values are returned as they are. Every process must call this.
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([sum(map(len, self)), *self[0].shape[1:]])
+
+    def joined(self) -> Tensor:
+        """Return the tensor."""
+        return self[0] if len(self) == 1 else torch.cat(list(self))
+
+    def rows(self, first: int, end: int) -> Tensor:
+        """Return the rows [first, end), as far as there are any; no others are read."""
+        starts = accumulate(map(len, self), initial=0)
+        parts = [part[max(0, first - start) : max(0, end - start)] for part, start in zip(self, starts, strict=False)]
+        return torch.cat(parts)
+
+
+def whole(value: Any) -> Any:
+    """Return a tensor that is divided among the processes as a whole; every process must call this.
+
+    Other values are returned as they are.
     """
-    if not hasattr(value, "full_tensor"):
-        return value
-    full = value.detach().full_tensor()
-    return full.cpu() if keep else None
+    return value.detach().full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def part_like(value: Any, like: Any) -> Any:
-    """Return the part of the whole tensor ``value`` that this process keeps if ``like``, of the same shape, is divided.
+    """Return the part of the tensor or ``Pieces`` that this process keeps if ``like``, of the same shape, is divided.
 
-    Otherwise ``value`` itself.
+    Otherwise ``value`` itself, as a tensor.
     """
     if not hasattr(like, "full_tensor") or value.shape != like.shape or hasattr(value, "full_tensor"):
-        return value
-    from torch.distributed.tensor import distribute_tensor  # its import takes a while
+        return value.joined() if isinstance(value, Pieces) else value
+    from torch.distributed.tensor import DTensor  # its import takes a while
 
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    pieces, mesh = value if isinstance(value, Pieces) else Pieces([value]), like.device_mesh
+    size = -(-len(like) // mesh.size())
+    own = pieces.rows(mesh.get_local_rank() * size, (mesh.get_local_rank() + 1) * size).to(like.device)
+    return DTensor.from_local(own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 class _AllReduce(torch.autograd.Function):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
 import traceback
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +17,17 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from mtl.annotations import sentences
+from mtl.checkpoints.parts import Parts, joined, read_parts
+from mtl.checkpoints.seal import check_seal, seal
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
+from mtl.distributed import Pieces
 from mtl.options import Model
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 
 log = logging.getLogger(__name__)
 
-LABEL = b"mtl-sha256:"
-SEAL = len(LABEL) + 64  # bytes: the label and the digits
 # Functions of torch and Lightning that restore the content of a checkpoint
 RESTORING = {"load_state_dict", "_restore_modules_and_callbacks", "resume_start", "restore_training_state"}
 
@@ -44,6 +43,7 @@ class Content(Model, extra="ignore"):
     state_dict: dict[str, Any]
     data: dict[str, Any] = Field(default_factory=dict)
     epoch_sums: list[Any] = Field(default_factory=list)
+    parts: Parts | None = None
 
 
 class Checkpoint(dict[str, Any]):
@@ -109,12 +109,16 @@ class CheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         with writing(Path(path)) as file:
             torch.save(dict(checkpoint), file)
-            _seal(file)
+            seal(file)
 
-    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked."""
+    def load_checkpoint(self, path: str | Path, *args: Any, divided: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked.
+
+        ``divided``: tensors that processes divided may be ``Pieces``.
+        """
         known, self.known = self.known, None
-        return known if known is not None and known.path == Path(path) else read(path)
+        content = known if known is not None and known.path == Path(path) else read(path, divided=divided)
+        return content if divided else joined(content)
 
 
 def file_of(path: str | Path, name: str = "best") -> Path:
@@ -127,92 +131,62 @@ def file_of(path: str | Path, name: str = "best") -> Path:
     return next((file for file in found if file.is_file()), path)
 
 
-def read(path: str | Path, name: str = "best", sealed: bool = True) -> Checkpoint:
+def read(path: str | Path, name: str = "best", sealed: bool = True, divided: bool = False) -> Checkpoint:
     """Return the checkpoint that ``file_of`` finds; ``Checkpoint.config`` checks its configuration.
 
     ``sealed=False``: it need not have the checksum that ``CheckpointIO`` appends, as if another Trainer wrote it.
+    ``divided``: tensors that processes divided may be ``Pieces``.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = file_of(path, name)
     require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
         if sealed:
-            _check_seal(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+            check_seal(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # values are read when used
     except InputError:
         raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
     try:
         Content.model_validate(content)
+        content = read_parts(content, path)
     except ValidationError as error:
         wrong = sentences(error, Content, "", content)[0]
         raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
+    except InputError:
+        raise
+    except Exception as error:  # of torch, for a damaged part
+        raise DamagedError(_damage(path, error)) from None
     bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
     require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
-    return Checkpoint(content, path)
+    return Checkpoint(content if divided else joined(content), path)
 
 
 def _finite(values: Any) -> bool:
-    """Return whether ``values``, if they are a tensor, are finite, without the copies that ``isfinite`` makes."""
+    """Return whether ``values``, if they are tensors, are finite, without the copies that ``isfinite`` makes."""
+    if isinstance(values, Pieces):
+        return all(map(_finite, values))
     if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
         return True
     return all(bool(end.isfinite()) for end in torch.aminmax(values))  # either is NaN if a value is
 
 
 def read_to_resume(path: str | Path) -> Checkpoint:
-    """Return the last checkpoint at ``path`` or, with a warning, its predecessor if it is damaged."""
+    """Return the last checkpoint at ``path`` or, with a warning, its predecessor if it is damaged.
+
+    Tensors that processes divided may be ``Pieces``.
+    """
     path = file_of(path, "last")
     try:
-        return read(path)
+        return read(path, divided=True)
     except DamagedError as error:
         previous = previous_checkpoint(path)
         if not previous.is_file():
             raise
-        checkpoint = read(previous)
+        checkpoint = read(previous, divided=True)
         log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
         return checkpoint
-
-
-def _seal(file: Any) -> None:
-    """Append the SHA-256 digest of a zip file, open for reading and writing, as the zip file's comment.
-
-    The zip format's own checksums do not cover its directory. Other programs can still read the file.
-    """
-    file.flush()
-    file.seek(-2, os.SEEK_END)
-    if file.read(2) != b"\0\0":  # the length of its comment, the last field of a zip file
-        raise RuntimeError("torch.save wrote a zip file that cannot take a checksum")
-    file.seek(-2, os.SEEK_END)
-    file.write(SEAL.to_bytes(2, "little") + LABEL)
-    file.flush()
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    file.seek(0, os.SEEK_END)
-    file.write(digest.encode())
-
-
-def _check_seal(path: Path) -> None:
-    """Raise ValueError if the file's checksum is wrong, and InputError if it has none.
-
-    Raises an error also if the file is not a zip file or has compressed members. torch never compresses, so a
-    compressed file could only be meant to fill the memory.
-    """
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        if not stored or sum(member.file_size for member in members) > path.stat().st_size:
-            raise ValueError("its members are larger than the file: this is no checkpoint but a zip bomb")
-    digest, size = hashlib.sha256(), path.stat().st_size
-    with path.open("rb") as file:
-        for start in range(0, size - 64, 1 << 20):
-            digest.update(file.read(min(1 << 20, size - 64 - start)))
-        file.seek(max(0, size - SEAL))
-        end = file.read()
-    if not end.startswith(LABEL):
-        raise InputError(f"checkpoint {path} was not written by this program: it has no checksum")
-    if digest.hexdigest().encode() != end[-64:]:
-        raise ValueError("its checksum is wrong")
 
 
 def _damage(path: Path, error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
-from mtl.distributed import part_like, whole
+from mtl.checkpoints.parts import DIVIDED, forget_parts, joined, read_parts, write_parts
+from mtl.distributed import part_like
 from mtl.options import Count, validated
 
 
@@ -28,8 +28,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     ``split_rows``: embedding tables with at least so many rows are divided by rows and never put together: each process
     looks up the ids of all processes in its rows. The other parameters are whole in a step and in an evaluation.
-    Checkpoints are those of any run: process 0 gathers everything and writes one file, and each process takes its part
-    from it, so that a run may go on with another number of processes.
+    Each process saves its part for ``last.ckpt``; other checkpoints are one file, as those of any run. Each process
+    takes its part from either, so that a run may go on with another number of processes.
     """
 
     @validated
@@ -49,21 +49,34 @@ class ShardedStrategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return whole tensors, on the CPU, in process 0; every process must call this."""
-        assert self.lightning_module is not None
-        return {name: whole(value, self.is_global_zero) for name, value in self.lightning_module.state_dict().items()}
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    optimizer_state = Strategy.optimizer_state
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a file of each process and one that names them, or only one unless ``storage_options`` is ``DIVIDED``.
+
+        Every process must call this. Process 0 joins the tensors from the files, so that no device needs a whole one.
+        """
+        path = Path(filepath)
+        if self.is_global_zero:
+            forget_parts(path.parent)
+        rest = write_parts(checkpoint, path, self.global_rank)
+        if self.is_global_zero and storage_options == DIVIDED:
+            self.checkpoint_io.save_checkpoint(rest, path)
+        elif self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(joined(read_parts(rest, path)), path)
+            forget_parts(path.parent)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        io: Any = self.checkpoint_io  # ours
+        content: dict[str, Any] = io.load_checkpoint(checkpoint_path, divided=True)
+        return content
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
         own, given = self.lightning_module.state_dict(), checkpoint["state_dict"]
         parts = {name: part_like(value, own.get(name)) for name, value in given.items()}
         self.lightning_module.load_state_dict(parts, strict=strict)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return whole tensors, on the CPU, in process 0; every process must call this."""
-        state: dict[str, Any] = tree_map(partial(whole, keep=self.is_global_zero), optimizer.state_dict())
-        return state
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -75,8 +88,6 @@ class ShardedStrategy(ModelParallelStrategy):
                 for number, values in state["state"].items()
             }
             optimizer.load_state_dict({**state, "state": parts})
-
-    load_checkpoint = Strategy.load_checkpoint  # through our CheckpointIO
 
     def divide(self) -> None:
         """Divide the parameters of the module, unless that has been done for an earlier stage."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import mtl
-from mtl.checkpoints.files import read
+from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config.build import build_trainer, check_options
@@ -101,6 +102,33 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     model = mtl.load(alone)
     rows = {name: torch.ones(1, dtype=torch.long) for name in model.spec.inputs}
     assert mtl.load(folder).predict(rows).equals(mtl.load(whole).predict(rows))
+    check_parts(folder / "checkpoints" / "last.ckpt")
+
+
+def check_parts(last: Path) -> None:
+    """Each process has saved its half; a damaged or forged half is one sentence, and the previous save is whole."""
+    content, bare = read(last), torch.load(last, weights_only=True)
+    parts = last.with_name(bare["parts"]["folder"])
+    named = {bare["parts"]["folder"], torch.load(previous_checkpoint(last), weights_only=True)["parts"]["folder"]}
+    assert {found.name for found in last.parent.glob("parts_*")} == named
+    sizes = [file.stat().st_size for file in sorted(parts.iterdir())]
+    size = sum(leaf.nbytes for leaf in tree_leaves(bare) if isinstance(leaf, torch.Tensor) and leaf.is_meta)
+    assert sum(sizes) < 1.3 * size + 60_000
+    assert max(sizes) < 1.2 * min(sizes)
+    assert not any(leaf.is_meta for leaf in tree_leaves(dict(content)) if isinstance(leaf, torch.Tensor))
+    CheckpointIO().save_checkpoint(bare | {"parts": {"folder": "..", "checksums": []}}, last.with_name("forged.ckpt"))
+    with pytest.raises(InputError, match=r"parts\.folder='\.\.'"):
+        read(last.with_name("forged.ckpt"))
+    CheckpointIO().save_checkpoint(bare | {"parts": None}, last.with_name("bare.ckpt"))
+    with pytest.raises(InputError, match="its parts have other shapes"):
+        read(last.with_name("bare.ckpt"))
+    (parts / "1.ckpt").write_bytes((parts / "1.ckpt").read_bytes()[:-9000])
+    with pytest.raises(InputError, match=f"its part {parts.name}/1.ckpt is missing or damaged"):
+        read(last)
+    assert read_to_resume(last).path == previous_checkpoint(last)
+    (parts / "1.ckpt").unlink()
+    with pytest.raises(InputError, match=f"its part {parts.name}/1.ckpt is missing or damaged"):
+        read(last)
 
 
 @pytest.mark.parametrize(

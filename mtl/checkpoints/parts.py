@@ -1,0 +1,97 @@
+"""Keep tensors that several processes divide in a file of each process, beside an ordinary checkpoint.
+
+The checkpoint has these tensors without values, on torch's device "meta", and names the folder and the checksums of the
+files. It is written last, so it never names an incomplete file. ``torch.distributed.checkpoint`` is not used: it reads
+the description of its files with pickle, which would execute the code of a forged one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from mtl.checkpoints.seal import check_seal, seal
+from mtl.distributed import Pieces, gather
+from mtl.options import Model
+from mtl.writing import writing
+
+DIVIDED = "divided"  # storage_options of a checkpoint whose parts each process writes
+PREFIX = "parts_"
+
+
+class Parts(Model):
+    """What a checkpoint says of its parts: their folder, beside it, and their checksums in order of rank."""
+
+    folder: Annotated[str, Field(pattern=rf"^{PREFIX}\d+$")]
+    checksums: list[str]
+
+
+def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, Any]:
+    """Write this process's rows of the divided tensors in ``content``, and return the rest, to be written to ``path``.
+
+    Every process must call this.
+    """
+    leaves, tree = tree_flatten(dict(content))
+    own = []
+    for number, leaf in enumerate(leaves):
+        if hasattr(leaf, "full_tensor"):
+            own.append(leaf.detach().to_local().cpu())
+            leaves[number] = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+    taken = [int(folder.name.removeprefix(PREFIX)) for folder in path.parent.glob(f"{PREFIX}*")]
+    folder = path.with_name(f"{PREFIX}{gather(max(taken, default=0))[0] + 1}")
+    with writing(folder / f"{rank}.ckpt") as file:
+        torch.save(own, file)
+        checksum = seal(file)
+    rest: dict[str, Any] = tree_unflatten(leaves, tree)
+    return rest | {"parts": {"folder": folder.name, "checksums": gather(checksum)}}
+
+
+def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the ``content`` of the checkpoint at ``path`` with its divided tensors as ``Pieces``, read when used.
+
+    Raises ValueError if a file is not what was written.
+    """
+    leaves, tree = tree_flatten(dict(content))
+    parts = content.get("parts") or {"folder": "", "checksums": []}
+    files = []
+    for rank, checksum in enumerate(parts["checksums"]):
+        file = path.with_name(parts["folder"]) / f"{rank}.ckpt"
+        intact = False
+        with suppress(Exception):  # missing, truncated or without a checksum
+            intact = check_seal(file) == checksum
+        if not intact:
+            raise ValueError(f"its part {parts['folder']}/{file.name} is missing or damaged")
+        files.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+    empty = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
+    for place, number in enumerate(empty):
+        pieces = Pieces(file[place] for file in files)
+        if not pieces or pieces.shape != leaves[number].shape:
+            raise ValueError("its parts have other shapes")
+        leaves[number] = pieces
+    filled: dict[str, Any] = tree_unflatten(leaves, tree)
+    return filled
+
+
+def joined(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` with ordinary tensors in place of ``Pieces``."""
+    whole = tree_map(lambda leaf: leaf.joined() if isinstance(leaf, Pieces) else leaf, dict(content))
+    return {key: value for key, value in whole.items() if key != "parts"}
+
+
+def forget_parts(folder: Path) -> None:
+    """Delete the parts in ``folder`` that no checkpoint there names."""
+    named = set()
+    for file in folder.glob("*.ckpt"):
+        with suppress(Exception):  # a damaged file needs none
+            named.add(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["parts"]["folder"])
+    for parts in folder.glob(f"{PREFIX}*"):
+        if parts.name not in named:
+            shutil.rmtree(parts, ignore_errors=True)
