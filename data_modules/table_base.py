@@ -54,12 +54,13 @@ class TableBase(TensorDataModule):
     An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
     says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
-    ids; unknown ones and those with fewer than ``min_count`` training rows share id 0. Numbers are scaled to mean 0 and
-    standard deviation 1. ``dates`` and ``lists`` name columns of these kinds. Dates become month, day, weekday, hour
-    and age, see ``parts_of``. The first ``max_length`` elements of a list (None: all) become ids, as categories do;
-    ``lists`` maps columns to the separator of their elements, such as "|", or to a separator and a ``target``, a column
-    of categories: the list then shares the vocabulary of its target, and networks compare its elements with the
-    target's cell. Kinds, categories, means and classes come from the training rows only.
+    ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
+    frequent ones share id 0. Numbers are scaled to mean 0 and standard deviation 1. ``dates`` and ``lists`` name
+    columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
+    ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists`` maps columns to the
+    separator of their elements, such as "|", or to a separator and a ``target``, a column of categories: the list
+    then shares the vocabulary of its target, and networks compare its elements with the target's cell. Kinds,
+    categories, means and classes come from the training rows only.
 
     A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
     empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
@@ -93,6 +94,7 @@ class TableBase(TensorDataModule):
         test_path: FilePath | None = None,
         formats: Mapping[Name, str] | None = None,
         min_count: Long = 1,
+        max_categories: Count | None = None,
         separator: Separator | None = None,
         null_values: Sequence[str] = NULL_VALUES,
         **common: Any,
@@ -119,7 +121,8 @@ class TableBase(TensorDataModule):
         for column, form in (formats or {}).items():
             require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
         self.given = Given(
-            *(categorical, numeric, dates, separators, targets, min_count, max_length, on_bad), dict(formats or {})
+            *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
+            dict(formats or {}),
         )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
         self._check_listed()

@@ -163,11 +163,12 @@ class Column:
             encoder.categorical[name] = self._vocabulary(self.counts)
 
     def _vocabulary(self, counts: Counts) -> Vocabulary:
-        """Return the categories with enough training rows, in sorted order."""
+        """Return the categories with enough training rows, at most so many as have ids, in sorted order."""
         tables = [one.table() for one in self.alike or [counts]]
         texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
         sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())
-        return Vocabulary(sorted(sums.filter(pl.col("count") >= self.given.min_count)["value"].to_list()))
+        enough = sums.filter(pl.col("count") >= self.given.min_count).sort(-pl.col("count").cast(pl.Int64), "value")
+        return Vocabulary(sorted(enough["value"].head(self.given.max_categories or len(enough)).to_list()))
 
     def _scaling(self, blocks: Blocks) -> Scaling:
         """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""

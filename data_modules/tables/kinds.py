@@ -38,10 +38,10 @@ class Given:
 
     ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
     categorical column that the elements of a list are compared with, by list. ``min_count``: the number of training
-    rows that a category needs for its own id. ``max_length``: the number of elements that are read
-    from a list; None: the length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be
-    read as a number or date is an error or a missing value. ``formats``: how the dates or numbers of a column are
-    written, see ``formats.py``.
+    rows that a category needs for its own id. ``max_categories``: the number of ids of a column, for its most
+    frequent categories; None: no limit. ``max_length``: the number of elements that are read from a list; None: the
+    length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be read as a number or date
+    is an error or a missing value. ``formats``: how the dates or numbers of a column are written, see ``formats.py``.
     """
 
     categorical: Collection[str] = ()
@@ -50,6 +50,7 @@ class Given:
     lists: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, str] = field(default_factory=dict)
     min_count: int = 1
+    max_categories: int | None = None
     max_length: int | None = None
     on_bad: OnBad = "error"
     formats: Mapping[str, str] = field(default_factory=dict)

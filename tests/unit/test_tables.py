@@ -126,6 +126,7 @@ COLUMNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None]] = {
     "gaps in numbers": ([1.5, None, 3.5, 4.25] * 10, {}, {NUMERIC: Numeric(2)}),
     "gaps in texts": (["Bern", None] * 20, {}, {"c": Categorical(3)}),
     "rare texts": (["Bern"] * 20 + ["Ulm"] * 19 + ["Rom"], {"min_count": 2}, {"c": Categorical(3)}),
+    "frequent texts": (["Ulm"] * 20 + ["Rom", "Bern"] * 10, {"max_categories": 2}, {"c": Categorical(3)}),
     "given as categories": (HALVES, {"categorical": ["c"]}, {"c": Categorical(41)}),
     "given as numbers": ([i % 3 for i in range(40)], {"numeric": ["c"]}, NUMBER),
     "dates given as categories": (DATES["iso"], {"categorical": ["at"]}, {"at": Categorical(41)}),
@@ -160,6 +161,14 @@ def test_kinds(name: str, way: str, tmp_path: Path) -> None:
     assert all(torch.equal(found.inputs[input], expected_rows[input]) for input in data.spec.inputs)
     single = [data.row_encoder.encode(frame[i : i + 1], "rows") for i in range(40)]  # rows do not depend on each other
     assert all(torch.equal(torch.cat([row[one] for row in single]), found.inputs[one]) for one in found.inputs)
+
+
+@pytest.mark.parametrize("way", ["parquet", "streamed"])
+def test_most_frequent_categories_keep_their_ids(way: str, tmp_path: Path) -> None:
+    cities = pl.DataFrame({"city": ["Ulm"] * 200 + ["Rom"] * 120 + ["Bern"] * 80})
+    encoder = served(cities, tmp_path, way, max_categories=2).row_encoder
+    ids = encoder.encode(pl.DataFrame({"city": ["Bern", "Rom", "Ulm", "Nice"]}), "rows")["city"]
+    assert ids.tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("way", ["parquet", "streamed"])
