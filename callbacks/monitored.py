@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import logging
 from collections.abc import Sequence
 
 from pytorch_lightning import Callback, Trainer
@@ -13,8 +12,6 @@ from mtl.checks import require
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch
-
-log = logging.getLogger(__name__)
 
 KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
 MOST = 12  # names in a message
@@ -45,25 +42,22 @@ class MonitorCheck(Callback):
     """Raise InputError before the first step if a callback's ``monitor`` is a value that will never be logged.
 
     The module and the callbacks say in ``logged_names`` what they log; a name may be a pattern such as ``val/x*``. If a
-    callback of another package has no such method, this is only a warning.
+    callback of another package has no such method, only ``Watcher`` finds out.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        names, sure = pl_module.logged_names(), True
+        names = pl_module.logged_names()
         for callback in trainer.callbacks:
             if hasattr(callback, "logged_names"):
                 names += callback.logged_names()
             elif not type(callback).__module__.startswith(KNOWN):
-                sure = False
+                return
         for callback in trainer.callbacks:
             monitor = getattr(callback, "monitor", None)
-            if monitor is None or any(fnmatch.fnmatchcase(monitor, known) for known in names):
-                continue
-            section = getattr(callback, "section", type(callback).__name__)
-            option = "monitor" if monitor == pl_module.config.get("monitor") else f"{section}.monitor"
-            if sure:
+            if monitor is not None and not any(fnmatch.fnmatchcase(monitor, known) for known in names):
+                section = getattr(callback, "section", type(callback).__name__)
+                option = "monitor" if monitor == pl_module.config.get("monitor") else f"{section}.monitor"
                 require_logged(f"{option}={monitor}", monitor, names)
-            log.warning("%s=%s: nothing that is known logs this name", option, monitor)
 
 
 def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:

@@ -22,10 +22,10 @@ class GumbelMatrixGate(Gate):
     their difference matters, and p starts at ``initial_probability``. In training a matrix is drawn for each batch, the
     same in all processes. Its gradient is straight-through: the forward pass uses the binary value, the backward pass
     the gradient of sigmoid((difference + logistic noise) / ``temperature``), so that connections that are off learn
-    too. Evaluation takes the most likely matrix (a connection of probability 1/2 is on), or draws one if
-    ``sample_in_evaluation``. Weights ``[T, C]`` are each row divided by its sum; a row without connections gives zeros.
-    ``budget_weight`` times max(0, mean p - ``budget``) limits the expected share of connections; the mean is over all
-    layers of a network (section 4.4), whose gates ``share_budget`` connects. The gate does not depend on the example.
+    too. Evaluation takes the most likely matrix (a connection of probability 1/2 is on). Weights ``[T, C]`` are each
+    row divided by its sum; a row without connections gives zeros. ``budget_weight`` times max(0, mean p - ``budget``)
+    limits the expected share of connections; the mean is over all layers of a network (section 4.4), whose gates
+    ``share_budget`` connects. The gate does not depend on the example.
     """
 
     sums_to_one = False  # a row may be empty
@@ -42,11 +42,10 @@ class GumbelMatrixGate(Gate):
         initial_probability: InnerShare = 0.5,
         budget: Share = 1.0,
         budget_weight: NotNegative = 0.0,
-        sample_in_evaluation: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
-        self.budget, self.sample_in_evaluation = budget, sample_in_evaluation
+        self.budget = budget
         self.add_schedulable("budget_weight", budget_weight)
         self.add_schedulable("temperature", temperature)
         p = torch.full((self.num_gates, num_experts), float(initial_probability))
@@ -73,11 +72,10 @@ class GumbelMatrixGate(Gate):
         return (difference >= 0).to(difference.dtype) + 0.0 * difference.sigmoid()  # NaN stays NaN
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        drawn = self.training or self.sample_in_evaluation
-        matrix = self._draw(self.difference()) if drawn else self.connections()
+        matrix = self._draw(self.difference()) if self.training else self.connections()
         matrix = matrix if tasks is None else matrix[tasks]
         weights = matrix / matrix.sum(-1, keepdim=True).clamp(min=1.0)
-        return Routing(weights, self._penalty(), exact_zeros=not drawn)
+        return Routing(weights, self._penalty(), exact_zeros=not self.training)
 
     def _penalty(self) -> dict[str, Tensor]:
         if not self.budgeted:

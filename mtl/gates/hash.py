@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.gates.base import Gate
-from mtl.options import Count, Seed, validated
+from mtl.options import Seed, validated
 from mtl.types import Categorical, InputSpec, Routing
 
 
@@ -19,7 +19,7 @@ class HashGate(Gate):
     """Send every id of one categorical input to one expert, by a seeded table ``[T, ids]``; nothing is learnt.
 
     ``input_name`` names the input (default: the first categorical one); its number of ids comes from ``inputs``,
-    the description of the data, or from ``table_size``. Each task has its own table, unless ``shared``. ``assignment``:
+    the description of the data. Each task has its own table, unless ``shared``. ``assignment``:
     ``even``: the numbers of ids per expert differ by at most one; ``random``: each id's expert is drawn independently;
     ``balanced``: the ids, most frequent first, go to the expert with the fewest rows so far, which needs data that
     counts its ids (Roller et al. 2021, section 3.2).
@@ -36,7 +36,6 @@ class HashGate(Gate):
         input_dim: int | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
         input_name: str | None = None,
-        table_size: Count | None = None,
         seed: Seed = 0,
         assignment: Literal["even", "random", "balanced"] = "even",
         **common: Any,
@@ -45,12 +44,10 @@ class HashGate(Gate):
         sizes = {name: spec.size for name, spec in (inputs or {}).items() if isinstance(spec, Categorical)}
         if input_name is None and sizes:
             input_name = next(iter(sizes))
-        if table_size is None:
-            has = ", ".join(f"{name} ({type(spec).__name__})" for name, spec in (inputs or {}).items()) or "none"
-            wanted = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
-            require(input_name in sizes, f"the hash gate needs {wanted}; the inputs of this data are: {has}")
-            table_size = sizes[str(input_name)]
-        self.input_name = input_name
+        has = ", ".join(f"{name} ({type(spec).__name__})" for name, spec in (inputs or {}).items()) or "none"
+        wanted = "a categorical input" if input_name is None else f"the categorical input input_name={input_name!r}"
+        require(input_name in sizes, f"the hash gate needs {wanted}; the inputs of this data are: {has}")
+        self.input_name, size = str(input_name), sizes[str(input_name)]
         generator = torch.Generator().manual_seed(seed)
         counts: Tensor | None = getattr((inputs or {}).get(str(input_name)), "counts", None)
         known = assignment != "balanced" or counts is not None
@@ -60,17 +57,16 @@ class HashGate(Gate):
             if assignment == "balanced" and counts is not None:
                 rows.append(balanced_table(counts, num_experts, generator))
             elif assignment == "random":
-                rows.append(torch.randint(num_experts, (table_size,), generator=generator))
+                rows.append(torch.randint(num_experts, (size,), generator=generator))
             else:
-                rows.append(torch.randperm(table_size, generator=generator) % num_experts)
+                rows.append(torch.randperm(size, generator=generator) % num_experts)
         self.register_buffer("table", torch.stack(rows))
 
     def route(self, x: Tensor | None, inputs: Mapping[str, Tensor] | None, tasks: list[int] | None) -> Routing:
-        if not inputs or (self.input_name is not None and self.input_name not in inputs):
+        if not inputs or self.input_name not in inputs:
             raise ValueError(f"the hash gate reads the raw input {self.input_name!r}; got {sorted(inputs or {})}")
-        ids = inputs[self.input_name] if self.input_name is not None else next(iter(inputs.values()))
         table = self.table if tasks is None else self.table[tasks]
-        experts = table[:, ids.long()].transpose(0, 1)  # [B, T]
+        experts = table[:, inputs[self.input_name].long()].transpose(0, 1)  # [B, T]
         dtype = torch.get_default_dtype() if x is None else x.dtype
         return Routing(torch.nn.functional.one_hot(experts, self.num_experts).to(dtype), exact_zeros=True)
 

@@ -58,7 +58,6 @@ class Permutation(KeepsDigits):
         self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
         self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
         self.register_buffer("hardened", torch.tensor(False))
-        self._known: tuple[Tensor, Tensor] | None = None  # the latest assignment, after the values behind it
         self._is_hard = False  # a copy of the buffer, to be read without waiting for the device
 
     @property
@@ -76,21 +75,12 @@ class Permutation(KeepsDigits):
         return sinkhorn(logits, float(self.tau), int(self.rounds))
 
     def assignment(self) -> Tensor:
-        """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices.
-
-        It is cached until logits, tau or rounds change, so that it is not computed for each batch of an evaluation.
-        """
+        """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
         if self._is_hard:
             return self.order
-        # Outside inference mode: training could not use a tensor that was computed in inference mode
-        with torch.inference_mode(False), torch.no_grad():
-            now = in_float64(torch.cat([self.logits.flatten(), torch.stack([self.tau, self.rounds])]))
-            known = self._known if self._known and self._known[0].device == now.device else None
-            if known is None or not torch.equal(known[0], now):
-                matrices = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds)).cpu().numpy()
-                rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
-                known = self._known = now, torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
-        return known[1]
+        matrices = sinkhorn(at_least_float32(self.logits.detach()), float(self.tau), int(self.rounds)).cpu().numpy()
+        rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
+        return torch.as_tensor(np.stack(rows)).argsort(-1).to(self.order.device)
 
     def matrix(self) -> Tensor:
         """Return the permutation matrices that evaluation uses, ``[P, E, E]``: P_ij = 1 where output j takes i."""

@@ -33,7 +33,6 @@ SMALL = [
     "trainer.log_every_n_steps=1",
     "callbacks.progress=null",
     "callbacks.routing.pictures=false",  # a picture takes longer than a small run
-    "callbacks.examples.count=0",
 ]
 # Sizes of a mixture that trains at once
 NARROW = ["recipe.embedding_dim=4", "recipe.num_experts=4", "recipe.expert_units=[8]", "recipe.head_units=[8]"]

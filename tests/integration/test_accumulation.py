@@ -108,7 +108,6 @@ def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: 
 
 
 OPTIONS = [
-    ["trainer.overfit_batches=2", "data=synthetic_pairs"],
     ["trainer.val_check_interval=3", "trainer.check_val_every_n_epoch=null", "trainer.num_sanity_val_steps=1"],
     [
         *("trainer.val_check_interval=0.5", "trainer.limit_train_batches=0.9"),
@@ -150,14 +149,7 @@ def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
     assert not torch.equal(Seen.rows[0], Seen.rows[1])
 
 
-# Two parameter groups, in epochs of 5 batches and 3 steps
-RATES = ["data=synthetic_pairs", "network=routed_dense", "gate=gumbel_matrix", "logger=csv", "data.batch_size=128"]
-RATES += ["trainer.log_every_n_steps=1", "trainer.accumulate_grad_batches=2", "data.tasks_per_step=2"]
 LINEAR = ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.25", "callbacks.lr_schedule.end_factor=0.1"]
-PLATEAU = [  # the loss falls, so it never improves in this mode
-    *("lr_schedule=plateau", "callbacks.lr_schedule.mode=max", "callbacks.lr_schedule.patience=1"),
-    *("callbacks.lr_schedule.warmup_steps=2", "trainer.max_epochs=4"),
-]
 
 
 def course(folder: Path, name: str = "lr") -> dict[int, float]:
@@ -173,21 +165,6 @@ def scheduled(folder: Path) -> list[int]:
 
 def groups_of(folder: Path) -> Any:
     return read(folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"]
-
-
-def test_stopped_run_resumes_exactly_and_keeps_its_schedule(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(compose_small(whole, *RATES, *PLATEAU))
-    interrupted(parts, 12, *RATES, *PLATEAU)
-    go_on(parts)  # no option is repeated
-    assert_same(parts, whole)
-    assert course(parts) == course(whole)
-    rates, factors = list(course(whole).values()), groups_of(whole)
-    assert rates[0] == 0
-    assert rates[-1] == pytest.approx(max(rates) * 0.25)  # the third and fourth epoch began lower
-    assert len(factors) == 2
-    assert {group["lr"] / group["initial_lr"] for group in factors} == {factors[0]["lr"] / factors[0]["initial_lr"]}
-    assert factors[0]["initial_lr"] != factors[1]["initial_lr"]
 
 
 SHORT = ["logger=csv", "trainer.log_every_n_steps=1", "trainer.max_epochs=1"]  # of 5 steps, with a rate of 0.01

@@ -97,10 +97,9 @@ SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedu
 SPARSE += ["table_optimizer=rowwise_adagrad"]
 BIAS = ["gate=topk", "gate.scores=sigmoid", "gate.bias_rate=0.01", "gate.columns=[item]"]
 ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=uncertainty", "network.dropout=0"]
-ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2", "callbacks.examples.count=0"]
+ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2"]
 PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
 PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=upgrad", "trainer.max_epochs=2"]
-PAIRS += ["callbacks.examples.count=0"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ WORDS = [
     *("data=table_stream", "data.window_rows=256", "data.eval_batch_size=70", "trainer.max_epochs=3"),
     *("data.tasks={click: {kind: binary}, stars: {kind: regression}}", "data.split_column=part"),
     *NARROW,
-    *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5", "callbacks.examples.count=0"),
+    *("logger.csv.flush_logs_every_n_steps=1", "callbacks.last.every_steps=5"),
 ]
 
 

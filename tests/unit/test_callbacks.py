@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
-from mtl.callbacks.example_images import ExampleImages, captions
 from mtl.callbacks.routing_monitor import RoutingMonitor
 from mtl.callbacks.selection_report import SelectionReport
 from mtl.callbacks.standard import LayerAdaptation
@@ -28,7 +24,7 @@ from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
-from mtl.types import MISSING_CLASS, Batch, Categorical, DataSpec, Routing, TaskSpec
+from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
 
 
 class Recorder(torch.nn.Module):
@@ -243,19 +239,6 @@ def test_selection_report_against_the_simulated_truth() -> None:
     assert run.callback_metrics["test/jaccard_related"] == pytest.approx(0.5)
     assert run.callback_metrics["test/distinct_experts"] == pytest.approx(4 / 3)
     assert run.callback_metrics["test/jaccard_unrelated"] == pytest.approx(0)
-
-
-def test_grid_of_training_images(tmp_path: Path) -> None:
-    targets = {"a": torch.tensor([3, 7]), "b": torch.tensor([MISSING_CLASS, 1]), "Wears_Hat": torch.tensor([1.0, 0.0])}
-    assert captions(targets, 2) == ["3  ?  Wears Hat", "7  1"]
-    trainer = SimpleNamespace(global_step=0, is_global_zero=True, loggers=[])
-    for channels in (1, 3):
-        batch = Batch({"image": torch.randint(256, (2, channels, 6, 5), dtype=torch.uint8)}, targets)
-        ExampleImages(str(tmp_path / str(channels))).on_train_batch_start(trainer, None, batch, 0)
-        assert np.unique(imread(tmp_path / str(channels) / "examples.png")).size > 20  # not a blank sheet
-    numbers = Batch({"x": torch.rand(2, 3)}, targets)
-    ExampleImages(str(tmp_path / "none")).on_train_batch_start(trainer, None, numbers, 0)
-    assert not (tmp_path / "none").exists()
 
 
 def test_tasks_without_an_expert_are_counted() -> None:

@@ -25,7 +25,7 @@ from mtl.networks.transformer import Transformer
 from mtl.runs.signals import Stopped
 from mtl.training.distillation import Distillation, prediction_losses
 from mtl.training.module import MultiTaskModule
-from mtl.types import MISSING_CLASS, Batch, DataSpec, TaskSpec, Tokens
+from mtl.types import Batch, DataSpec, TaskSpec, Tokens
 from tests.integration.helpers import compose_small
 from tests.stopping import StopAt, same, watched
 from tests.transformers import CONFIG, LENGTH, SPEC, TASKS, VOCAB, shake, tokens
@@ -150,16 +150,6 @@ def test_the_loss_of_a_step_is_the_sum_of_all_parts() -> None:
         torch.testing.assert_close(with_teacher.aux_totals[name], sum(part[name] for part in parts).detach())
 
 
-def test_rows_without_a_label_count() -> None:
-    module, batch = module_with(Distillation(transformer(False, seed=2), TASKS)), token_batch(4, TASKS)
-    module.training_step(batch, 0)
-    expected, module.aux_totals = module.aux_totals, {}
-    missing = {"a": torch.full((4,), float("nan")), "b.c": torch.full((4,), MISSING_CLASS)}
-    module.training_step(Batch(batch.inputs, missing | {"type": torch.full((4,), float("nan"))}), 0)
-    assert module.aux_totals == expected
-    assert float(expected["distillation_predictions"]) > 0
-
-
 def test_the_average_over_processes_is_the_mean_over_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process gets half of the rows, with different numbers of tokens; its share depends on both halves."""
     student, teacher = transformer(seed=1), transformer(False, seed=2)
@@ -185,7 +175,7 @@ def test_the_average_over_processes_is_the_mean_over_the_whole_batch(monkeypatch
 
 
 WORDS = ["network=transformer", "gate=topk", "recipe.num_experts=3", "recipe.head_units=[]", "recipe.dropout=0.1"]
-WORDS += ["logger=csv", "trainer.max_epochs=2", "callbacks.examples=null", "trust=[tests]"]
+WORDS += ["logger=csv", "trainer.max_epochs=2", "trust=[tests]"]
 
 
 def config(folder: Path, *words: str, sizes: dict[str, int] | None = None, **data: Any) -> DictConfig:

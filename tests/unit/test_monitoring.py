@@ -182,12 +182,11 @@ def test_unknown_monitor_stops_the_run_before_its_first_step(watcher: Any) -> No
     assert message.endswith("Did you mean val/loss?")
 
 
-def test_known_monitors_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_monitors_pass() -> None:
     for monitor in ("val/loss", "val/a/auroc", "train/loss", "train/aux/x", "val/experts_per_sample"):
         checked(BestCheckpoint("x", monitor=monitor), EarlyStop(monitor=monitor), RoutingMonitor("x"))
     own = type("Own", (Callback,), {"__module__": "elsewhere"})()  # it may log anything
     checked(EarlyStop(monitor="mine"), own)
-    assert "callbacks.early_stopping.monitor=mine: nothing that is known logs this name" in caplog.text
 
 
 @pytest.mark.parametrize("make", [lambda path: BestCheckpoint(path, monitor="mine"), lambda path: EarlyStop("mine")])

@@ -27,7 +27,6 @@ from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation
-from mtl.training.losses import summed_losses
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import GradNorm, LossWeighting
 from mtl.types import Batch, DataSpec, NetworkOutput, Numeric, TaskSpec
@@ -103,7 +102,6 @@ def test_weightings_keep_the_losses_that_they_compare_with() -> None:
 
 
 PRICE = TaskSpec("price", "regression", mean=1000.0, std=250.0)
-PLAIN = TaskSpec("stars", "regression")
 OUTPUT = torch.tensor([0.0, 1.0, -2.0, 0.5])
 TARGET = torch.tensor([1000.0, 1500.0, math.nan, 1000.0])
 
@@ -118,19 +116,6 @@ def test_the_loss_is_in_standard_units_and_metrics_are_in_those_of_the_task() ->
     assert found["price/mse"] == pytest.approx((250**2 + 125**2) / 3)
     assert PRICE.in_units(OUTPUT).tolist() == [1000, 1250, 500, 1125]
     torch.testing.assert_close(PRICE.standardised(PRICE.in_units(OUTPUT)), OUTPUT.double())
-
-
-def test_tasks_of_different_units_at_once_equal_one_at_a_time() -> None:
-    tasks = {"price": PRICE, "stars": PLAIN}
-    predictions = {"price": OUTPUT, "stars": OUTPUT.flip(0)}
-    targets = {"price": TARGET, "stars": torch.tensor([math.nan, 1.0, 2.0, 3.0])}
-    with torch.inference_mode():  # as in the validation before training
-        summed_losses(tasks, predictions, targets)
-    names, totals, _ = summed_losses(tasks, {n: p.clone().requires_grad_() for n, p in predictions.items()}, targets)
-    totals.sum().backward()
-    assert names == ["price", "stars"]
-    for name, total in zip(names, totals, strict=True):
-        torch.testing.assert_close(total.detach(), summed_loss(tasks[name], predictions[name], targets[name])[0])
 
 
 def test_large_units_do_not_overflow_in_half_precision() -> None:

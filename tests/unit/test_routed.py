@@ -31,21 +31,6 @@ def dense_network(gate: object, spec: DataSpec = VECTORS, **options: object) -> 
     return RoutedNetwork(spec, bottom_for, layers, gate, partial(Heads), **options)
 
 
-def test_layer_averages_the_connected_components() -> None:
-    components = [partial(DenseLayers, units=[4]) for _ in range(3)]
-    layer = RoutedLayer(5, components, fixed([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
-    x = torch.randn(7, 5)
-    y, _ = layer(x, None)
-    outputs = [component(x) for component in layer.components]
-    assert torch.allclose(y[0], (outputs[0] + outputs[1]) / 2)
-    assert torch.allclose(y[1], outputs[2])
-    different = torch.randn(2, 7, 5)  # after the first layer each task has an input of its own
-    y, _ = layer(different, None)
-    assert torch.allclose(y[0], (layer.components[0](different[0]) + layer.components[1](different[0])) / 2)
-    assert torch.allclose(y[1], layer.components[2](different[1]))
-    assert torch.allclose(layer(different[1:], [1])[0], y[1:])
-
-
 class Counting(Component):
     def __init__(self, input_dim: int) -> None:
         super().__init__()
