@@ -10,10 +10,11 @@ import polars as pl
 
 from mtl.paper.definition import Joint, Part
 from mtl.report.compare import compare
-from mtl.report.grid import Published, rounded
-from mtl.report.page import Listing, Section
+from mtl.report.grid import Published, listing, rounded
+from mtl.report.page import Section
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import Value
+from mtl.report.tables import written
 
 Row = dict[str, Value]  # by column, and by mean
 
@@ -46,16 +47,15 @@ def section_of_joint(joint: Joint, runs: Runs, gates: Sequence[Part], theirs: Pu
     published = {gate.name: theirs[gate.key] for gate in gates if gate.key in theirs and gate.name in have}
     comparison = compare(runs, columns=columns)
     if not joint.best:
-        return Section(joint.name, "", comparison, published)
+        return Section(joint.name, "", comparison, written(comparison, published))
     rows = []
     for name in dict.fromkeys(runs.table["setting"]):
         best = _with_means(joint, {column: _best(runs, name, column) for column in joint.columns})
         rows.append([name, *(_text(best[column]) for column in columns)])
         if name in published:
             rows.append([f"{name}, published", *(_text(published[name].get(c, (None,))[0]) for c in columns)])
-    return Section(
-        joint.name, "", comparison, listings=[Listing("The best run of each column", ["gate", *columns], rows)]
-    )
+    best_runs = listing("The best run of each column", ["gate", *columns], rows)
+    return Section(joint.name, "", comparison, written(comparison), [best_runs])
 
 
 def _with_means(joint: Joint, row: Row) -> Row:

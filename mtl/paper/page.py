@@ -16,7 +16,8 @@ from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.searches import Pairs, judge_search
 from mtl.paper.verdicts import RULES, Judgement, judge
-from mtl.report.page import Listing, Section, pictures_beside, render, render_markdown
+from mtl.report.grid import listing
+from mtl.report.page import Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
 from mtl.report.section import PUBLISHED, section_of
 from mtl.report.trials import Trials, best_trials, section_of_trials
@@ -170,7 +171,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:
         return Section("Claims", "The file states none.")
-    verdicts = Listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
+    verdicts = listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
     return Section("Claims", RULES, listings=[verdicts])
 
 

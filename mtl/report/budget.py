@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
-from mtl.report.page import Listing
+from mtl.report.grid import Listing, listing
 from mtl.report.statistics import Value
 
 SIZES = (1, 2, *range(5, 251, 5))  # numbers of trials, as in COMET
@@ -105,7 +105,7 @@ def ratios(budgets: Sequence[Budget], attribute: str, name: str, higher: bool) -
         rows.append([own.setting, *cells])
     header = ["trials of", *(f"for {each.setting} with {each.whole}" for each in budgets)]
     note = f"The least number of trials with which the row's expected {name} is at least as good as the column's."
-    return Listing(f"Tuning budget: {name}", header, rows, [note])
+    return listing(f"Tuning budget: {name}", header, rows, [note])
 
 
 def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mtl.report.compare import Comparison, Quantity
@@ -16,7 +16,6 @@ _GAP = 3  # characters between columns
 _WIDEST_NAME = 28  # characters of the first column; longer names take several lines
 _WHOLE_HEADER = 14  # other headers take one line up to this width
 _WIDEST_HEADER = 20  # wider headers are broken inside words, unless the cells are wider
-_MOST_COLUMNS = 8  # columns of a table in Markdown or HTML
 _DIGITS = 4  # significant digits of a mean whose error is not known
 _MOST_DECIMALS = 6
 _ARROWS: Mapping[bool | None, str] = {True: "↑", False: "↓", None: ""}
@@ -32,68 +31,71 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A table of texts; ``rows``: the cells of each row by its name."""
+class Listing:
+    """A table whose first column names the rows; ``notes``: sentences below it."""
 
-    corner: str
-    columns: list[str]
-    rows: dict[str, list[Entry]]
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+    notes: Sequence[str] = ()
 
-    def transposed(self, corner: str) -> Grid:
-        """Return the grid with columns as rows."""
-        cells = zip(*self.rows.values(), strict=True)
-        return Grid(corner, list(self.rows), dict(zip(self.columns, map(list, cells), strict=True)))
+    def transposed(self, corner: str) -> Listing:
+        """Return the table with columns as rows."""
+        names, *columns = zip(*self.rows, strict=True)
+        rows = [[Entry(name), *column] for name, column in zip(self.header[1:], columns, strict=True)]
+        return replace(self, header=[corner, *(name.value for name in names)], rows=rows)
 
     def widths(self) -> list[int]:
         """Return the widths of the columns in characters, the first one first."""
-        widths = [min(_WIDEST_NAME, max(map(len, (self.corner, *self.rows))))]
-        for index, header in enumerate(self.columns):
-            texts = [text for row in self.rows.values() for text in (row[index].value, *row[index].below)]
+        names, *columns = zip(*self.rows, strict=True)
+        widths = [min(_WIDEST_NAME, max(map(len, (self.header[0], *(name.value for name in names)))))]
+        for header, column in zip(self.header[1:], columns, strict=True):
+            texts = [text for entry in column for text in (entry.value, *entry.below)]
             words = [header] if len(header) <= _WHOLE_HEADER else header.split(" ")
             widths.append(max([min(_WIDEST_HEADER, max(map(len, words))), *map(len, texts)]))
         return widths
 
-    def blocks(self, width: int) -> list[Grid]:
-        """Return grids that fit into ``width`` characters, each with the first column and some of the others."""
+    def blocks(self, width: int) -> list[Listing]:
+        """Return tables that fit into ``width`` characters, each with the first column and some of the others."""
         first, *others = self.widths()
-        starts, used = [0], first
-        for index, other in enumerate(others):
+        starts, used = [1], first
+        for index, other in enumerate(others, 1):
             if index > starts[-1] and used + _GAP + other > width:
                 starts.append(index)
                 used = first
             used += _GAP + other
         parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
         return [
-            Grid(self.corner, self.columns[part], {name: row[part] for name, row in self.rows.items()})
+            replace(self, header=[self.header[0], *self.header[part]], rows=[[row[0], *row[part]] for row in self.rows])
             for part in parts
         ]
 
 
-def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Grid:
+def listing(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str] = ()) -> Listing:
+    """Return a table of plain texts."""
+    return Listing(title, header, [[Entry(text) for text in row] for row in rows], notes)
+
+
+def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Listing:
     """Return the comparison with a row for each setting, followed by a row of its ``published`` values, if any.
 
     ``detailed``: with the errors of differences, and bootstrap intervals.
     ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
     """
-    published, quantities, rows = published or {}, comparison.quantities, {}
-    columns = [comparison.unit, *(quantity.name + _ARROWS[quantity.higher] for quantity in quantities)]
+    published, quantities, rows = published or {}, comparison.quantities, list[list[Entry]]()
+    names = [quantity.name + _ARROWS[quantity.higher] for quantity in quantities]
     places = {quantity.name: decimals(quantity) for quantity in quantities}
     for setting in dict.fromkeys((*comparison.runs, *published)):
         if setting in comparison.runs:
             done, every = comparison.runs[setting]
-            rows[setting] = [Entry(str(done) if done == every else f"{done} of {every}")]
-            rows[setting] += [_entry(each, setting, places[each.name], detailed) for each in quantities]
+            count = Entry(str(done) if done == every else f"{done} of {every}")
+            row = [_entry(each, setting, places[each.name], detailed) for each in quantities]
+            rows.append([Entry(setting), count, *row])
         if setting in published:
             values = [published[setting].get(quantity.column) for quantity in quantities]
-            texts = ["", *("-" if value is None else rounded(*value) for value in values)]
-            rows[f"{setting}, published"] = [Entry(text, published=True) for text in texts]
-    return Grid(comparison.heading, columns, rows)
-
-
-def written_grid(comparison: Comparison, published: Published | None = None) -> Grid:
-    """Return the detailed grid, with settings as columns if there are many quantities."""
-    upright = grid(comparison, True, published)
-    return upright if len(upright.columns) <= _MOST_COLUMNS else upright.transposed(upright.corner)
+            texts = ["-" if value is None else rounded(*value) for value in values]
+            rows.append([Entry(text, published=True) for text in (f"{setting}, published", "", *texts)])
+    return Listing("", [comparison.heading, comparison.unit, *names], rows)
 
 
 def _entry(quantity: Quantity, setting: str, places: int, detailed: bool) -> Entry:

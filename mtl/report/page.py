@@ -14,8 +14,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mtl.report.compare import Comparison
-from mtl.report.grid import Published, written_grid
-from mtl.report.tables import explanation, markdown, markdown_table
+from mtl.report.grid import Listing
+from mtl.report.tables import markdown
 
 _DPI = 120  # of figures in a page
 _SHORT = 24  # characters of a text that is aligned like a number
@@ -33,18 +33,8 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A table of texts whose first column names the rows; ``notes``: sentences below it."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Section:
-    """A part of a page: paragraphs, the comparison with the published values, further tables, and pictures.
+    """A part of a page: paragraphs, the comparison and its table, further tables, and pictures.
 
     ``text``: paragraphs, separated by blank lines. ``notes``: sentences below the table, such as on failed runs.
     """
@@ -52,7 +42,7 @@ class Section:
     title: str
     text: str = ""
     comparison: Comparison | None = None
-    published: Published = field(default_factory=dict)
+    table: Listing | None = None
     listings: Sequence[Listing] = ()
     figures: Sequence[Picture] = ()
     notes: Sequence[str] = ()
@@ -92,14 +82,14 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals |= {"written_grid": written_grid, "explanation": explanation, "classes": _classes}
+    environment.globals["classes"] = _classes
     environment.globals["encoded"] = lambda png: base64.b64encode(png).decode()
     return environment.get_template("page.html")
 
 
 def _classes(listing: Listing) -> list[Markup]:
     """Return the HTML attribute of each column's cells, which aligns texts and numbers differently."""
-    columns = zip(*listing.rows, strict=True)
+    columns = [[entry.value for entry in column] for column in zip(*listing.rows, strict=True)]
     wordy = [any(len(text) > _SHORT or text[:1].isalpha() for text in texts) for texts in columns]
     return [Markup(' class="text"' if words else "") for words in wordy or [False] * len(listing.header)]
 
@@ -115,10 +105,8 @@ def render_markdown(title: str, intro: str, sections: Sequence[Section], name: s
     parts, files = [f"# {title}", intro], iter(pictures_beside(name or "", sections))
     for section in sections:
         parts += [f"## {section.title}", section.text]
-        if section.comparison:
-            parts.append(markdown(section.comparison, section.published))
-        for listing in section.listings:
-            parts += [f"### {listing.title}", markdown_table(listing.header, listing.rows), _bullets(listing.notes)]
+        for listing in [*([section.table] if section.table else []), *section.listings]:
+            parts += [f"### {listing.title}" if listing.title else "", markdown(listing), _bullets(listing.notes)]
         parts.append(_bullets(section.notes))
         if name:
             parts += [f"![{each.caption}]({next(files)})" for each in section.figures if each.beside]

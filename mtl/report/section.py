@@ -11,11 +11,11 @@ import polars as pl
 from mtl.checks import require
 from mtl.report.compare import compare
 from mtl.report.curves import curves_of, draw
-from mtl.report.grid import Published, rounded
-from mtl.report.page import Listing, Picture, Section, picture, picture_of
+from mtl.report.grid import Listing, Published, listing, rounded
+from mtl.report.page import Picture, Section, picture, picture_of
 from mtl.report.runs import FINISHED, Runs, config
 from mtl.report.statistics import summarise
-from mtl.report.tables import missing
+from mtl.report.tables import missing, written
 
 CURVE = "val/loss"
 MOST_PICTURES = 24  # pictures of experts; a limit keeps the page small
@@ -59,7 +59,8 @@ def section_of(
     costs = costs_of(runs, baseline)
     drawn, lacking_curves = _curves(runs, curves or {})
     figures = [*drawn, *_weights(runs, pictures or {})]
-    return Section(title, "", comparison, published, [costs] if costs.rows else [], figures, notes + lacking_curves)
+    table = written(comparison, published)
+    return Section(title, "", comparison, table, [costs] if costs.rows else [], figures, notes + lacking_curves)
 
 
 def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
@@ -88,7 +89,7 @@ def costs_of(runs: Runs, baseline: str | None = None) -> Listing:
         note += (
             f" FLOPs of training: {_COSTS[work]} x epochs, which assumes that an epoch has the same rows everywhere."
         )
-    return Listing("Costs", header, rows if columns else [], [note])
+    return listing("Costs", header, rows if columns else [], [note])
 
 
 def _flops(group: pl.DataFrame, work: str) -> tuple[Any, ...]:

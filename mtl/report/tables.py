@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mtl.report.compare import Comparison
-from mtl.report.grid import Entry, Grid, Published, grid, written_grid
+from mtl.report.grid import Entry, Listing, Published, grid
 from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import LEVEL, RESAMPLES, SIGNIFICANCE
 
 _MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _LONGEST_REASON = 300  # characters
+_MOST_COLUMNS = 9  # columns of a table in Markdown or HTML
 
 
 def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]:
@@ -31,29 +32,26 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
         below = tuple(line + space for line in entry.below)
         return entry._replace(value=entry.value + (mark if entry.best else space), below=below)
 
-    for name, (count, *others) in upright.rows.items():
-        upright.rows[name] = [count, *map(marked, others)]
-    choices = [each.blocks(width) for each in (upright, upright.transposed(f"{upright.corner} →"))]
+    upright = replace(upright, rows=[[*row[:2], *map(marked, row[2:])] for row in upright.rows])
+    choices = [each.blocks(width) for each in (upright, upright.transposed(f"{upright.header[0]} →"))]
     return [_table(block) for block in min(choices, key=len)]
 
 
-def markdown(comparison: Comparison, published: Published | None = None) -> str:
-    """Return the comparison as one Markdown table with the best values in bold, followed by its explanation."""
-    shown = written_grid(comparison, published)
+def written(comparison: Comparison, published: Published | None = None) -> Listing:
+    """Return the detailed table and its explanation, with settings as columns if there are many quantities."""
+    upright = replace(grid(comparison, True, published), notes=explanation(comparison, "in bold", True))
+    return upright if len(upright.header) <= _MOST_COLUMNS else upright.transposed(upright.header[0])
+
+
+def markdown(table: Listing) -> str:
+    """Return a table in Markdown, with the best values in bold."""
 
     def text(entry: Entry) -> str:
         value = f"**{entry.value}**" if entry.best else entry.value
         return "<br>".join([value, *(line.replace("*", "\\*") for line in entry.below)])
 
-    rows = [[name, *map(text, row)] for name, row in shown.rows.items()]
-    table = markdown_table([shown.corner, *shown.columns], rows)
-    return "\n".join([table, "", *explanation(comparison, "in bold", True), ""])
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    lines = [table.header, ["---"] * len(table.header), *([text(entry) for entry in row] for row in table.rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def explanation(comparison: Comparison, best: str, detailed: bool = False) -> list[str]:
@@ -97,16 +95,14 @@ def missing(runs: Runs) -> list[str]:
     return [head, *(line[:_LONGEST_REASON] for line in lines[:_MOST_NAMED]), *more]
 
 
-def _table(block: Grid) -> Table:
+def _table(block: Listing) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    widths = block.widths()
-    table.add_column(Text(block.corner), width=widths[0], overflow="fold")
-    for name, width in zip(block.columns, widths[1:], strict=True):
-        table.add_column(Text(name), width=width, justify="right", overflow="fold")
-    for name, row in block.rows.items():
+    for number, (name, width) in enumerate(zip(block.header, block.widths(), strict=True)):
+        table.add_column(Text(name), width=width, justify="right" if number else "left", overflow="fold")
+    for row in block.rows:
         texts = []
         for entry in row:
             text = Text(entry.value, style="bold" if entry.best else "")
             texts.append(text.append("".join(f"\n{line}" for line in entry.below), style="not bold dim"))
-        table.add_row(Text(name), *texts)
+        table.add_row(*texts)
     return table

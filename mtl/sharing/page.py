@@ -14,9 +14,9 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from mtl.report.delta import DELTA
-from mtl.report.grid import p_text
+from mtl.report.grid import Listing, listing, p_text
 from mtl.report.heading import heading
-from mtl.report.page import Listing, Section, picture_of
+from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.summary import PAGE, write_report
@@ -101,12 +101,12 @@ def _table(gains: Sequence[Gain]) -> Listing:
         ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
         rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
-    return Listing("Gains", ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows, [RULE])
+    return listing("Gains", ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows, [RULE])
 
 
 def _matrix(title: str, tasks: list[str], values: np.ndarray, note: str) -> Listing:
     cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
-    return Listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], [note])
+    return listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], [note])
 
 
 def _json(values: Any) -> Any:

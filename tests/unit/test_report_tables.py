@@ -16,7 +16,7 @@ from mtl.report.compare import Comparison, compare
 from mtl.report.delta import delta_m
 from mtl.report.grid import grid
 from mtl.report.runs import Runs, read_runs, with_means
-from mtl.report.tables import console_tables, explanation, markdown
+from mtl.report.tables import console_tables, explanation, markdown, written
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc", "minutes": "rmse"}
@@ -84,7 +84,8 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
         "shared_bottom": {"test click/auprc": (0.65, 0.01), "test loss": (0.4, None)},
         "gumbel": {"test loss": (0.25, None)},
     }
-    lines = markdown(compare(read_runs([sweep])), published).splitlines()
+    table = written(compare(read_runs([sweep])), published)
+    lines = markdown(table).splitlines()
     assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
     assert lines[2] == (
         "| mmoe | 2 | 0.5000 ± 0.0000<br>[0.5000, 0.5000] | 0.710 ± 0.010<br>[0.700, 0.720] | "
@@ -93,7 +94,7 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
     assert lines[4] == "| shared_bottom, published |  | 0.4 | 0.65 ± 0.01 | - |"
     assert "| **0.795 ± 0.105**<br>-0.010<br>[0.690, 0.900] |" in lines[5]
     assert lines[6] == "| gumbel, published |  | 0.25 | - | - |"
-    assert any("p: Student's paired t test, two-sided; *: p < 0.05" in line for line in lines)
+    assert any("p: Student's paired t test, two-sided; *: p < 0.05" in line for line in table.notes)
 
 
 @pytest.mark.parametrize("num_settings", [1, 3, 16])
@@ -123,7 +124,7 @@ def test_many_tasks_are_a_mean_and_extremes() -> None:
 @pytest.mark.parametrize(("lacking", "text"), [(None, "-"), (math.nan, "- (0/2)")])
 def test_a_mean_over_tasks_needs_all_of_them(lacking: float | None, text: str) -> None:
     runs = many(17, 1, pl.lit(lacking, pl.Float64).alias("test task_003/mse"))
-    assert grid(compare(runs)).rows["gate0"][2].value == text
+    assert grid(compare(runs)).rows[0][3].value == text
 
 
 def test_values_that_no_run_has() -> None:
@@ -131,7 +132,7 @@ def test_values_that_no_run_has() -> None:
     own = pl.when(pl.col("setting") == "gate0").then(pl.lit(None, pl.Float64)).otherwise(pl.col("test task_004/mse"))
     table = many(17, 2).table.with_columns(pl.lit(math.nan).alias("test loss"), own.alias("test task_004/mse"))
     comparison = compare(replace(many(17, 2), table=table), columns=["test loss", "test none", "test task_004/mse"])
-    rows = grid(comparison).rows
+    rows = {row[0].value: row[1:] for row in grid(comparison).rows}
     assert [entry.value for entry in rows["gate0"]] == ["2", "- (0/2)", "-"]
     assert [entry.value for entry in rows["gate1"]] == ["2", "- (0/2)", "3.25 ± 0.25"]
     assert comparison.notes[0] == "No run has test none."
