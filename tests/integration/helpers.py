@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,6 +20,7 @@ from mtl.cli.help import groups
 from mtl.cli.run import run
 from mtl.config.check import check
 from mtl.config.resume import is_harmless, resumed_config
+from mtl.python.fit import own_hydra
 from tests.config_files import keep_files
 from tests.conftest import ROOT
 
@@ -69,8 +68,7 @@ def _value(word: str) -> tuple[str, Any] | None:
 
 @cache
 def _composed(words: tuple[str, ...]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with own_hydra():
         return train.composed(words)
 
 

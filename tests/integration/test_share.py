@@ -20,8 +20,8 @@ import mtl
 from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
-from mtl.cli.explain import CONF
 from mtl.cli.run import run
+from mtl.python.fit import own_hydra
 from mtl.records import RESULTS, read_json
 from mtl.sharing import command, page
 from mtl.tune import launch
@@ -69,7 +69,7 @@ def at_once(folder: Path) -> Launch:
 
 
 def answered(tmp_path: Path, own: list[str]) -> dict[str, Any]:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+    with own_hydra():
         given = [*SMALL, f"paths.output_dir={tmp_path}"]
         words = [*OWN, *own]
         return page.write(command.share(hydra.compose("share", words), given, accepted, at_once), [*words, *given])

@@ -16,10 +16,10 @@ from typing import Any
 import hydra
 import optuna
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from mtl.cli import tune
 from mtl.cli.run import run
+from mtl.python.fit import own_hydra
 from mtl.records import read_json
 from mtl.runs import channel
 from mtl.tune.definition import read
@@ -71,8 +71,7 @@ def test_every_study_has_trials_that_train_accepts(path: Path, gates: str) -> No
     text = path.read_text()
     assert text.startswith("# @package _global_\n# ")
     assert f"Example: python tune.py study={path.stem}" in text.splitlines()[1]
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with own_hydra():
         found = read(hydra.compose("tune", [f"study={path.stem}"]), path.stem, [], [])
     assert all(each.space for each in found)
     for each in found if gates == "all" else found[-1:]:

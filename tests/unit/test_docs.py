@@ -8,8 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from omegaconf import OmegaConf
 
 import mtl
@@ -18,6 +17,7 @@ from mtl.cli.main import COMMANDS
 from mtl.cli.study import split_words
 from mtl.options import valid
 from mtl.paper.definition import read
+from mtl.python.fit import own_hydra
 from mtl.sharing.settings import Share
 from mtl.tune import definition
 from tests.conftest import ROOT
@@ -111,8 +111,7 @@ def test_commands_of_studies_are_accepted() -> None:
         study, others = split_words([word for word in command if "=" in word], tune.OWN)  # no --config-dir
         special = dict(word.split("=") for word in others)
         assert set(special) <= {"gate", "show", "data"}
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with own_hydra():
             cfg = compose("tune", study)
         assert set(special.get("gate", "").split(",")) <= {"", *cfg.gates}
 
@@ -122,8 +121,7 @@ def test_study_of_the_page_is_read(tmp_path: Path) -> None:
     [text] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "tuning.md").read_text(), flags=re.DOTALL)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "narrow.yaml").write_text(text.replace("data=visits", "data=table"))
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with own_hydra():
         cfg = compose("tune", ["study=narrow", f"hydra.searchpath=[file://{tmp_path}]"])
     found = definition.read(cfg, "narrow", list(cfg.gates), [])
     assert [each.label for each in found] == ["softmax", "comet"]
@@ -136,8 +134,7 @@ def test_commands_of_papers_are_accepted() -> None:
     given = commands("mtl reproduce")
     assert len(given) > 1
     for command in given:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with own_hydra():
             name, cfg, others, _ = reproduce.configuration(command)
         assert not others, others
         assert read(cfg, name, others).pairs()
@@ -147,9 +144,8 @@ def test_commands_of_mtl_share_are_accepted() -> None:
     given = commands("mtl share")
     assert len(given) > 2
     for command in given:
-        GlobalHydra.instance().clear()
         own, others = split_words([word for word in command if "=" in word], share.OWN)
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with own_hydra():
             assert valid(Share, OmegaConf.to_container(compose("share", own)), "")
             assert composed([word for word in others if not word.startswith("data.path")])
 

@@ -13,8 +13,7 @@ from typing import Any, Literal, NotRequired
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from mtl.data_modules.files import memory
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule
 from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
@@ -29,6 +28,7 @@ from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
 from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, valid
+from mtl.python.fit import own_hydra
 from tests.conftest import ROOT
 from tests.integration.helpers import compose_small
 
@@ -358,8 +358,7 @@ def test_folders_below_home_and_shares_of_splits_with_a_file(monkeypatch: pytest
 @pytest.fixture
 def hydra() -> Iterator[None]:
     """Have Hydra ready to compose, as it is while the program runs."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with own_hydra():
         yield
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
 from mtl.config.build import build_network
 from mtl.paper.definition import Paper, read
+from mtl.python.fit import own_hydra
 from mtl.tune.definition import Definition
 from mtl.tune.space import distributions, words
 from mtl.types import Categorical, DataSpec, Numeric, TaskSpec
@@ -28,8 +28,7 @@ PAPERS = sorted((ROOT / "conf" / "paper").glob("*.yaml"))
 
 @cache
 def composed_file(name: str, own: tuple[str, ...]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with own_hydra():
         return hydra.compose("reproduce", [f"paper={name}", *own])
 
 
