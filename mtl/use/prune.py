@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mtl.analysis.flops import forward_flops
 from mtl.checks import require
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
-from mtl.types import TaskSpec
+from mtl.predictions import conditional
 from mtl.use import program
 from mtl.use.program import replace_parts
 from mtl.use.trained import network_and_data
@@ -36,7 +37,7 @@ def prune(network: nn.Module, task: str) -> nn.Module:
     require(task in names, f"no task {task!r}; the tasks are {', '.join(names)}")
     index = names.index(task)
     replace_parts(pruned, "only", index)
-    pruned.tasks = [pruned.tasks[index]]
+    pruned.tasks = [replace(pruned.tasks[index], after=None)]
     result: nn.Module = pruned.eval()  # includes the replaced parts
     return result
 
@@ -50,27 +51,12 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
     return found
 
 
-class _Predictor(nn.Module):
-    """Return a network's output for one task as a tensor: logits, or a regression in the units of its labels."""
-
-    def __init__(self, network: nn.Module, task: TaskSpec) -> None:
-        super().__init__()
-        self.network, self.task = network, task
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        prediction: Tensor = self.network(inputs, [self.task.name]).predictions[self.task.name]
-        return self.task.in_units(prediction) if self.task.kind == "regression" else prediction
-
-
 def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Module:
     """Export ``pruned`` for any batch size as a program that needs only torch; return the program read back.
 
-    ``torch.export.load(path).module()`` maps a dict like ``inputs`` to the task's predictions: logits, or the values of
-    a regression in the units of its labels.
+    ``torch.export.load(path).module()`` maps a dict like ``inputs`` to probabilities or values, as those of mtl export.
     """
-    network: Any = pruned
-    [task] = network.tasks
-    return program.save(program.export(_Predictor(pruned, task), inputs), path)
+    return program.save(program.export(program.Readable(pruned), inputs), path)
 
 
 @torch.no_grad()
@@ -81,18 +67,19 @@ def prune_run(
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
     between the predictions of the exported program and of the full network on a batch of test rows; for a regression
-    it is in standard units of the labels.
+    it is in standard units of the labels. Of a task after another, the conditional probability is predicted.
     """
     network, data = network_and_data(path, trust, data_dir)
     inputs = dict(next(iter(data.test_dataloader())).inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
-    report: dict[str, dict[str, Any]] = {}
+    full, report = program.Readable(network)(inputs), dict[str, dict[str, Any]]()
     for task, pruned in cuts.items():
         exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
-        found, full = (spec.standardised(predict(inputs)) for predict in (exported, _Predictor(network, spec)))
-        report[task] = savings(network, pruned, inputs) | {"difference": float((found - full).abs().max())}
+        found, expected = exported(inputs)[task], full[conditional(spec) if spec.after else task]
+        apart = (spec.standardised(found) - spec.standardised(expected)).abs().max()
+        report[task] = savings(network, pruned, inputs) | {"difference": float(apart)}
     write_json(folder / "savings.json", report)
     return report
