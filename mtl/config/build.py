@@ -127,9 +127,7 @@ def build_module(
     cfg: DictConfig, network: nn.Module, spec: DataSpec, distillation: Distillation | None = None
 ) -> MultiTaskModule:
     """Return the LightningModule that trains ``network`` on the tasks of ``spec``, and to imitate any teacher."""
-    config = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(config, dict)
-    options = {str(key): value for key, value in config.items()}
+    options: Any = OmegaConf.to_container(cfg, resolve=True)
     make = _weighting(cfg)
     weighting = make and make(network=network, num_tasks=len(spec.tasks), seed=cfg.get("seed", 0))
     tables = _instantiate(cfg, "table_optimizer") if cfg.get("table_optimizer") else None

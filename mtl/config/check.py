@@ -59,7 +59,8 @@ class _Check:
 
     def __init__(self, cfg: DictConfig) -> None:
         self.raw: Any = OmegaConf.to_container(cfg, resolve=False)
-        for path, value in _leaves(self.raw):
+        for path, value in _nodes(self.raw):
+            require(path != ("recipe",) or isinstance(value, dict), f"recipe={shown(value)}: must be a section")
             require(value != "???", f"{_dotted(path)} is missing; give {_dotted(path)}=...")
         try:
             self.values: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -181,9 +182,6 @@ class _Check:
                 yield from self._section((section, name), child, optional=True)
 
     def _recipe(self, value: Any, references: set[str]) -> Iterator[str]:
-        if not isinstance(value, dict):
-            yield f"recipe={shown(value)}: must be a section"
-            return
         read = {reference.split(".")[1] for reference in references if reference.startswith("recipe.")}
         for name in value.keys() - read:
             if near := suggestion(name, read, "recipe.", 0.8):
@@ -215,37 +213,17 @@ class _Check:
         return f"; did you mean {near}?" if near else ""
 
     def _unresolved(self, error: Exception) -> str:
-        """Return the sentence for a reference that cannot be resolved."""
-        text = first_line(error)
+        """Return the sentence for a reference that cannot be resolved: OmegaConf's, and where the reference is."""
+        text, near = first_line(error).rpartition("while resolving interpolation: ")[2], ""
         references = {_dotted(path): value for path, value in _leaves(self.raw) if "${" in str(value)}
-        missing = re.search(
-            r"(Interpolation key|Environment variable|Unsupported interpolation type) '?([^']+)'?", text
-        )
         key = str(getattr(error, "full_key", None) or "")
         if isinstance(error, RecursionError) or "recursi" in text.lower() or "parent node" in text:
-            key, reason = key or next(iter(references)), "refers to itself; give it a value of its own"
-        elif missing is None:
-            reason = f"cannot be resolved: {text}"
-        elif missing[1] == "Environment variable":
-            reason = f"the environment variable {missing[2]} is not set"
-        elif missing[1] == "Unsupported interpolation type":
-            reason = f"there is no resolver {missing[2]}; a reference to an option is written ${{section.option}}"
-        else:
-            key = key or next((name for name, value in references.items() if f"${{{missing[2]}}}" in value), "")
-            choose = f"; choose one with {missing[2]}=NAME" if missing[2] in OBJECTS else ""
-            known = [_dotted(path) for path, _ in _nodes(self.raw)]
-            reason = f"there is no {missing[2]}{choose or suggestion(missing[2], known)}"
-        for reference in re.findall(r"\w+(?:\.\w+)+", f"{references.get(key, '')} {text}"):
-            value, names = self.raw, reference.split(".")
-            for index, name in enumerate(names[:-1], start=1):
-                if not isinstance(value, dict) or name not in value:
-                    break
-                value = value[name]
-                is_list = isinstance(value, list) and names[index].isdecimal()
-                if not isinstance(value, dict) and not is_list and "${" not in str(value):
-                    where = ".".join(names[:index])
-                    return f"{where}={shown(value)}: must be a section, since {key} refers to {reference}"
-        return f"{key}={shown(references[key])}: {reason}" if key in references else f"{key}: {reason}".lstrip(": ")
+            key, text = key or next(iter(references)), "refers to itself; give it a value of its own"
+        if missing := re.search(r"key '?([^']+)'? not found", text):
+            key = key or next((name for name, value in references.items() if f"${{{missing[1]}}}" in value), "")
+            choose = f"; choose one with {missing[1]}=NAME" if missing[1] in OBJECTS else ""
+            near = choose or suggestion(missing[1], [_dotted(path) for path, _ in _nodes(self.raw)])
+        return f"{key}={shown(references[key])}: {text}{near}" if key in references else f"{text}{near}"
 
 
 def find(path: str, where: str) -> Any:

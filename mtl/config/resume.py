@@ -127,8 +127,8 @@ def resumed_config(
     sure, below = words_in_force(stored, words)
     cfg = compose([*sure, *words])
     if below:  # keep them where the new choice has the same option with the same value as the run's choice
-        before, now = compose([word for word in stored if word not in below]), cfg
-        old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, now))
+        before, chosen = compose([word for word in stored if word not in below]), cfg
+        old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, chosen))
         same = [word for word in below if _below(old, key_of(word)) == _below(new, key_of(word)) != {}]
         cfg = compose([*sure, *same, *words])
     try:
@@ -141,7 +141,8 @@ def resumed_config(
         cfg.network.config = encoder
     trained = (*FIXED_SECTIONS, "optimizer", "table_optimizer")
     sections, free = (FIXED_SECTIONS, TEST_FILES) if evaluate else (trained, FILES)
-    wrong = _differences(saved, plain(cfg), sections, free)
+    now: Any = OmegaConf.to_container(cfg, resolve=True)
+    wrong = _differences(saved, now, sections, free)
     require(
         not wrong,
         f"checkpoint {checkpoint.path} has a different configuration: {'; '.join(wrong)}. Leave these options out "
@@ -200,10 +201,3 @@ def config_to_load(checkpoint: Checkpoint, trust: Sequence[str] = (), data_dir: 
     if "data_dir" in data:
         data["data_dir"] = data_dir or os.environ.get("MTL_DATA_DIR", "data")
     return OmegaConf.create({"compile": False, "network": config["network"], "data": data})
-
-
-def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Return a configuration as nested dicts and lists, with all references resolved."""
-    container = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}

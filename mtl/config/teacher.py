@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from mtl.checkpoints.files import read
 from mtl.checks import InputError, require
 from mtl.config import build
-from mtl.config.resume import config_to_load, plain
+from mtl.config.resume import config_to_load
 from mtl.training.distillation import Distillation
 from mtl.types import DataSpec, TaskSpec
 
@@ -72,7 +72,7 @@ def read_teacher(cfg: DictConfig) -> Teacher | None:
 
     Raises InputError if the checkpoint is damaged, or if it names classes that are not trusted, as for any checkpoint.
     """
-    options = plain(cfg.distillation)
+    options: Any = OmegaConf.to_container(cfg.distillation, resolve=True)
     path, trust = options.pop("teacher", None), list(cfg.get("trust") or [])
     if path is None or cfg.evaluate:
         return None

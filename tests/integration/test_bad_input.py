@@ -39,7 +39,7 @@ def answered(cases: list[list[str]], folder: Path) -> None:
     """Try ``cases`` and fail with a list of those that did not get exactly one message."""
     problems = []
     for number, words in enumerate(cases):
-        large = any(word.startswith(("data=", "data._target_", "data.rows")) for word in words)
+        large = any(word.startswith(("data=", "data._target_", "data.rows", "recipe.")) for word in words)
         outcome = attempt(words, folder / str(number), small=not large)
         if outcome.problem:
             problems.append(f"{outcome.problem}: {' '.join(words)}\n{outcome.output[-600:]}")

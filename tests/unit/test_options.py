@@ -120,14 +120,14 @@ def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"recipe.k": "${nothing}"}, "recipe.k=${nothing}: there is no nothing"),
-        ({"recipe.k": "${recipe.num_expert}"}, "there is no recipe.num_expert; did you mean recipe.num_experts?"),
+        ({"recipe.k": "${nothing}"}, "recipe.k=${nothing}: Interpolation key 'nothing' not found"),
+        ({"recipe.k": "${recipe.num_expert}"}, "'recipe.num_expert' not found; did you mean recipe.num_experts?"),
         ({"recipe.k": "${recipe.k}"}, "recipe.k=${recipe.k}: refers to itself"),
         ({"recipe.comet": "${recipe}"}, "refers to itself"),
-        ({"recipe.k": "${oc.env:MTL_NOT_SET}"}, "recipe.k=${oc.env:MTL_NOT_SET}: the environment variable"),
-        ({"recipe.k": "${thing:1}"}, "there is no resolver thing"),
+        ({"recipe.k": "${oc.env:MTL_NOT_SET}"}, "recipe.k=${oc.env:MTL_NOT_SET}: \"Environment variable"),
+        ({"recipe.k": "${thing:1}"}, "Unsupported interpolation type thing"),
         ({"recipe.k": "???"}, "recipe.k is missing; give recipe.k=..."),
-        ({"gate": "${nothing}"}, "there is no nothing"),
+        ({"gate": "${nothing}"}, "'nothing' not found"),
     ],
 )  # fmt: skip
 def test_references_that_lead_nowhere(values: dict[str, Any], message: str) -> None:
