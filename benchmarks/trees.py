@@ -1,21 +1,19 @@
-"""Compare a network for all tasks of a table with gradient-boosted trees for each: ``python benchmarks/trees.py``.
+"""Train gradient-boosted trees for each task of a table: ``python benchmarks/trees.py``.
 
-The table is that of ``tests/messy.py``. For each seed, ``train.py`` trains a network with the given words, and
-scikit-learn's HistGradientBoosting trains once per task on the same split and the same parsed columns: a category with
-up to 255 values as a category, others by its TargetEncoder. Trees stop early on a tenth of the training rows.
+The table is that of ``tests/messy.py``. For each seed, scikit-learn's HistGradientBoosting trains once per task on the
+split and the parsed columns of a network: a category with up to 255 values as a category, others by its TargetEncoder.
+Trees stop early on a tenth of the training rows. Prints the command that trains networks on the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from common import ROOT
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables.encoder import NUMERIC
@@ -23,7 +21,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.metrics import accuracy_score, average_precision_score, mean_squared_error, r2_score, roc_auc_score
 from sklearn.preprocessing import TargetEncoder
 
-from mtl.writing import write_csv
 from tests.messy import TASKS, messy
 
 METRICS = {"churned": ["auroc"], "fraud": ["auroc", "auprc"], "plan": ["accuracy"], "spend": ["mse", "r2"]}
@@ -34,15 +31,6 @@ def words(path: Path) -> list[str]:
     """Return the words that train a network on the table."""
     tasks = (f"{name}: {{kind: {task['kind']}, metrics: [{', '.join(METRICS[name])}]}}" for name, task in TASKS.items())
     return ["data=table", f"data.path={path}", f"data.tasks={{{', '.join(tasks)}}}"]
-
-
-def network(path: Path, seed: int, folder: Path, more: list[str]) -> dict[str, float]:
-    """Train a network; return its test metrics by task and name."""
-    command = [sys.executable, str(ROOT / "train.py"), *words(path), f"seed={seed}", f"hydra.run.dir={folder}", *more]
-    if not (folder / "results.json").exists():
-        subprocess.run(command, check=True, cwd=ROOT)
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["test"]
-    return {f"{task}/{name}": found[f"{task}/{name}"] for task, names in METRICS.items() for name in names}
 
 
 def features(data: TableDataModule, split: str) -> tuple[Any, Any, Any]:
@@ -84,28 +72,18 @@ def trees(data: TableDataModule, seed: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "outputs" / "benchmarks" / "trees", help="folder of the runs"
-    )
-    given, more = parser.parse_known_args()  # more words of train.py
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "benchmarks" / "trees")
+    given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out.absolute() / "messy.csv"
+    path, seeds = given.out.absolute() / "messy.csv", range(1, given.seeds + 1)
     messy().write_csv(path)
+    print(shlex.join(["mtl", "train", "-m", "gate=softmax", *words(path), f"seed={','.join(map(str, seeds))}"]))
     data = TableDataModule(str(path), TASKS, batch_size=512)
     data.setup()
-    seeds = range(1, given.seeds + 1)
-    found = {
-        "network": [network(path, seed, given.out.absolute() / f"seed_{seed}", more) for seed in seeds],
-        "trees": [trees(data, seed) for seed in seeds],
-    }
-    write_csv(given.out / "trees.csv", ["model", "seed", *found["trees"][0]], (
-        [model, seed, *row.values()] for model, rows in found.items() for seed, row in zip(seeds, rows, strict=True)
-    ))  # fmt: skip
-    print(f"| model | {' | '.join(found['trees'][0])} |\n|---|{'---|' * len(found['trees'][0])}")
-    for model, rows in found.items():
-        columns = [[row[name] for row in rows] for name in rows[0]]
-        cells = (f"{statistics.mean(c):.4f} ± {statistics.stdev(c) / len(c) ** 0.5:.4f}" for c in columns)
-        print(f"| {model} | {' | '.join(cells)} |")
+    table = pl.DataFrame([{"seed": seed} | trees(data, seed) for seed in seeds])
+    print(table.write_csv())
+    for name in table.columns[1:]:
+        print(f"{name}: {table[name].mean():.4f} ± {table[name].std() / given.seeds**0.5:.4f}")
 
 
 if __name__ == "__main__":

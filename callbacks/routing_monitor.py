@@ -13,6 +13,7 @@ from mtl.analysis.flops import expert_flops, forward_flops
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,
+    compare_selections,
     component_names,
     connections,
     is_routed,
@@ -65,6 +66,7 @@ class RoutingMonitor(Callback):
       pass, averaged over every ``trainer.log_every_n_steps``-th batch
     * after a training, ``training/binary_after``: the share of the steps after which at least 99 % of the selectors are
       one-hot; NaN if fewer are at the end (DSelect-k, table C.1)
+    * of simulated data, how the selections compare with the ground truth: see ``mtl.analysis.patterns``
 
     After the test, figures (PNG) and tables (CSV) are written to ``dirpath``, and the loggers show the figures. With
     ``pictures_every``, the figures are also drawn after every ``pictures_every`` epochs; without ``pictures``, never.
@@ -81,6 +83,7 @@ class RoutingMonitor(Callback):
         self._tallies: dict[str, Tally] = {}
         self._gates: dict[str, Any] = {}  # in a test
         self._sample: Batch | None = None
+        self._compared: list[tuple[int, dict[str, float]]] = []  # rows and ``compare_selections`` of each test batch
         self._trained = 0  # steps
 
     def logged_names(self) -> list[str]:
@@ -108,7 +111,7 @@ class RoutingMonitor(Callback):
         self._tallies, self._gates = {}, {}
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        self._tallies, self._sample = {}, None
+        self._tallies, self._sample, self._compared = {}, None, []
         self._gates = {name: layer.gate for name, layer in layers_with_gates(pl_module.network).items()}
 
     def on_validation_batch_end(
@@ -120,6 +123,9 @@ class RoutingMonitor(Callback):
         self, trainer: Trainer, pl_module: MultiTaskModule, outputs: Any, batch: Batch, *index: int
     ) -> None:
         self._add(pl_module, outputs["routings"], len(batch))
+        routings = list(outputs["routings"].values())
+        if len(routings) == 1 and routings[0].tasks is None and len(batch):
+            self._compared.append((len(batch), compare_selections(routings[0], _extras(trainer))))
         if self._sample is None and len(batch):
             self._sample = batch.with_inputs_as(pl_module.dtype)
 
@@ -139,9 +145,11 @@ class RoutingMonitor(Callback):
         if matrices := list(report.connections.values()):
             kinds = active_by_kind(list(report.kinds.values()), matrices)
             values |= {f"active_connections_{kind}": share for kind, share in kinds.items()}
-            spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
-            if spec is not None and "task_group" in spec.extras:
-                values |= compare_groups(matrices, spec.extras["task_group"])
+            if "task_group" in _extras(trainer):
+                values |= compare_groups(matrices, _extras(trainer)["task_group"])
+        compared = [pair for part in gather(self._compared) for pair in part]
+        for name in compared[0][1] if compared else ():
+            values[name] = sum(rows * each[name] for rows, each in compared) / sum(rows for rows, _ in compared)
         flops, training = self._flops(pl_module, report)
         log_values(trainer, {f"test/{name}": value for name, value in (values | flops).items()}, _curve_name)
         parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
@@ -219,6 +227,12 @@ class RoutingMonitor(Callback):
         looked = self._trained and any(history.batches for history in report.histories.values())
         training = {"flops_dense": PASSES * dense, "flops_selected": PASSES * trained} if looked else {}
         return {"flops_dense": dense, "flops_selected": selected, "multiply_adds": published / 2}, training
+
+
+def _extras(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return what the data module knows beside the rows."""
+    spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
+    return spec.extras if spec else {}
 
 
 def _curve_name(name: str) -> str:

@@ -15,7 +15,6 @@ from .length import took_step
 from .monitored import MonitorCheck
 from .random_state import RandomState
 from .reports import EpochReport, TrialReport
-from .selection_report import SelectionReport
 
 
 def standard_callbacks() -> list[Callback]:
@@ -28,7 +27,6 @@ def standard_callbacks() -> list[Callback]:
         LayerAdaptation(),
         EpochReport(),
         TrialReport(),
-        SelectionReport(),
     ]
 
 

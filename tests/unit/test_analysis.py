@@ -30,6 +30,7 @@ from mtl.networks.components import Convolutions, Identity, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
 from mtl.types import Batch, DataSpec, Image, TaskSpec
+from tests.standins import Recorder, trainer
 
 TASKS = [TaskSpec(name, "regression") for name in "abc"]
 KINDS = [
@@ -94,45 +95,31 @@ def test_connections_are_those_of_evaluation() -> None:
     assert gate.training
 
 
-def module_of(network: torch.nn.Module, tasks: str) -> SimpleNamespace:
-    """Return what stands in for the LightningModule."""
-    return SimpleNamespace(
-        network=network, modules=network.modules, tasks=dict.fromkeys(tasks), dtype=torch.float32, device="cpu"
-    )
-
-
-def trainer_of(**options: object) -> SimpleNamespace:
-    """Return what stands in for the trainer."""
-    usual = {"global_step": 0, "callback_metrics": {}, "is_global_zero": True, "sanity_checking": False}
-    return SimpleNamespace(**usual, loggers=[], datamodule=None, strategy=None, **options)
-
-
 def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     net = network(partial(GumbelMatrixGate, initial_probability=0.9))
     inputs = {"image": torch.rand(6, 1, 8, 8)}
     batch = Batch(inputs, {name: torch.zeros(6) for name in "abc"})
-    module = module_of(net, "abc")
-    trainer = trainer_of(log_every_n_steps=5, current_epoch=0, testing=False, accumulate_grad_batches=1)
+    module, run = Recorder(net, "abc"), trainer(log_every_n_steps=5)
     monitor = RoutingMonitor(str(tmp_path))
-    monitor.on_train_start(trainer, module)
+    monitor.on_train_start(run, module)
     for step in range(1, 13):
-        trainer.global_step = step
+        run.global_step = step
         with torch.no_grad():
             net.layers[0].gate.logits[0, 0] = torch.tensor([step, 0.0])
         found = {name: [routing] for name, routing in net.train()(inputs).routings.items()}
-        monitor.on_train_batch_end(trainer, module, {"routings": found}, batch, 0)
+        monitor.on_train_batch_end(run, module, {"routings": found}, batch, 0)
     outputs = {"routings": net.eval()(inputs).routings}
-    monitor.on_validation_epoch_start(trainer, module)
-    monitor.on_validation_batch_end(trainer, module, outputs, batch, 0)
-    monitor.on_validation_epoch_end(trainer, module)
-    monitor.on_train_end(trainer, module)
+    monitor.on_validation_epoch_start(run, module)
+    monitor.on_validation_batch_end(run, module, outputs, batch, 0)
+    monitor.on_validation_epoch_end(run, module)
+    monitor.on_train_end(run, module)
     assert monitor.probabilities.steps == [0, 5, 10, 12]
     again = RoutingMonitor(str(tmp_path))
     again.load_state_dict(monitor.state_dict())
-    again.on_test_epoch_start(trainer, module)
-    again.on_test_batch_end(trainer, module, outputs, batch, 0)
-    again.on_test_epoch_end(trainer, module)
-    logged = trainer.callback_metrics
+    again.on_test_epoch_start(run, module)
+    again.on_test_batch_end(run, module, outputs, batch, 0)
+    again.on_test_epoch_end(run, module)
+    logged = run.callback_metrics
     assert logged["val/active_connections"] == logged["test/active_connections"] == 1.0
     assert logged["test/distinct_patterns"] == 1.0
     assert logged["test/active_connections_identity"] == 1.0

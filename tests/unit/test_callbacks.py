@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from mtl.callbacks.routing_monitor import RoutingMonitor
-from mtl.callbacks.selection_report import SelectionReport
 from mtl.callbacks.standard import LayerAdaptation
 
 from mtl.analysis.figures import courses
-from mtl.analysis.patterns import heaviest_experts, jaccard, selected_experts
+from mtl.analysis.patterns import compare_selections, heaviest_experts, jaccard, selected_experts
 from mtl.analysis.report import Report
 from mtl.analysis.tally import History, Probabilities, Tally
 from mtl.experts.dense import StackedDense
@@ -25,44 +24,28 @@ from mtl.networks.heads import Heads
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.mmoe import MMoE
 from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
+from tests.standins import Recorder, trainer
 
 
-class Recorder(torch.nn.Module):
-    """Stands in for the LightningModule: keeps what is logged."""
-
-    def __init__(self, tasks: list[str]) -> None:
-        super().__init__()
-        self.tasks = tasks
-        self.logged: dict[str, float] = {}
-        self.network = torch.nn.Module()
-
-    def log_dict(self, values: dict[str, float], logger: bool = True) -> None:
-        self.logged |= values
-
-
-def monitor(batches: list[tuple[Routing | None, int]], tasks: list[str]) -> dict[str, float]:
+def monitor(batches: list[tuple[Routing | None, int]], tasks: str, extras: Any = None) -> dict[str, float]:
     """Return the values of a test pass."""
-    callback, module = RoutingMonitor("unused"), Recorder(tasks)
-    shown = SimpleNamespace(log_metrics=lambda row, step: module.log_dict(row), save=lambda: None)
-    trainer = in_a_pass(7, [shown])
-    callback.on_test_epoch_start(trainer, module)
+    callback, module, logged = RoutingMonitor("unused"), Recorder(tasks=tasks), {}
+    shown = SimpleNamespace(log_metrics=lambda row, step: logged.update(row), save=lambda: None)
+    data = SimpleNamespace(spec=SimpleNamespace(extras=extras or {}))
+    run = trainer(7, is_global_zero=False, testing=True, loggers=[shown], datamodule=data)
+    callback.on_test_epoch_start(run, module)
+    callback._flops = lambda *rest: ({}, {})  # there is no network
     for routing, rows in batches:
-        outputs = {"routings": {} if routing is None else {"mixture": routing}}
-        callback._add(module, outputs["routings"], rows)
-    callback.on_test_epoch_end(trainer, module)
-    return {**trainer.callback_metrics, **module.logged}
-
-
-def in_a_pass(step: int, loggers: list[Any]) -> Any:
-    """Return what stands in for the trainer in a test after ``step`` steps."""
-    flags = {"is_global_zero": False, "sanity_checking": False, "testing": True, "datamodule": None}
-    return SimpleNamespace(**flags, global_step=step, current_epoch=2, loggers=loggers, callback_metrics={})
+        batch = Batch({"x": torch.ones(rows, 1)}, {})
+        callback.on_test_batch_end(run, module, {"routings": {"mixture": routing} if routing else {}}, batch)
+    callback.on_test_epoch_end(run, module)
+    return {**run.callback_metrics, **logged}
 
 
 def test_monitor_counts_over_unequal_batches() -> None:
     a = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])  # one row, two tasks, three experts
     b = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]).expand(3, -1, -1)
-    logged = monitor([(Routing(a), 1), (Routing(b), 3), (Routing(b[:0]), 0)], ["p", "q"])
+    logged = monitor([(Routing(a), 1), (Routing(b), 3), (Routing(b[:0]), 0)], "pq")
     expected = {"experts_per_sample/p": (2 + 3 * 1) / 4, "experts_per_sample/q": 1, "experts_per_sample": 2.25 / 2}
     expected |= {"union_per_sample": (2 + 3 * 2) / 4, "expert_share/p/00": (0.5 + 3) / 4, "expert_share/q/02": 3 / 4}
     expected |= {"routing_entropy": math.log(2) / 2 / 4, "dead_experts": 0}
@@ -75,15 +58,15 @@ def test_monitor_counts_over_unequal_batches() -> None:
 
 def test_monitor_looks_at_selectors_and_dead_experts() -> None:
     selectors = torch.tensor([[[[1.0, 0, 0], [0.9, 0.1, 0]]], [[[0, 1.0, 0], [0, 1.0, 0]]]])  # [B=2, T=1, K=2, E=3]
-    logged = monitor([(Routing(selectors.mean(-2), {}, selectors), 2)], ["p"])
+    logged = monitor([(Routing(selectors.mean(-2), {}, selectors), 2)], "p")
     assert logged["test/binary_selectors"] == pytest.approx(3 / 4)
     assert logged["test/dead_experts"] == 1
 
 
 def test_monitor_takes_static_gates_and_networks_without_a_gate() -> None:
-    logged = monitor([(Routing(torch.tensor([[0.5, 0.5]])), 7)], ["p"])
+    logged = monitor([(Routing(torch.tensor([[0.5, 0.5]])), 7)], "p")
     assert logged["test/experts_per_sample/p"] == pytest.approx(2)
-    assert monitor([(None, 2)], ["p"]) == {}
+    assert monitor([(None, 2)], "p") == {}
 
 
 def test_history_records_when_selectors_became_binary() -> None:
@@ -108,7 +91,7 @@ def test_flops_of_training_by_hand() -> None:
     """Top-k with 1 of 3 experts and a dense gate: a third of the products of experts, or all of them, three times."""
     spec = DataSpec({"id": Categorical(7)}, [TaskSpec("p", "binary"), TaskSpec("q", "binary")])
     parts = (partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[5]), TopKGate, partial(Heads))
-    module: Any = SimpleNamespace(network=MMoE(spec, 3, *parts).eval(), tasks={"p": 0, "q": 0})
+    module = Recorder(MMoE(spec, 3, *parts).eval(), "pq")
     dense = 2 * (3 * 4 * 5 + 2 * 3 * 4 + 2 * 3 * 5 + 2 * 5)
     one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 0.5, 0.5])
     for weights, expected in (
@@ -147,13 +130,13 @@ def test_multiply_adds_of_a_tree_by_hand() -> None:
         network = MMoE(spec, 3, *parts, gate, partial(Heads), **mixed).eval()
         if permutation is not None:  # output j takes the weight of order[j]: experts 0 and 2 become 1 and 0
             network.mixture.gate.permutation.harden(torch.tensor([[2, 0, 1]]))
-        module: Any = SimpleNamespace(network=network, tasks={"p": 0, "q": 0}, dtype=torch.float32)
+        module = Recorder(network, "pq")
         leaves = torch.nn.functional.one_hot(torch.tensor(selected), 3).float().expand(7, 2, 3)
         callback = RoutingMonitor("unused")
-        callback.on_test_epoch_start(in_a_pass(0, []), module)
+        callback.on_test_epoch_start(trainer(), module)
         batch = Batch({"id": torch.arange(7)}, {"p": torch.ones(7), "q": torch.ones(7)})
         outputs = {"routings": {"mixture": Routing(leaves, {}, leaves[:, :, None])}}
-        callback.on_test_batch_end(in_a_pass(0, []), module, outputs, batch, 0)
+        callback.on_test_batch_end(trainer(), module, outputs, batch, 0)
         found = callback._flops(module, Report(["p", "q"], callback._tallies, {}, Probabilities(), {}))[0]
         experts, paths, mixtures, heads = 2 * 4 * 5, (3 + 2) * 4, 2 * 5, 2 * 5
         assert found["multiply_adds"] == pytest.approx(experts + paths + mixtures + heads)
@@ -162,7 +145,7 @@ def test_multiply_adds_of_a_tree_by_hand() -> None:
 
 
 def test_weights_below_1e_5_are_not_counted_as_experts() -> None:
-    logged = monitor([(Routing(torch.tensor([[[1.0, 1.1e-5, 0.9e-5, 0.0]]])), 1)], ["p"])
+    logged = monitor([(Routing(torch.tensor([[[1.0, 1.1e-5, 0.9e-5, 0.0]]])), 1)], "p")
     assert (logged["test/experts_per_sample"], logged["test/union_per_sample"]) == (2, 3)
 
 
@@ -183,30 +166,28 @@ def test_share_of_the_steps_until_selectors_are_binary() -> None:
     assert "selectors_over_training" not in other.figures()
 
 
-def trainer(step: int, batches: int, accumulate: int) -> Any:
-    return SimpleNamespace(global_step=step, num_training_batches=batches, accumulate_grad_batches=accumulate)
-
-
 def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MixtureOfExperts(3, 1, 4, TopKGate, partial(StackedDense, units=[2]))
     seen: list[int] = []
     monkeypatch.setattr(LayerAdaptation, "EVERY", 2)
     layer.dispatch.adapt = lambda *weights: seen.extend(map(len, weights))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
+    module, callback = Recorder(torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
     for batch in range(12):
         rows = torch.full((batch + 1, 1, 4), 0.25)
         outputs = {"routings": {"mixture": [Routing(rows, exact_zeros=True), Routing(rows[:1], exact_zeros=True)]}}
-        callback.on_train_batch_end(trainer((batch + 1) // 3, 12, 3), module, outputs, None, batch)
+        callback.on_train_batch_end(
+            trainer((batch + 1) // 3, num_training_batches=12, accumulate_grad_batches=3), module, outputs, None, batch
+        )
     assert seen == [3, 1, 9, 1]  # the batches on which steps 1 and 3 were taken
 
 
 def test_execution_follows_all_batches_of_a_step() -> None:
     layer = MixtureOfExperts(3, 2, 4, TopKGate, partial(StackedDense, units=[2]))
-    module, callback = SimpleNamespace(network=torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
+    module, callback = Recorder(torch.nn.ModuleDict({"mixture": layer})), LayerAdaptation()
     full, narrow = torch.full((6, 1, 4), 0.25), torch.eye(4)[:2, None]
 
     def is_sparse_after(*batches: Routing) -> bool:
-        callback.on_train_batch_end(trainer(1, 12, 1), module, {"routings": {"mixture": batches}}, None, 0)
+        callback.on_train_batch_end(trainer(1), module, {"routings": {"mixture": batches}}, None, 0)
         return layer.dispatch.sparse
 
     assert not is_sparse_after(Routing(full, exact_zeros=True), Routing(narrow, exact_zeros=True))  # 26 of 32 pairs
@@ -226,19 +207,13 @@ def test_selected_and_heaviest_experts() -> None:
     torch.testing.assert_close(jaccard(chosen), expected)
 
 
-def test_selection_report_against_the_simulated_truth() -> None:
+def test_selections_against_the_simulated_truth() -> None:
     extras = {"true_experts": torch.tensor([0, 3]), "task_group": torch.tensor([0, 0, 1])}
-    run = in_a_pass(3, [])
-    run.datamodule = SimpleNamespace(spec=SimpleNamespace(extras=extras))
     weights = torch.tensor([[0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0, 0, 0, 1.0]])  # tasks x experts
-    callback, module = SelectionReport(), Recorder(["a", "b", "c"])
-    callback.on_test_epoch_start(run, module)
-    callback.on_test_batch_end(run, module, {"routings": {"mixture": Routing(weights)}}, range(5), 0)
-    callback.on_test_epoch_end(run, module)
-    assert run.callback_metrics["test/true_experts_found"] == pytest.approx(1)
-    assert run.callback_metrics["test/jaccard_related"] == pytest.approx(0.5)
-    assert run.callback_metrics["test/distinct_experts"] == pytest.approx(4 / 3)
-    assert run.callback_metrics["test/jaccard_unrelated"] == pytest.approx(0)
+    expected = {"true_experts_found": 1, "jaccard_related": 0.5, "jaccard_unrelated": 0, "distinct_experts": 4 / 3}
+    assert compare_selections(Routing(weights), extras) == pytest.approx(expected)
+    found = monitor([(Routing(weights), 5), (Routing(weights[[0, 0, 0]]), 1)], "abc", extras)
+    assert found["test/distinct_experts"] == pytest.approx((4 / 3 * 5 + 2) / 6)
 
 
 def test_tasks_without_an_expert_are_counted() -> None:

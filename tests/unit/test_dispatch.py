@@ -18,38 +18,11 @@ from mtl.experts.dispatch import Dispatch, used_share
 from mtl.experts.ffn import StackedFFN
 from mtl.experts.pairs import Pairs
 from mtl.experts.relu_sum import ReluSum
-from mtl.gates import (
-    CometGate,
-    DSelectKGate,
-    Gate,
-    GumbelSoftmaxGate,
-    HashGate,
-    SoftmaxSelectorGate,
-    TaskTop1Gate,
-    TopKGate,
-)
-from mtl.networks.bottom import TabularBottom
-from mtl.networks.heads import Heads
-from mtl.networks.mmoe import MMoE
-from mtl.types import Batch, Categorical, DataSpec, Routing, TaskSpec
+from mtl.types import Routing
 from tests.experts import GatedExperts
 
 EXPERTS, WIDTH = 8, 5
 Kind = Callable[..., Experts]
-SPEC = DataSpec(
-    {"user": Categorical(20), "item": Categorical(30)},
-    [TaskSpec("a", "binary"), TaskSpec("b", "regression"), TaskSpec("c", "multiclass", num_classes=3)],
-)
-GATES = {
-    "topk": partial(TopKGate, k=2),
-    "topk_before": partial(TopKGate, k=1, normalize="before"),
-    "hash": partial(HashGate, input_name="user"),
-    "dselect_k": partial(DSelectKGate, k=2, gamma=1e-3, entropy_weight=0.1),
-    "comet": partial(CometGate, k=2, gamma=1e-3, entropy_weight=0.1),
-    "softmax_selector": partial(SoftmaxSelectorGate, k=2, temperature=1e-5),
-    "task_top1": TaskTop1Gate,
-    "gumbel_softmax": partial(GumbelSoftmaxGate, initial_probability=0.2),
-}
 
 KINDS = {
     "no layer": partial(StackedDense, units=[]),
@@ -136,50 +109,6 @@ def test_weights_that_cancel_still_need_their_expert() -> None:
     assert pairs.sample.tolist() == [0, 1]
 
 
-def network(gate: object, execution: str) -> MMoE:
-    torch.manual_seed(0)
-    bottom, experts = partial(TabularBottom, embedding_dim=4), partial(StackedDense, units=[WIDTH], dropout=0.5)
-    return MMoE(SPEC, EXPERTS, bottom, experts, gate, partial(Heads, units=[4], dropout=0.5), execution=execution)
-
-
-def train(net: MMoE, steps: int) -> list[float]:
-    torch.manual_seed(1)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        batch = Batch({"user": torch.randint(20, (32,)), "item": torch.randint(30, (32,))}, {})
-        output = net(batch.inputs)
-        loss = sum((p - 1).square().mean() for p in output.predictions.values()) + sum(output.losses.values())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        net.mixture.dispatch.adapt(output.routings["mixture"].weights.detach())
-        losses.append(float(loss.detach()))
-    return losses
-
-
-class StraightThroughGate(Gate):
-    """A gate of one's own: experts are on or off, and both learn. It says nothing about its zeros."""
-
-    def __init__(self, num_tasks: int, num_experts: int, input_dim: int | None = None, **common: Any) -> None:
-        super().__init__(num_tasks, num_experts, input_dim, **common)
-        self.add_affine("", (num_tasks, num_experts), 1.0)
-
-    def route(self, x: Tensor | None, inputs: object, tasks: list[int] | None) -> Routing:
-        p = self.affine(x, "", tasks).sigmoid()
-        return Routing((p > 0.5).to(p.dtype) + (p - p.detach()))
-
-
-@pytest.mark.parametrize("gate", [*GATES.values(), StraightThroughGate], ids=[*GATES, "straight-through"])
-def test_training_is_the_same_in_every_execution(gate: object) -> None:
-    """In float64: a low temperature amplifies rounding errors to 0.1 within a few dozen steps of float32."""
-    nets = {execution: network(gate, execution).double() for execution in ("dense", "sparse", "auto")}
-    courses = {execution: train(net, 20) for execution, net in nets.items()}
-    assert nets["auto"].mixture.dispatch.sparse or gate in (GATES["topk"], StraightThroughGate)
-    for execution in ("sparse", "auto"):
-        assert courses[execution] == pytest.approx(courses["dense"], abs=1e-9), execution
-
-
 def test_zeros_need_no_promise_where_no_gradient_is_taken() -> None:
     layer, x, weights = StackedDense(EXPERTS, 6, [WIDTH]), torch.randn(9, 6), random_weights(9, 2, EXPERTS, 2)
     computed: list[int] = []
@@ -188,13 +117,6 @@ def test_zeros_need_no_promise_where_no_gradient_is_taken() -> None:
     with torch.no_grad():
         Dispatch("sparse")(layer, x, Routing(weights))
     assert computed == [int((weights != 0).any(1).sum())]
-
-
-def test_gradients_through_zero_weights_need_dense_execution() -> None:
-    net = network(partial(GumbelSoftmaxGate, initial_probability=0.2), "sparse")
-    output = net({"user": torch.arange(20), "item": torch.arange(20)})
-    assert not output.routings["mixture"].exact_zeros
-    assert net.eval()({"user": torch.arange(20), "item": torch.arange(20)}).routings["mixture"].exact_zeros
 
 
 def test_auto_follows_the_share_of_all_processes_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,13 +61,6 @@ def test_masks_are_fair_and_independent() -> None:
             assert abs(float((a * b).mean()) - expected) < 5 * (expected / a.numel()) ** 0.5
 
 
-def test_rows_choose_the_mask() -> None:
-    x = torch.ones(6, 4)
-    everything = relu_dropout(x, 0.5, True, key=9)
-    some = relu_dropout(x[:2], 0.5, True, key=9, rows=torch.tensor([4, 1]))
-    assert torch.equal(some, everything[[4, 1]])
-
-
 def test_masks_of_some_rows_and_experts_are_those_of_the_batch() -> None:
     """Also of rows of rows, as sparse execution asks for them within a chunk of a large batch."""
     masks, h = Masks(0.5, 6), torch.ones(10, 6, 40)

@@ -255,11 +255,18 @@ def test_tasks_without_labels_are_left_out_of_the_averages() -> None:
 
 
 WEIGHTS_OF = [{"pos_weight": 0.0}, {"pos_weight": math.inf}, {"kind": "regression", "pos_weight": 2.0}]
+UNITS = [{"std": 0}, {"std": math.nan}, {"mean": math.inf}, {"kind": "binary", "std": 2}]
 CLASS_WEIGHTS = [("binary", 1, (1.0, 2.0)), ("multiclass", 3, (1.0, 2.0)), ("multiclass", 2, (1.0, -2.0))]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kind": "regression", "metrics": ("accuracy",)}, "metrics=.*a regression task has mse, mae, .*; not accuracy"),
     ({"metrics": ("f1", "mathews")}, "metrics=.*a binary task has auroc, auprc, .*; not mathews"),
     *((options, "pos_weight=") for options in WEIGHTS_OF),
+    *(({"kind": "regression"} | options, "mean=") for options in UNITS),
+    ({"loss": "quantile", "quantiles": (0.5,)}, "loss=quantile is for kind=regression, not binary"),
+    ({"kind": "regression", "loss": "quantile"}, "loss=quantile needs quantiles"),
+    ({"kind": "regression", "loss": "quantile", "quantiles": (0.9, 0.1)}, "must ascend between 0 and 1"),
+    ({"kind": "regression", "loss": "hubr"}, "loss=hubr is for kind=no task"),
+    ({"transform": "log"}, "transform=log is for kind=regression, not binary"),
     *(({"kind": k, "num_classes": c, "class_weights": w}, "class_weights=") for k, c, w in CLASS_WEIGHTS),
     *((options, "") for options in ({"kind": "ranking"}, {"weight": -1.0}, {"num_classes": 4}, {"kind": "multiclass"})),
 ]

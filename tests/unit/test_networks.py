@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.config import build
 from mtl.experts.dense import StackedDense
 from mtl.experts.relu_sum import ReluSum
 from mtl.gates import CometGate, DSelectKGate, FixedGate, SoftmaxGate, TopKGate
 from mtl.gates.separate import separate_gates, task_key
 from mtl.networks.baselines import SharedBottom, SingleTask
-from mtl.networks.bottom import TabularBottom, bottom_for
+from mtl.networks.bottom import TabularBottom
 from mtl.networks.frozen_experts import FrozenExpertsMoE
 from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mixture import MixtureOfExperts
@@ -126,21 +124,6 @@ def test_unknown_tasks_are_named() -> None:
         NETWORKS["mmoe"]()(inputs(), ["typo"])
 
 
-class Pretrained(nn.Module):
-    """A user's network with an option of the same name as one of the Transformer's."""
-
-    def __init__(self, spec: DataSpec, pretrained: str) -> None:
-        super().__init__()
-        self.pretrained = pretrained
-
-
-def test_own_network_may_have_an_option_pretrained() -> None:
-    cfg = OmegaConf.create({"network": {"_target_": f"{__name__}.Pretrained", "pretrained": "mine"}})
-    spec = DataSpec({}, [])
-    assert build.build_network(cfg, spec, fresh=False).pretrained == "mine"
-    assert "config" not in cfg.network
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -187,17 +170,6 @@ def test_frozen_experts_by_hand_and_after_a_step() -> None:
     assert not isinstance(network.mixture.experts.weight, nn.Parameter)
     with pytest.raises(InputError, match="synthetic_recovery"):
         FrozenExpertsMoE(SPEC, gate=DSelectKGate)
-
-
-def test_parts_show_sizes() -> None:
-    layer = MixtureOfExperts(7, 2, 8, CometGate, partial(StackedDense, units=[6], dropout=0.1))
-    text = str(layer).replace("\n", "")
-    assert "MixtureOfExperts(  tasks=2, experts=8, inputs=7" in text
-    assert "StackedDense(    experts=8, inputs=7, outputs=6, dropout=0.1" in text
-    assert "CometGate(tasks=2, experts=8, k=2, gamma=1.0)" in text
-    bottom = bottom_for({"id": Categorical(9), "x": Numeric(3)}, 4)
-    assert "embedded=1, numeric=1, outputs=7" in str(bottom)
-    assert "{a: 1, b: 3}, inputs=6" in str(Heads([TaskSpec("a", "binary"), TaskSpec("b", "multiclass", 3)], 6))
 
 
 def test_other_shapes_give_one_sentence() -> None:

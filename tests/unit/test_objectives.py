@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from mtl.checks import InputError
 from mtl.predictions import columns, in_units
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
@@ -149,21 +148,6 @@ def test_metrics_of_quantiles() -> None:
     assert evaluation.compute()["y/coverage"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("binary", {"loss": "quantile", "quantiles": (0.5,)}, "loss=quantile is for kind=regression, not binary"),
-        ("regression", {"loss": "quantile"}, "loss=quantile needs quantiles"),
-        ("regression", {"loss": "quantile", "quantiles": (0.9, 0.1)}, "must ascend between 0 and 1"),
-        ("regression", {"loss": "hubr"}, "loss=hubr is for kind=no task"),
-        ("binary", {"transform": "log"}, "transform=log is for kind=regression, not binary"),
-    ],
-)
-def test_losses_that_do_not_fit_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=f"task 'y': .*{message}"):
-        TaskSpec("y", kind, **options)
-
-
 BINARY = TaskSpec("a", "binary", weight=0.5)
 CLASSES = TaskSpec("c", "multiclass", num_classes=3)
 REAL = TaskSpec("d", "regression", weight=2.0)
@@ -197,14 +181,6 @@ def test_auroc_keeps_the_order_of_large_logits() -> None:
 def test_half_precision_predictions_are_compared_in_float32() -> None:
     logits = torch.tensor([12.0], dtype=torch.bfloat16)
     assert summed_loss(BINARY, logits, torch.tensor([1.0]))[0].dtype == torch.float32
-
-
-def test_a_task_without_labels_is_left_out() -> None:
-    evaluation = Evaluation([BINARY, REAL])
-    evaluation.update({"d": torch.ones(2)}, {"d": torch.zeros(2)})
-    assert evaluation.compute() == pytest.approx({"loss": 2.0, "d/loss": 1.0, "d/mse": 1.0})
-    evaluation.reset()
-    assert math.isnan(evaluation.compute()["loss"])
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from mtl.callbacks.hardening import PermutationHardening
 from torch import Tensor
 
 from mtl.experts.dense import StackedDense
-from mtl.gates.permuted import Permutation, sinkhorn
+from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -97,58 +94,8 @@ def test_selectors_move_with_the_weights() -> None:
     assert torch.allclose(routing.selectors.mean(-2), routing.weights)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sinkhorn_at_the_extremes(dtype: torch.dtype) -> None:
-    logits = torch.zeros(1, 4, 4, dtype=dtype)
-    logits[0] = torch.eye(4) * 1e4
-    logits.requires_grad_()
-    matrix = sinkhorn(logits, 1e-7, 150)
-    matrix.square().sum().backward()
-    assert torch.isfinite(matrix).all()
-    assert torch.isfinite(logits.grad).all()
-    assert torch.allclose(matrix[0], torch.eye(4, dtype=dtype))
-
-
 def test_noise_only_in_training() -> None:
     permutation = Permutation(6, noise=1.0, tau=1.0)
     assert not torch.equal(permutation.soft(), permutation.soft())
     permutation.eval()
     assert torch.equal(permutation.soft(), permutation.soft())
-
-
-class Module(torch.nn.Module):
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = torch.nn.Module()
-        self.network.permutation = Permutation(4)
-        self.logged: dict[str, float] = {}
-
-    def log(self, name: str, value: float, **options: Any) -> None:
-        self.logged[name] = value
-
-
-def test_hardening_at_its_step() -> None:
-    module = Module()
-    optimizer = torch.optim.Adam(module.parameters())
-    module.network.permutation.soft().sum().backward()
-    optimizer.step()
-    trainer = SimpleNamespace(
-        global_step=3,
-        accumulate_grad_batches=1,
-        num_training_batches=4,
-        max_steps=-1,
-        max_epochs=2,
-        optimizers=[optimizer],
-        strategy=SimpleNamespace(broadcast=lambda value: value),
-    )
-    callback = PermutationHardening(fraction=0.5)
-    callback.on_train_batch_start(trainer, module, None, 0)
-    assert not module.network.permutation.is_hard
-    assert optimizer.state
-    trainer.global_step = 4
-    callback.on_train_batch_start(trainer, module, None, 0)
-    assert module.network.permutation.is_hard
-    assert not optimizer.state
-    assert module.logged["train/permutation_soft_to_hard"] >= 0

@@ -17,6 +17,7 @@ from mtl.callbacks.scheduled_buffer import ScheduledBuffer
 from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
 from mtl.training.schedules import SHAPES, rate_factor
+from tests.standins import Recorder, trainer
 
 MIDDLE = {"constant": 1.0, "linear": 50.5, "log_linear": 10.0, "cosine": 50.5, "inverse_sqrt": 1 / math.sqrt(0.50005)}
 
@@ -61,17 +62,9 @@ def test_one_cycle_is_that_of_torch() -> None:
         theirs.step() if step < 99 else None
 
 
-def trainer(step: int, *rates: float, batches: int = 10, accumulate: int = 1, epochs: int = 2) -> Any:
+def optimising(step: int, *rates: float, **options: Any) -> Any:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates or (0.1,)]
-    return SimpleNamespace(
-        global_step=step,
-        num_training_batches=batches,
-        accumulate_grad_batches=accumulate,
-        log_every_n_steps=1,
-        max_epochs=epochs,
-        max_steps=-1,
-        optimizers=[torch.optim.SGD(groups, lr=0.1)],
-    )
+    return trainer(step, optimizers=[torch.optim.SGD(groups, lr=0.1)], **options)
 
 
 def rates_at(callback: LearningRate, run: Any) -> list[float]:
@@ -83,20 +76,12 @@ def rates_at(callback: LearningRate, run: Any) -> list[float]:
     return rates
 
 
-class Recorder(torch.nn.Module):
-    """Stands in for the LightningModule: keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: dict[str, float] = {}
-        self.gate = SoftmaxSelectorGate(1, 4)
-
-    def log(self, name: str, value: float, **options: Any) -> None:
-        self.logged[name] = value
+def with_gate() -> Recorder:
+    return Recorder(torch.nn.ModuleDict({"gate": SoftmaxSelectorGate(1, 4)}))
 
 
 def test_each_group_keeps_its_base_rate() -> None:
-    callback, run = LearningRate("linear", warmup=0.2), trainer(2, 0.1, 0.4)
+    callback, run = LearningRate("linear", warmup=0.2), optimising(2, 0.1, 0.4)
     assert rates_at(callback, run) == pytest.approx([0.05, 0.2])
     for step, factor in ((4, 1), (12, 0.5), (20, 0)):  # of 20 steps; the base rates are not those of the step before
         run.global_step = step
@@ -107,22 +92,22 @@ def test_resumed_rates() -> None:
     """The base rates of the groups survive in the optimiser's state."""
     make = partial(LearningRate, "cosine", 1e-4, 0.3, rise="cosine", start_factor=0.04)
     factor = 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * 9 / 14)) / 2
-    run, again = trainer(10, 0.1, 0.4), trainer(15, 0.1, 0.4)
+    run, again = optimising(10, 0.1, 0.4), optimising(15, 0.1, 0.4)
     rates_at(make(), run)
     again.optimizers[0].load_state_dict(run.optimizers[0].state_dict())
     assert rates_at(make(), again) == pytest.approx([0.1 * factor, 0.4 * factor])
 
 
 def test_lengths_count_optimiser_steps() -> None:
-    accumulating = trainer(0, batches=10, accumulate=4, epochs=5)  # steps on batches 4, 8 and 10
+    accumulating = optimising(0, accumulate_grad_batches=4, max_epochs=5)  # steps on batches 4, 8 and 10
     assert [batch for batch in range(10) if took_step(accumulating, batch)] == [3, 7, 9]
     lengths = [Length("x", epochs=2), Length("x", fraction=0.4), Length("x", steps=5)]
     assert [length.in_steps(accumulating) for length in lengths] == [6, 6, 5]
     accumulating.max_steps = 10
     assert Length("x", fraction=0.5).in_steps(accumulating) == 5
-    assert rates_at(LearningRate("cosine"), trainer(3, batches=10, accumulate=4)) == pytest.approx([0.05])
-    assert rates_at(LearningRate(), trainer(0)) == [0.1]
-    endless = trainer(0, epochs=-1)
+    assert rates_at(LearningRate("cosine"), optimising(3, accumulate_grad_batches=4)) == pytest.approx([0.05])
+    assert rates_at(LearningRate(), optimising(0)) == [0.1]
+    endless = optimising(0, max_epochs=-1)
     assert rates_at(LearningRate(warmup_steps=2), endless) == [0]
     with pytest.raises(InputError, match=r"lr_schedule=linear.* needs trainer.max_epochs or trainer.max_steps"):
         rates_at(LearningRate("linear"), endless)
@@ -167,36 +152,36 @@ def test_options_that_contradict_each_other() -> None:
 
 
 def scheduled(**options: Any) -> ScheduledBuffer:
-    return ScheduledBuffer("gate.temperature", **{"start": 1.0, "end": 0.1} | options)
+    return ScheduledBuffer("network.gate.temperature", **{"start": 1.0, "end": 0.1} | options)
 
 
 @pytest.mark.parametrize("options", [{"steps": 20}, {"epochs": 2}, {"fraction": 0.4}], ids=str)
 def test_schedule_of_a_buffer_is_a_function_of_the_step_alone(options: dict[str, Any]) -> None:
-    callback, module, seen = scheduled(**options), Recorder(), []
-    callback.on_train_start(trainer(0), module)
+    callback, module, seen = scheduled(**options), with_gate(), []
+    callback.on_train_start(trainer(), module)
     for step in (10, 0, 99, 7):
-        callback.on_train_batch_start(trainer(step, epochs=5), module, None, 0)
-        seen.append(float(module.gate.temperature))
+        callback.on_train_batch_start(trainer(step, max_epochs=5), module, None, 0)
+        seen.append(float(module.network.gate.temperature))
     assert seen == pytest.approx([0.55, 1.0, 0.1, 1 - 0.9 * 7 / 20])
     assert module.logged["train/schedule/gate.temperature"] == pytest.approx(seen[-1])
 
 
 def test_schedule_without_its_target() -> None:
     with pytest.raises(InputError, match=r"gate\.temperature"):
-        ScheduledBuffer("gate.nothing", 0, 1, epochs=1).on_train_start(trainer(0), Recorder())
+        ScheduledBuffer("gate.nothing", 0, 1, epochs=1).on_train_start(trainer(), with_gate())
     callback = ScheduledBuffer("gate.nothing", 0, 1, epochs=1, required=False)
-    callback.on_train_start(trainer(0), Recorder())
-    callback.on_train_batch_start(trainer(0), Recorder(), None, 0)
+    callback.on_train_start(trainer(), with_gate())
+    callback.on_train_batch_start(trainer(), with_gate(), None, 0)
     assert scheduled(steps=1).state_key != callback.state_key
 
 
 def test_one_schedule_for_several_buffers() -> None:
-    module = Recorder()
-    module.layers = torch.nn.ModuleList(SoftmaxSelectorGate(1, 4) for _ in range(3))
-    callback = ScheduledBuffer("layers.*.temperature", 1.0, 0.5, steps=10)
-    callback.on_train_start(trainer(0), module)
+    layers = torch.nn.ModuleList(SoftmaxSelectorGate(1, 4) for _ in range(3))
+    module = Recorder(torch.nn.ModuleDict({"layers": layers}))
+    callback = ScheduledBuffer("network.layers.*.temperature", 1.0, 0.5, steps=10)
+    callback.on_train_start(trainer(), module)
     callback.on_train_batch_start(trainer(14), module, None, 0)
-    assert [float(layer.temperature) for layer in module.layers] == [0.5] * 3
+    assert [float(layer.temperature) for layer in layers] == [0.5] * 3
     assert module.logged == {"train/schedule/layers.all.temperature": 0.5}
 
 
