@@ -18,7 +18,7 @@ from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
 from .feeding import Batches, Cut, RowsDataset, RowsLoader, RowsSampler
 from .splits import SPLITS
-from .state import changes, fingerprints, reading_state, spec_of, spec_state
+from .state import changes, fingerprint, reading_state, spec_of, spec_state
 
 
 def check_labels(tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor]) -> None:
@@ -70,9 +70,8 @@ class TensorDataModule(LightningDataModule):
         """Return the files of the wanted rows by their names in messages; called when the files exist."""
         return {}
 
-    def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Return name, size and digest of each source; a different digest means that the source has changed."""
-        return fingerprints(self.source_files())
+    def _fingerprints(self) -> dict[str, dict[str, Any]]:
+        return {key: fingerprint(path) for key, path in self.source_files().items()}
 
     def encoder_of(self, state: Mapping[str, Any]) -> RowEncoder:
         """Restore the encoder from its ``state()``."""
@@ -90,7 +89,7 @@ class TensorDataModule(LightningDataModule):
         if self._is_loaded():  # Lightning calls setup once per stage, with the same data
             return
         if self.file_digests is None:
-            self.file_digests = self.fingerprints()
+            self.file_digests = self._fingerprints()
         self._spec = self._load()
 
     def generator(self, purpose: int | str) -> torch.Generator:
@@ -143,7 +142,7 @@ class TensorDataModule(LightningDataModule):
         if self._files_then is None:
             return {}
         sources = self.source_files()
-        self.file_digests = self.fingerprints()
+        self.file_digests = self._fingerprints()
         keys = sources.keys() & self._files_then.keys() if self.wanted == ("test",) else None
         before, now = (
             {key: files[key] for key in files if keys is None or key in keys}

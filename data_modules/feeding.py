@@ -14,32 +14,19 @@ from mtl.checks import require
 from mtl.types import Batch
 
 Position = Callable[[], tuple[int, int]]  # the epoch, and how many of its batches are done
-MANY = 16  # from this many targets on, copying rows of a matrix is faster than copying each column
 
 
 class RowsDataset(Dataset[Batch]):
-    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows.
-
-    If there are many targets of one type, they are the columns of one matrix, so that a batch copies rows only once.
-    """
+    """Serve ``rows`` by index tensors: ``dataset[index [N]]`` is a ``Batch`` of N rows."""
 
     def __init__(self, rows: Batch) -> None:
-        targets = list(rows.targets.values())
-        alike = {(target.dtype, target.dim()) for target in targets}
-        self.names, self.rows, self.table = list(rows.targets), rows, None
-        if len(targets) >= MANY and alike == {(targets[0].dtype, 1)}:
-            self.table = torch.stack(targets, 1)  # [rows, T]
-            self.rows = Batch(rows.inputs, {}, rows.weights, rows.groups)
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Tensor) -> Batch:
-        batch = self.rows.select(index)
-        if self.table is None:
-            return batch
-        batch.targets = dict(zip(self.names, self.table.index_select(0, index).unbind(1), strict=True))
-        return batch
+        return self.rows.select(index)
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,15 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
 from mtl.options import Address, FilePath, Positive, Share, validated
 from mtl.types import Batch
 
-from .files.reading import as_lines, checked, read_lines, regular_size, repair
+from .files.reading import parsing, read_lines
 from .interactions import InteractionsDataModule
 from .splits import Shares
 
 JOKES = 100
-HIGHEST = 10.0
 NOT_RATED = 99.0
-MAX_BYTES = 1_000_000_000  # largest file; the published ones have 8 MB
 SUFFIXES = (".csv", ".csv.gz", ".xls")  # if a part exists in several formats, the first one is read
 # The sha256 of each part's archive. The authors publish none; these are the ones that several public loaders use
 PARTS = {
@@ -90,39 +87,16 @@ class JesterDataModule(InteractionsDataModule):
 
 
 def read_part(file: Path) -> Tensor:
-    """Parse a file to ratings ``[users, 100]``; raise InputError, which names the first damaged line."""
-    lines = _read_excel(file) if file.suffix == ".xls" else read_lines(file, limit=MAX_BYTES)
-    cells = pl.col("line").str.split(",").list.eval(pl.element().str.strip_chars().cast(pl.Float64, strict=False))
-    lines = lines.with_columns(cells.list.slice(1).alias("ratings"), cells.list.first().alias("count"))
-    rated = pl.element().filter(pl.element() != NOT_RATED)
-    ratings = pl.col("ratings").list
-    within = ratings.eval(rated.abs().max().fill_null(0.0) <= HIGHEST).list.first()
-    lines = checked(
-        lines,
-        (ratings.len() == JOKES)
-        & (ratings.eval(pl.element().is_finite().fill_null(False).all()).list.first())
-        & within
-        & (ratings.eval(rated.len()).list.first() == pl.col("count")),
-        file,
-        f"{1 + JOKES} columns without a header: how many jokes the user has rated, then {JOKES} ratings in "
-        f"[-{HIGHEST:g}, {HIGHEST:g}] or {NOT_RATED:g} for none",
-    )
-    values = torch.from_numpy(lines["ratings"].explode().to_numpy(writable=True)).view(-1, JOKES)
-    return values.masked_fill(values == NOT_RATED, torch.nan).float()
+    """Parse a file, whose lines are the number of a user's ratings and 100 cells, to ratings ``[users, 100]``."""
+    with parsing(file):
+        lines = _read_excel(file) if file.suffix == ".xls" else read_lines(file)
+        cells = lines["line"].str.split(",").list.slice(1).list.eval(pl.element().str.strip_chars().cast(pl.Float64))
+        values = torch.from_numpy(cells.list.to_array(JOKES).to_numpy(writable=True))
+        return values.masked_fill(values == NOT_RATED, torch.nan).float()
 
 
 def _read_excel(file: Path) -> pl.DataFrame:
     """Return the rows of the first sheet as lines, with commas between the cells."""
-    regular_size(file)
     options = {"has_header": False, "drop_empty_rows": False, "drop_empty_cols": False}
-    try:
-        frame = pl.read_excel(file, read_options={"dtypes": "string"}, **options)
-    except ModuleNotFoundError as error:
-        other = file.with_suffix(".csv")
-        raise InputError(f"{file}: pip install fastexcel to read it, or save the sheet as {other}") from error
-    except Exception as error:  # the reader's errors have no common base class
-        why = str(error).partition("\n")[0]
-        raise InputError(f"{file} is not a readable xls file ({why}). {repair(file)}") from error
-    require(len(frame) > 0, f"{file} has no rows. {repair(file)}")
-    rows = frame.select(pl.concat_str(pl.all().fill_null(""), separator=","))
-    return as_lines("\n".join(rows.to_series()), file)
+    frame = pl.read_excel(file, read_options={"dtypes": "string"}, **options)
+    return frame.select(line=pl.concat_str(pl.all().fill_null(""), separator=","))

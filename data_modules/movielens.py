@@ -9,9 +9,10 @@ from typing import Any, Literal
 import polars as pl
 from torch import Tensor
 
+from mtl.checks import require
 from mtl.options import Address, FilePath, Share, validated
 
-from .files.reading import checked, read_lines
+from .files.reading import parsing, read_lines, repair
 from .interactions import InteractionsDataModule, columns
 from .splits import Shares
 
@@ -68,22 +69,14 @@ class MovieLensDataModule(InteractionsDataModule):
 
 
 def read_ratings(file: Path, variant: Variant) -> dict[str, Tensor]:
-    """Parse a file of ratings; raise InputError, which names the first damaged line, also if it repeats a pair."""
-    lines = read_lines(file)
-    pattern = variant.separator.join([r"^([0-9]{1,9})", r"([0-9]{1,9})", r"([1-5])", r"[0-9]+$"])
-    fields = pl.col("line").str.extract_groups(pattern).struct
-    lines = lines.with_columns(
-        (fields.field("1").cast(pl.Int64) - 1).alias("user"),
-        (fields.field("2").cast(pl.Int64) - 1).alias("item"),
-        fields.field("3").cast(pl.Float32).alias("rating"),
-    )
-    known = pl.col("user").is_between(0, variant.users - 1) & pl.col("item").is_between(0, variant.movies - 1)
-    shown = variant.separator.replace("\t", "<tab>").join(["user", "movie", "rating", "timestamp"])
-    lines = checked(
-        lines,
-        known & pl.struct("user", "item").is_first_distinct(),
-        file,
-        f"{shown}, whole numbers, each pair once, user in 1..{variant.users}, movie in 1..{variant.movies}, rating in "
-        "1..5",
-    )
+    """Parse a file of ratings, each a line of user, movie, rating and time. Raises InputError."""
+    with parsing(file):
+        cells = pl.col("line").str.split(variant.separator).list
+        lines = read_lines(file).select(
+            user=cells.get(0).cast(pl.Int64) - 1,
+            item=cells.get(1).cast(pl.Int64) - 1,
+            rating=cells.get(2).cast(pl.Float32),
+        )
+        known = pl.col("user").is_between(0, variant.users - 1) & pl.col("item").is_between(0, variant.movies - 1)
+        require(lines.select(known.all()).item(), f"{file} has other users or movies than MovieLens. {repair(file)}")
     return columns(lines, "user", "item", "rating")

@@ -16,11 +16,13 @@ from mtl.checks import InputError, first_line
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
 from .files.reading import regular_size
-from .files.several import files_of, is_several
+from .files.several import files_of
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors
 LEFT_OUT = ("scorer",)  # a scorer needs texts, which are not stored
+WHOLE = 1 << 30  # bytes of files whose fingerprint covers all of them
+SAMPLES, SAMPLE = 16, 1 << 18  # samples of a file, and their bytes; a Parquet file ends with the range of each column
 
 
 def spec_state(spec: DataSpec) -> dict[str, Any]:
@@ -78,29 +80,25 @@ def reading_state() -> Iterator[None]:
         ) from None
 
 
-def fingerprints(sources: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Return name, size in bytes and SHA-256 digest of each source. Raises InputError if one cannot be read.
-
-    For a folder or a pattern of files, the size is the sum, and the digest is that of all names and digests.
-    """
-    return {key: _several(path) if is_several(path) else fingerprint(path) for key, path in sources.items()}
-
-
-def _several(path: Path) -> dict[str, Any]:
-    parts = [fingerprint(file) for file in files_of(path)]
-    digest = hashlib.sha256("".join(f"{part['name']} {part['sha256']}\n" for part in parts).encode())
-    size = sum(part["size"] for part in parts)
-    return {"name": path.name, "size": size, "sha256": digest.hexdigest(), "files": len(parts)}
-
-
 def fingerprint(path: Path) -> dict[str, Any]:
-    regular_size(path)  # to open a pipe would wait for ever
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"name": path.name, "size": file.tell(), "sha256": digest}
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    """Return the name of a file, a folder or a pattern, the bytes and the number of its files, and a SHA-256 digest.
+
+    The digest covers the names and contents of the files, or evenly spaced samples and the end of each if together they
+    have more than ``WHOLE`` bytes. Raises InputError if one cannot be read.
+    """
+    files, digest = files_of(path), hashlib.sha256()
+    sizes = [regular_size(file) for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(file.name.encode() + b"\0")
+        places = range(0, size, max(SAMPLE, size // SAMPLES) if sum(sizes) > WHOLE else SAMPLE)
+        try:
+            with open(file, "rb") as content:
+                for start in (*places, max(0, size - SAMPLE)):
+                    content.seek(start)
+                    digest.update(content.read(SAMPLE))
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror or error}") from None
+    return {"name": path.name, "size": sum(sizes), "sha256": digest.hexdigest(), "files": len(files)}
 
 
 def changes(
@@ -116,7 +114,7 @@ def changes(
         elif before[key]["sha256"] != now[key]["sha256"]:
             old, new = before[key]["size"], now[key]["size"]
             sizes = f"it has {new:,} bytes, had {old:,}" if old != new else f"other content in the same {old:,} bytes"
-            files = [state[key].get("files", 1) for state in (now, before)]
+            files = [state[key]["files"] for state in (now, before)]
             sizes = f"{files[0]} files, before {files[1]}; {sizes}" if files[0] != files[1] else sizes
             found[key] = f"{key}={sources[key]} has changed ({sizes})"
     return found

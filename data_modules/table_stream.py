@@ -67,8 +67,7 @@ class TableStreamDataModule(TableBase):
 
     Rows are split by ``split`` with a random number for each row, so the shares hold approximately; by
     ``split_column``; or by files. Without a checkpoint, the training rows are read before training to learn from them;
-    memory then holds the distinct values of the columns that may be categorical. Fingerprints are of samples of the
-    files.
+    memory then holds the distinct values of the columns that may be categorical.
     """
 
     @validated
@@ -82,11 +81,6 @@ class TableStreamDataModule(TableBase):
     def prepare_data(self) -> None:
         for name, path in self._files().items():
             parquet_files(path, f"data.{OPTION[name]}")
-
-    def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Return size and digest of the files of each option; the digest is of samples, as files may be large."""
-        sources = self.source_files()
-        return {key: ParquetRows.of(path, key).digest(path.name) for key, path in sources.items()}
 
     def row_counts(self) -> dict[str, Any]:
         return {split: len(part) for split, part in self.parts.items()}

@@ -22,7 +22,7 @@ from mtl.checks import InputError, require
 from .cache import locked, versions
 from .download import place, unpacked
 from .images import decode, reduced
-from .reading import checked, quote, read_lines
+from .reading import parsing, quote, read_lines, repair
 
 IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
@@ -94,36 +94,21 @@ def source_key(folder: Path) -> list[int]:
 
 
 def read_partition(file: Path) -> dict[str, int]:
-    """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError, which names the damaged line."""
-    fields = pl.col("line").str.extract_groups(r"^([\w-]+\.jpg)\s+([012])\s*$").struct
-    lines = read_lines(file).with_columns(
-        fields.field("1").alias("name"), fields.field("2").cast(pl.Int64).alias("part")
-    )
-    expected = "NAME.jpg and 0, 1 or 2 (train, val, test), each image once"
-    lines = checked(lines, pl.col("part").is_not_null() & pl.col("name").is_first_distinct(), file, expected)
-    return dict(zip(lines["name"], lines["part"], strict=True))
+    """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError."""
+    with parsing(file):
+        found = {name: int(part) for name, part in map(str.split, read_lines(file)["line"])}
+    require({*found.values()} == {0, 1, 2}, f"{file} must have images of 0, 1 and 2 (train, val, test). {repair(file)}")
+    return found
 
 
 def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
-    """Return the attributes ``[N, 40]`` of the images ``names``, in their order: uint8, 1 if an image has it, else 0.
-
-    Raises InputError, which names the damaged line.
-    """
-    lines = read_lines(file).with_columns(pl.col("line").str.extract_all(r"\S+").alias("words"))
-    checked(lines[1:2], pl.col("words") == list(ATTRIBUTES), file, f"{len(ATTRIBUTES)} attribute names in line 2")
-    rows = lines[2:]
-    require(
-        lines["line"][0].strip() == str(len(rows)) and len(rows) == len(names),
-        f"{file} states {quote(lines['line'][0])} images in its first line and lists {len(rows)}, {PARTITION_FILE} "
-        f"lists {len(names)}: get the official files again",
-    )
-    rows = rows.with_columns(pl.Series("wanted", names), pl.col("words").list.slice(1).alias("marks"))
-    marks = pl.col("marks").list
-    good = (pl.col("words").list.first() == pl.col("wanted")) & (marks.len() == len(ATTRIBUTES))
-    good &= marks.eval(pl.element().is_in(["1", "-1"]).all()).list.first()
-    expected = f"the image as in {PARTITION_FILE}, and {len(ATTRIBUTES)} times 1 or -1"
-    values = checked(rows, good, file, expected)["marks"].explode() == "1"
-    return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))
+    """Return the attributes of the images ``names``, in their order: ``[N, 40]`` uint8, 1 if an image has it."""
+    with parsing(file):
+        words = read_lines(file)["line"].str.extract_all(r"\S+")
+        if words[1].to_list() != [*ATTRIBUTES] or words[2:].list.first().to_list() != names:
+            raise ValueError(f"other attributes or images than {PARTITION_FILE}")
+        values = words[2:].list.slice(1).list.to_array(len(ATTRIBUTES)).explode() == "1"
+        return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))
 
 
 def decode_all(files: Sequence[Path], scale: int) -> Tensor:
@@ -132,7 +117,7 @@ def decode_all(files: Sequence[Path], scale: int) -> Tensor:
 
     def fill(start: int) -> None:
         for index, file in enumerate(files[start : start + CHUNK], start):
-            again = f"delete {file.parent} and start again, with {ARCHIVE} as it was published"
+            again = f"Delete {file.parent} and start again, with {ARCHIVE} as it was published"
             images[index] = decode(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
 
     starts = range(0, len(files), CHUNK)

@@ -9,9 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mtl.checks import InputError
-
-from .reading import regular_size
+from .reading import parsing
 
 
 def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int = 1) -> Tensor:
@@ -19,18 +17,12 @@ def decode(file: Path, size: tuple[int, int], mode: str, again: str, scale: int 
 
     ``mode``: that of Pillow, "L" or "RGB". ``again`` says in messages how to repair the file. Raises InputError.
     """
-    regular_size(file)  # reading a pipe would never end
-    try:
-        with Image.open(file) as image:
-            found = image.height, image.width
-            if found == size:
-                image.draft(mode, (size[1] // scale, size[0] // scale))  # scaled by the decoder: fast, no aliasing
-                height, width = reduced(size, scale)
-                pixels = image.convert(mode).resize((width, height), Image.Resampling.BOX)
-                return torch.from_numpy(np.array(pixels))
-    except Exception as error:  # on damaged bytes the decoder can raise almost any exception
-        raise InputError(f"{file} is damaged ({error}): {again}") from error
-    raise InputError(f"{file} has {found[0]} x {found[1]} pixels instead of {size[0]} x {size[1]}: {again}")
+    with parsing(file, again), Image.open(file) as image:
+        if (image.height, image.width) != size:
+            raise ValueError(f"{image.height} x {image.width} pixels instead of {size[0]} x {size[1]}")
+        image.draft(mode, (size[1] // scale, size[0] // scale))  # scaled by the decoder: fast, no aliasing
+        height, width = reduced(size, scale)
+        return torch.from_numpy(np.array(image.convert(mode).resize((width, height), Image.Resampling.BOX)))
 
 
 def reduced(size: tuple[int, int], scale: int) -> tuple[int, int]:

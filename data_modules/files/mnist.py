@@ -8,10 +8,8 @@ from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from mtl.checks import InputError, first_line, require
-
 from .download import obtain
-from .reading import regular_size
+from .reading import parsing
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
 CLASSES, SIDE = 10, 28
@@ -28,15 +26,8 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Return images ``[N, 28, 28]`` (uint8) and classes ``[N]`` (int64) of ``part``, "train" or "t10k"."""
     files = [folder / "raw" / f"{part}-{name}" for name in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    for file in files:
-        regular_size(file)
-    try:
+    with parsing(files[0]), parsing(files[1]):
         images, labels = read_image_file(str(files[0])), read_label_file(str(files[1]))
-        fits = images.shape == (len(labels), SIDE, SIDE) and len(labels) > 0 and int(labels.max()) < CLASSES
-        require(fits, f"images {list(images.shape)} and {len(labels)} labels up to {labels.max()}")
-    except Exception as error:  # on damaged bytes the parser can raise almost any exception
-        raise InputError(
-            f"{files[0]} or {files[1].name} is damaged ({type(error).__name__}: {first_line(error)}): expected images "
-            "of 28 x 28 pixels and a label in 0..9 for each; delete both and start again"
-        ) from None
+        if images.shape != (len(labels), SIDE, SIDE) or not len(labels) or int(labels.max()) >= CLASSES:
+            raise ValueError(f"images {list(images.shape)} and {len(labels)} labels")
     return images, labels

@@ -68,9 +68,7 @@ def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
     require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it needs at least 2")
     files = _files(alphabet)
     character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
-    empty = [name for name, count in zip(names, character.bincount(minlength=len(names)), strict=True) if not count]
-    require(not empty, f"{alphabet} has no drawings (*.png) in {', '.join(empty)}: delete it and start again")
-    again = f"delete {alphabet} and start again"
+    again = f"Delete {alphabet} and start again"
     image = torch.stack([255 - decode(file, (SIDE, SIDE), "L", again) for file in files])
     return {"image": reduced(image, side)[:, None], "character": character}
 

@@ -7,11 +7,13 @@ import io
 import logging
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +40,9 @@ def regular_size(path: Path, option: str = "") -> int:
     return status.st_size
 
 
-def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes. Raises InputError."""
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. Raises InputError."""
     size = regular_size(path)
-    if limit is not None and size > limit:
-        raise InputError(f"{path} has {size} bytes, at most {limit} are expected: give the right file")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -67,21 +67,29 @@ def read_gzip(path: Path, limit: int | None = None) -> bytes:
     return unpacked.getvalue()
 
 
-def as_lines(text: str, file: Path) -> pl.DataFrame:
-    """Return the lines of the ``text`` of ``file`` as the columns ``number``, from 1, and ``line``."""
+def read_lines(file: Path, encoding: str = "latin-1") -> pl.DataFrame:
+    """Return the lines of a text file, perhaps compressed by gzip, as the columns ``number``, from 1, and ``line``."""
+    raw = read_gzip(file) if file.suffix == ".gz" else read_bytes(file)
+    text = raw.decode(encoding).rstrip("\r\n")
     require(bool(text.strip()), f"{file} is empty. {repair(file)}")
-    lines = pl.Series("line", [text.rstrip("\r\n")]).str.split("\n").explode().str.strip_suffix("\r")
+    lines = pl.Series("line", [text]).str.split("\n").explode().str.strip_suffix("\r")
     return lines.to_frame().with_row_index("number", 1)
 
 
-def read_lines(file: Path, encoding: str = "latin-1", limit: int | None = None) -> pl.DataFrame:
-    """Read a text file, which may be compressed by gzip, and return its lines in the format of ``as_lines``."""
-    raw = read_gzip(file, limit) if file.suffix == ".gz" else read_bytes(file, limit)
+@contextmanager
+def parsing(file: Path, again: str = "") -> Iterator[None]:
+    """Raise InputError, with the advice ``again``, for any error: on damaged bytes, parsers can raise almost any.
+
+    The rows of a published file need no check of their own: its checksum is checked when it is fetched.
+    """
+    regular_size(file)  # to read a pipe would wait for ever
     try:
-        return as_lines(raw.decode(encoding), file)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{file}, line {line}: it is not {encoding[:5].upper()} text. {repair(file)}") from None
+        yield
+    except InputError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        why = quote(f"{type(error).__name__}: {first_line(error)}", 200)
+        raise InputError(f"{file} is damaged ({why}). {again or repair(file)}") from None
 
 
 def checked(lines: pl.DataFrame, good: pl.Expr, file: Path, expected: str, skipped: float = 0.0) -> pl.DataFrame:

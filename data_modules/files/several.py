@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from mtl.checks import require
@@ -15,18 +14,18 @@ SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
 PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern
 
 
-def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+def files_of(path: Path, option: str = "") -> list[Path]:
     """Return the regular files that ``path`` stands for, sorted by name.
 
-    ``path`` is a file; a folder, which stands for its files with one of the ``suffixes``, except hidden ones; or a
+    ``path`` is a file; a folder, which stands for its files with one of the ``SUFFIXES``, except hidden ones; or a
     pattern such as ``visits/*.parquet``. ``option`` is the option that names the files in messages. Raises InputError
     if there is no file, or if formats differ.
     """
     here = f"{option}={path}" if option else str(path)
     if os.path.isdir(path):
-        found = sorted(file for file in path.iterdir() if file.name.endswith(tuple(suffixes)))
+        found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
         found = [file for file in found if not file.name.startswith(".")]
-        require(bool(found), f"{here} is a folder without tables ({', '.join(suffixes)}): give a file, or their folder")
+        require(bool(found), f"{here} is a folder without tables ({', '.join(SUFFIXES)}): give a file, or their folder")
     elif is_pattern(path):
         found = sorted(Path(file) for file in glob.glob(str(path), recursive=True))
         require(bool(found), f"{here}: no file matches this pattern")
@@ -34,7 +33,7 @@ def files_of(path: Path, option: str = "", suffixes: Sequence[str] = SUFFIXES) -
         found = [path]
     for file in found:
         regular_size(file, option)
-    formats = sorted({suffix for file in found for suffix in suffixes if file.name.endswith(suffix)})
+    formats = sorted({suffix for file in found for suffix in SUFFIXES if file.name.endswith(suffix)})
     require(
         len(formats) < 2, f"{here}: {' and '.join(formats)} files: give a pattern that matches one format, as in *.csv"
     )

@@ -7,10 +7,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 
 from .download import fetch
-from .reading import quote, read_bytes, repair
+from .reading import parsing, quote, repair
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +59,13 @@ def prepare(root: Path, download: bool, base_url: str | None = None) -> None:
 
 
 def read(file: Path) -> list[Question]:
-    """Return the questions of a file. Raises InputError, which names the first bad article or question.
+    """Return the questions of a file. Raises InputError.
 
     A few questions with a wrong position of an answer are left out.
     """
-    questions: list[Question] = []
-    misplaced: list[str] = []
-    number = 0
-    try:
-        for number, article in enumerate(json.loads(read_bytes(file))["data"]):
+    questions, misplaced = list[Question](), list[str]()
+    with parsing(file):
+        for number, article in enumerate(json.loads(file.read_bytes())["data"]):
             for paragraph in article["paragraphs"]:
                 context = paragraph["context"]
                 for entry in paragraph["qas"]:
@@ -76,16 +74,9 @@ def read(file: Path) -> list[Question]:
                         questions.append(Question(entry["question"] + "", context + "", number, answers))
                     else:
                         misplaced.append(f"{entry['id']}")
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        why = quote(f"{type(error).__name__}: {error}", 200)
-        raise InputError(
-            f"{file}, article {number + 1}, is not in the format of SQuAD: {why}. {repair(file)}"
-        ) from None
     total = len(questions) + len(misplaced)
-    require(total > 0, f"{file} has no questions. {repair(file)}")
+    what = f"{file}: {len(misplaced)} of {total} questions have an answer that is not at its answer_start"
+    require(len(misplaced) <= MISPLACED * total > 0, f"{what}. {repair(file)}")
     if misplaced:
-        what = f"{file}: {len(misplaced)} of {total} questions have an answer that is not at its answer_start"
-        what = f"{what}, such as {quote(misplaced[0])}"
-        require(len(misplaced) <= MISPLACED * total, f"{what}. {repair(file)}")
-        logger.warning("%s; they are left out", what)
+        logger.warning("%s, such as %s; they are left out", what, quote(misplaced[0]))
     return questions

@@ -12,11 +12,9 @@ from scipy.io import loadmat
 from torch import Tensor
 from torchvision.datasets import SVHN
 
-from mtl.checks import InputError, require
-
 from .cache import cached, versions
 from .download import fetch
-from .reading import quote, regular_size
+from .reading import parsing
 
 FORMAT = 1  # of the cache; increase it when the content changes
 Part = Literal["train", "extra", "test"]
@@ -45,21 +43,11 @@ def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:
 
 def parse(file: Path) -> dict[str, Tensor]:
     """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0..9) of a file ``*_32x32.mat``."""
-    regular_size(file)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # scipy only warns about some kinds of damage
-            content = loadmat(file, variable_names=["X", "y"])
-        pixels, labels = np.asarray(content["X"]), np.asarray(content["y"])
-    except Exception as error:  # on damaged bytes the parser can raise almost any exception
-        why = quote(f"{type(error).__name__}: {error}")
-        raise InputError(f"{file} is damaged ({why}): delete it and start again") from None
-    shape, rows = pixels.shape, labels.size
-    good = pixels.dtype == np.uint8 and shape == (SIDE, SIDE, 3, rows) and rows > 0 and labels.dtype.kind in "uif"
-    require(
-        good and np.isin(labels, range(1, 11)).all(),
-        f"{file} contains X {list(shape)} of {pixels.dtype} and y {list(labels.shape)}: expected X [32, 32, 3, N] of "
-        f"uint8 and y [N, 1] in 1..10; delete it and start again",
-    )
-    digits = torch.from_numpy(labels.reshape(-1).astype(np.int64)) % 10  # SVHN labels the digit 0 as 10
-    return {"image": torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "digit": digits}
+    with parsing(file), warnings.catch_warnings():
+        warnings.simplefilter("error")  # scipy only warns about some kinds of damage
+        content = loadmat(file, variable_names=["X", "y"])
+        image = torch.from_numpy(np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1)))
+        digit = torch.from_numpy(content["y"].reshape(-1).astype(np.int64)) % 10  # SVHN labels the digit 0 as 10
+        if image.dtype != torch.uint8 or image.shape != (len(digit), 3, SIDE, SIDE):
+            raise ValueError(f"images {list(image.shape)} of {image.dtype} and {len(digit)} labels")
+        return {"image": image, "digit": digit}

@@ -12,7 +12,6 @@ from .formats import read_dates
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"
 SECONDS_PER_DAY = 86_400
-ISO = r"^\s*(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*(?:Z|[+-]\d{2}(?::?\d{2})?)?)?\s*$"
 ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"
 
 
@@ -38,16 +37,8 @@ def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
         return column.cast(pl.Datetime("us"))
     if kind != pl.String:
         return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
-    day, minutes, seconds = (pl.col(name).str.extract(ISO, group) for group in (1, 2, 3))
-    clock = minutes.fill_null("00:00") + seconds.fill_null(":00")
-    found = column.to_frame().select(
-        day.str.to_date("%Y-%m-%d", strict=False).dt.combine(clock.str.to_time("%H:%M:%S", strict=False)).alias(name)
-    )
-    iso = found.to_series()
-    if not form:
-        return iso
-    others = read_dates(column, form)
-    return others.zip_with(others.is_not_null(), iso)
+    found = read_dates(column, form)
+    return found.zip_with(found.is_not_null(), read_dates(column, "")) if form else found
 
 
 def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+ISO = "%Y-%m-%d"
 DATES = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
     "dd/mm/yyyy": "%d/%m/%Y",
     "mm/dd/yyyy": "%m/%d/%Y",
@@ -29,7 +30,7 @@ DATES = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
 NUMBERS = {"1,234.5": (",", "."), "1.234,5": (".", ",")}  # the signs for thousands and decimals
 ACCEPTED = f"a date such as {', '.join(DATES)}, or a number such as {' or '.join(NUMBERS)}, perhaps with its unit"
 
-CLOCK = r"[ T]+(\d{1,2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*([AaPp][Mm])?$"
+CLOCK = r"[ T]+(\d{1,2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*(?:([AaPp][Mm])|Z|[+-]\d{2}(?::?\d{2})?)?$"
 CURRENCY = r"[€$£¥₹]|EUR|USD|GBP|CHF"
 UNIT = r"%|[€$£¥₹]|[\p{L}°µ][\p{L}\d²³/]{0,7}"
 WITH_UNIT = rf"^({CURRENCY})?(\s*)[+-]?\d(?:[\d.,'\s]*\d)?(\s*)({UNIT})?$"
@@ -42,7 +43,7 @@ def is_format(text: str) -> bool:
 
 
 def read_dates(text: pl.Series, form: str) -> pl.Series:
-    """Return texts as datetimes, to the second; null for cells that do not fit ``form``, a key of ``DATES``."""
+    """Return texts as datetimes, to the second; null for cells that do not fit ``form``, a key of ``DATES`` or ""."""
     cells = text.str.strip_chars().alias("cell").to_frame()
     minutes, seconds, half = (pl.col("cell").str.extract(CLOCK, group) for group in (1, 2, 3))
     clock = minutes.fill_null("0:00") + seconds.fill_null(":00")
@@ -51,8 +52,10 @@ def read_dates(text: pl.Series, form: str) -> pl.Series:
         .then(clock.str.to_time("%H:%M:%S", strict=False))
         .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
     )
-    day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATES[form], strict=False)
-    found = cells.select(pl.when(day.dt.year() >= LEAST_YEAR).then(day.dt.combine(time)).alias(text.name))
+    day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATES.get(form, ISO), strict=False)
+    found = cells.select(
+        pl.when(day.dt.year() >= (LEAST_YEAR if form else 1)).then(day.dt.combine(time)).alias(text.name)
+    )
     return found.to_series().cast(pl.Datetime("us"))
 
 

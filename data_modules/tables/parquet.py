@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,18 +11,16 @@ from typing import Any
 import polars as pl
 
 from mtl.annotations import shown
-from mtl.checks import InputError, first_line, require
+from mtl.checks import InputError, require
 from mtl.options import CONTROL
 from mtl.types import ROW
 
-from ..files.reading import quote
+from ..files.cache import versions
+from ..files.reading import parsing, quote
 from ..files.several import files_of
 
 SUFFIX = ".parquet"
 LISTED = 10  # differences, and columns of each difference, in a message
-SAMPLES = 16  # samples of a file in its digest, besides the footer
-SAMPLE = 1 << 16  # bytes of a sample
-TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and PAR1
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,12 @@ class Block:
 class ParquetRows:
     """The rows of several Parquet files with the same columns, one file after the other.
 
-    ``stamps``: the first result of ``_stamp`` for each file. ``here`` names all files in messages.
+    ``stamps``: the size and the time of each file. ``here`` names all files in messages.
     """
 
     here: str
     paths: Sequence[Path]
-    stamps: Mapping[Path, tuple[int, int] | None]
+    stamps: Mapping[Path, Sequence[int]]
 
     @staticmethod
     def of(path: Path, option: str) -> ParquetRows:
@@ -54,7 +51,7 @@ class ParquetRows:
         ``option`` names the path in messages. Raises InputError if there is no file, or one of another format.
         """
         paths = parquet_files(path, option)
-        return ParquetRows(f"{option}={path}", paths, {file: _stamp(file) for file in paths})
+        return ParquetRows(f"{option}={path}", paths, {file: versions(file) for file in paths})
 
     @cached_property
     def counts(self) -> list[int]:
@@ -85,28 +82,17 @@ class ParquetRows:
         Raises InputError, also if the file has changed since its rows were counted.
         """
         require(
-            _stamp(block.path) == self.stamps[block.path],
+            block.path.exists() and versions(block.path) == self.stamps[block.path],
             f"{block.path} was changed, replaced or deleted while it was being streamed; a file that is streamed must "
             "stay as it is until the run ends",
         )
         frame = _read(block.path, lambda rows: rows.slice(block.start, block.count).select(columns))
         return as_read(frame).with_row_index(ROW, offset=1 + block.start)
 
-    def digest(self, name: str) -> dict[str, Any]:
-        """Return the ``name``, the size of all files in bytes, their number, and a digest of samples of their content.
-
-        The digest covers each footer, which has the size, and mostly the range, of each column in each row group.
-        """
-        digest, size = hashlib.sha256(), 0
-        for path in self.paths:
-            digest.update(path.name.encode() + b"\0")
-            size += _digest(path, digest)
-        return {"name": name, "size": size, "sha256": digest.hexdigest(), "files": len(self.paths)}
-
 
 def parquet_files(path: Path, option: str) -> list[Path]:
     """Return the Parquet files that ``path`` stands for, see ``files_of``. Raises InputError."""
-    files = files_of(path, option, (SUFFIX,)) if path.is_dir() else files_of(path, option)
+    files = files_of(path, option)
     for file in files:
         text = file.name.endswith((".csv", ".csv.gz", ".tsv"))
         name = file.name.split(".")[0] + SUFFIX
@@ -116,38 +102,9 @@ def parquet_files(path: Path, option: str) -> list[Path]:
 
 
 def _read(path: Path, query: Any) -> pl.DataFrame:
-    try:
+    with parsing(path, "It must be a Parquet file, with a name of its own for each column"):
         frame: pl.DataFrame = query(pl.scan_parquet(path, glob=False, hive_partitioning=False)).collect()
-    except (Exception, pl.exceptions.PanicException) as error:  # on damaged bytes polars can raise almost anything
-        why = quote(first_line(error), 200)
-        raise InputError(
-            f"cannot read {path}: {why}; it is damaged, not a Parquet file, or has columns of one name"
-        ) from None
     return frame
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return the size of a file and the time of its last change, None if it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
-
-
-def _digest(path: Path, digest: Any) -> int:
-    """Add evenly spaced samples of a file, and its footer, to ``digest``; return its size."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            footer = max(0, size - TAIL - int.from_bytes(file.read(4), "little"))
-            for start in (*(size * number // SAMPLES for number in range(SAMPLES)), *range(footer, size, SAMPLE)):
-                file.seek(start)
-                digest.update(file.read(SAMPLE))
-            return size
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def as_read(frame: pl.DataFrame) -> pl.DataFrame:

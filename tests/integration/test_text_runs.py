@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,16 +103,6 @@ def test_accumulated_batches_of_other_lengths_equal_the_large_batch(tmp_path: Pa
             assert two["state_dict"][name] == value
             continue
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=1e-10)
-
-
-def test_wrong_row_names_file_and_line(data: Path, tmp_path: Path) -> None:
-    write_glue(tmp_path / "glue", {"rte": 12})
-    file = tmp_path / "glue" / "RTE" / "train.tsv"
-    file.write_text(file.read_text()[:-20])
-    outcome = attempt([*TINY, "data.tasks=[rte]", f"paths.data_dir={tmp_path}"], tmp_path / "out", small=False)
-    assert outcome.problem in (None, "the message names no option of the command"), outcome.output
-    assert f"{file}" in outcome.output.replace("\n", "")
-    assert re.search(r"line 13: .* is damaged, like 1 of \d+ lines\. Expected 4 cells", outcome.output)
 
 
 @pytest.mark.parametrize(

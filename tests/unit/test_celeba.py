@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import sys
 import zipfile
@@ -77,11 +76,11 @@ def test_missing_and_damaged_images(root: Path) -> None:
     good = (images / "000005.jpg").read_bytes()
     (images / "000005.jpg").write_bytes(good[: len(good) // 2])
     with pytest.raises(
-        InputError, match=r"/000005\.jpg is damaged \(.*\): delete \S*img_align_celeba and start again, with"
+        InputError, match=r"/000005\.jpg is damaged \(.*\). Delete \S*img_align_celeba and start again, with"
     ):
         module(root)
     picture(4, height=100).save(images / "000005.jpg")
-    with pytest.raises(InputError, match=r"/000005\.jpg has 100 x 178 pixels instead of 218 x 178: delete"):
+    with pytest.raises(InputError, match=r"/000005\.jpg is damaged .*100 x 178 pixels instead of 218 x 178"):
         module(root)
     (images / "000005.jpg").unlink()
     with pytest.raises(InputError, match=r"/000005\.jpg: no such file"):
@@ -96,27 +95,17 @@ def test_grey_images(root: Path) -> None:
     assert torch.equal(grey[0], grey[2])
 
 
-DAMAGE = {  # line of the attributes, counted from 0, its content, the message
-    "no names": (1, "Smiling Young", "line 2: .*Expected 40 attribute names in line 2"),
-    "another image": (5, "000009.jpg" + 40 * " 1", "line 6: .*Expected the image as in list_eval_partition.txt, and"),
-    "too few": (5, "000004.jpg" + 39 * " 1", "line 6: .*40 times 1 or -1"),
-    "0": (5, "000004.jpg" + 39 * " 1" + " 0", "line 6: .*40 times 1 or -1"),
-    "fewer": (18, None, r"states '17' images in its first line and lists 16, list_eval_\S* lists 17"),
-}
-
-
-@pytest.mark.parametrize(("index", "line", "message"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_lists(root: Path, index: int, line: str | None, message: str) -> None:
-    file = root / "celeba" / "list_attr_celeba.txt"
-    lines = file.read_text().splitlines()
-    lines[index:] = [] if line is None else [line, *lines[index + 1 :]]
-    file.write_text("\n".join(lines))
-    with pytest.raises(InputError, match=rf"{re.escape(str(file))}.*{message}"):
+def test_lists_that_do_not_fit(root: Path) -> None:
+    attributes, partition = (root / "celeba" / name for name in ("list_attr_celeba.txt", "list_eval_partition.txt"))
+    lines = attributes.read_text()
+    attributes.write_text(lines.replace("000004.jpg", "000009.jpg"))
+    with pytest.raises(
+        InputError, match=r"list_attr_celeba\.txt is damaged .*other attributes or images than list_eval"
+    ):
         module(root)
-    write_celeba(root / "celeba", SIZES)
-    partition = root / "celeba" / "list_eval_partition.txt"
+    attributes.write_text(lines)
     partition.write_text(partition.read_text().replace("jpg 2", "jpg 1"))
-    with pytest.raises(InputError, match=r"list_eval_partition\.txt assigns no image to test"):
+    with pytest.raises(InputError, match=r"list_eval_partition\.txt must have images of 0, 1 and 2"):
         module(root)
 
 

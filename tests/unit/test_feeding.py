@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.base import TensorDataModule
-from mtl.data_modules.feeding import Cut, RowsDataset, RowsSampler
+from mtl.data_modules.feeding import Cut, RowsSampler
 from mtl.data_modules.stream import StreamLoader, in_order, shuffled
 from torch import Tensor
 
@@ -216,16 +216,6 @@ def test_loaders_yield_batches_and_leave_the_global_generator_alone() -> None:
     assert [len(batch) for batch in data.test_dataloader()] == [8, 2]
     assert data.spec.task_names == ["y"]
     assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.parametrize("count", [2, 40])
-def test_many_targets_are_selected_like_few(count: int) -> None:
-    targets = {f"task_{number}": torch.randn(9) for number in range(count)}
-    index = torch.tensor([7, 0, 0])
-    batch = RowsDataset(Batch({"x": torch.arange(9)}, targets, groups=torch.arange(9)))[index]
-    assert list(batch.targets) == list(targets)
-    assert all(torch.equal(batch.targets[name], target[index]) for name, target in targets.items())
-    assert batch.inputs["x"].tolist() == batch.groups.tolist() == [7, 0, 0]
 
 
 def test_batch_on_the_device_is_not_moved() -> None:

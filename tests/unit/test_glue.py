@@ -16,7 +16,6 @@ from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files.glue_tasks import ARCHIVES, SOURCES
 from mtl.data_modules.glue import TASKS, GlueDataModule
 
-from mtl.checks import InputError
 from tests.file_server import serving
 from tests.glue_files import HEADERS, row, write_glue, write_task
 from tests.loaded import loaded
@@ -122,28 +121,6 @@ def test_max_rows_draws_training_rows(root: Path) -> None:
     _, one = data.read_tasks()
     _, other = module(root, max_rows={"rte": 20}, seed=1).read_tasks()
     assert set(one["train"]["rte"].first) != set(other["train"]["rte"].first)
-
-
-@pytest.mark.parametrize(
-    ("task", "content", "message"),
-    [
-        ("rte", f"{HEADERS['rte']}\n0\ta\tb\tentailment\n1\ta\tb", r"line 3: .* is damaged, .*Expected 4 cells"),
-        ("rte", f"{HEADERS['rte']}\n0\ta\tb\tentailm", r"line 2: .* label one of not_entailment, entailment"),
-        ("rte", "index\tsentence1\tlabel\n0\ta\tentailment\n", r"line 1: .* but has no \['sentence2'\]"),
-        ("rte", f"{HEADERS['rte']}\n", r"train\.tsv has no rows"),
-        ("stsb", HEADERS["stsb"] + "\n" + "x\t" * 9 + "5.5\n", r"line 2: .* score one of numbers from 0 to 5"),
-        ("cola", "a\t1\t\tfine\na\t2\t\tbad\n", r"line 2: .* label one of 0, 1\. Repair"),
-        ("qqp", HEADERS["qqp"] + "\n1\t2\t3\ta\tb\t1\n1\t2\t3\ta", r"line 3: .* is damaged"),
-        ("sst2", b"sentence\tlabel\nfine\t1\n\xff\t0\n", r"line 3: it is not UTF-8"),
-    ],
-)
-def test_damaged_files_name_the_line(task: str, content: str | bytes, message: str, tmp_path: Path) -> None:
-    write_task(tmp_path / "glue", task)
-    file = tmp_path / "glue" / SOURCES[task].folder / "train.tsv"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=message) as caught:
-        module(tmp_path, tasks=[task])
-    assert str(file) in str(caught.value)
 
 
 def test_short_lines_inside_qqp_are_left_out(tmp_path: Path) -> None:

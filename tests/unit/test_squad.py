@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.squad_files import (
     RIVER,
     evaluated,
     module,
-    paragraph,
     squad,
     windows_of,
     windows_of_split,
@@ -117,36 +115,6 @@ def test_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         module(tmp_path, published_split=False)
 
 
-def damaged(**changes: Any) -> dict[str, Any]:
-    """Return a file of one question ``q`` with ``changes``; a change to ... removes the key."""
-    part = paragraph("q", RIVER, ("where", "Lake Zürich"))
-    part["qas"][0] = {key: value for key, value in (part["qas"][0] | changes).items() if value is not ...}
-    return {"data": [{"paragraphs": [part]}]}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"data": [', "article 1, is not in the format of SQuAD: 'JSONDecodeError"),
-        ("[" * 100_000, "RecursionError"),
-        ({"data": []}, "has no questions"),
-        ({"data": [{"paragraphs": 3}]}, "'int' object is not iterable"),
-        ({"data": [{"paragraphs": []}, {"paragraphs": [{"qas": []}]}]}, "article 2, is not .*'context'"),
-        (damaged(question=7), "TypeError"),
-        (damaged(answers=[{"text": "Lake", "answer_start": "3"}]), "TypeError"),
-        (damaged(answers=[{"text": "Lake", "answer_start": 3}]), "1 of 1 questions have an answer that is not at its"),
-        (damaged(answers=[{"text": "", "answer_start": -1}]), "such as 'q-0'"),
-    ],
-)
-def test_damaged_files_name_the_question(content: Any, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "dev-v2.0.json"
-    raw = content if isinstance(content, bytes | str) else json.dumps(content)
-    file.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
-    with pytest.raises(InputError, match=message) as caught:
-        squad_files.read(file)
-    assert str(file) in str(caught.value)
-
-
 def test_few_misplaced_answers_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = squad(((RIVER, *[(f"where is {number}", "Zürich") for number in range(200)]),))
     content["data"][0]["paragraphs"][0]["qas"][7]["answers"][0]["answer_start"] += 1
@@ -154,6 +122,3 @@ def test_few_misplaced_answers_are_left_out(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         assert len(squad_files.read(tmp_path / "train-v2.0.json")) == 199
     assert "1 of 200 questions have an answer that is not at its answer_start, such as '0-0-7'; they" in caplog.text
-
-
-# Losses and networks

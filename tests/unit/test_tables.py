@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from mtl.data_modules.state import changes, fingerprints
+from mtl.data_modules.state import changes, fingerprint
 from mtl.data_modules.stream import tensors
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule, drawn
@@ -485,7 +485,7 @@ def test_changed_files_are_noticed(way: str, tmp_path: Path) -> None:
     assert re.search(r"has changed \(3 files, before 4; it has [\d,]+ bytes, had", found())
     (folder / f"part-1{suffix}").unlink()
     (folder / f"part-3{suffix}").unlink()
-    one = fingerprints({"data.path": folder / f"part-0{suffix}"})
+    one = {"data.path": fingerprint(folder / f"part-0{suffix}")}
     assert changes(one, {}, {}) == {"data.path": f"data.path=part-0{suffix} is not given"}
 
 
