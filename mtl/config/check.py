@@ -88,7 +88,7 @@ class _Check:
         for name in ("data", "network", "optimizer", "trainer", "callbacks"):
             if name not in self.values:
                 yield f"{name}: this section is missing; choose one with {name}=NAME"
-        yield from _too_many_devices(self.values.get("trainer"))
+        yield from _too_many_processes(self.values.get("trainer"))
         yield from self._unread(words, references)
 
     def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
@@ -288,25 +288,14 @@ def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
     return known, False
 
 
-def _too_many_devices(trainer: Any) -> Iterator[str]:
-    """Yield a sentence if one machine is asked for more devices than it has, or for more processes than make sense."""
+def _too_many_processes(trainer: Any) -> Iterator[str]:
+    """Yield a sentence if a CPU is asked for more processes than make sense; Lightning counts GPUs itself."""
     section = trainer if isinstance(trainer, dict) else {}
-    devices, accelerator = section.get("devices", "auto"), section.get("accelerator", "auto")
-    asked = len(devices) if isinstance(devices, list) else devices if isinstance(devices, int) else 0
-    asked = int(devices) if isinstance(devices, str) and devices.isdecimal() else asked
-    gpus, cores = torch.cuda.device_count(), os.cpu_count() or 1
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and gpus):
-        if torch.backends.mps.is_available():
-            return
-        if gpus == 0:
-            yield f"trainer.accelerator={accelerator}: this machine has no GPU; use trainer.accelerator=cpu"
-        elif asked > gpus:
-            yield f"trainer.devices={shown(devices)}: this machine has {gpus} GPUs; give at most {gpus}"
-    elif accelerator in ("cpu", "auto") and asked > max(PROCESSES, cores):
-        yield (
-            f"trainer.devices={shown(devices)}: more processes than CPU cores ({cores} on this machine) only "
-            f"slow each other down; give at most {max(PROCESSES, cores)}"
-        )
+    devices, accelerator = str(section.get("devices", "auto")), section.get("accelerator", "auto")
+    most = max(PROCESSES, os.cpu_count() or 1)
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.device_count())
+    if on_cpu and devices.isdecimal() and int(devices) > most:
+        yield f"trainer.devices={devices}: more processes than CPU cores only slow each other down; give at most {most}"
 
 
 def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:

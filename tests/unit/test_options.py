@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired
 
 import pytest
-import torch
 from hydra import compose
 from mtl.data_modules.files import memory
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule
@@ -215,16 +214,6 @@ def test_unused_sections_may_be_null() -> None:
 )
 def test_right_values_are_accepted(values: dict[str, Any]) -> None:
     check(configuration("", values))
-
-
-def test_missing_gpus_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert "this machine has no GPU" in answer(configuration("", {"trainer.accelerator": "gpu"}))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    check(configuration("trainer=ddp", {"trainer.accelerator": "gpu", "trainer.devices": 2}))
-    message = answer(configuration("trainer=ddp", {"trainer.accelerator": "gpu", "trainer.devices": 4}))
-    assert message == "trainer.devices=4: this machine has 2 GPUs; give at most 2"
 
 
 def test_as_many_processes_as_cores_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
