@@ -1,8 +1,8 @@
 """Check the composed configuration before anything is built: types, ranges, choices, names.
 
 What a class accepts follows from the annotations of its constructor (see ``mtl.options``), so a new gate, network or
-data set needs no entry here. ``mtl.config.accepted`` covers options that belong to no class, and classes of other
-libraries whose annotations are too loose.
+data set needs no entry here. ``mtl.config.accepted`` covers options that belong to no class, and options of Lightning's
+Trainer of which it does not check the range.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import nn
 
 from mtl.annotations import Described, adapter, in_one_line, listed, sentences, shown, suggestion
 from mtl.checks import InputError, first_line, require
-from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, OPTIMIZER, SEVERAL, TOP
-from mtl.options import Option, options_of
+from mtl.config.accepted import HYDRA, OBJECTS, SEVERAL, TOP, TRAINER
+from mtl.options import Option, Positive, options_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 FACTORIES = (  # have _partial_: true
@@ -277,8 +277,8 @@ def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
         inner = inspect.unwrap(function)
         module = str(getattr(inner, "__module__", ""))
         name = f"{module}.{getattr(inner, '__qualname__', '')}".removesuffix(".__init__")
-        table = {key: kind for key, kind in OPTIMIZER.items() if key in own and module.startswith("torch.optim.")}
-        table |= FOREIGN.get(name, {})
+        table = TRAINER if name == "pytorch_lightning.trainer.trainer.Trainer" else {}
+        table = {"lr": Positive} if "lr" in own and module.startswith("torch.optim.") else table  # 0 is no error there
         exact = {key: Option(kind, None, key in own and own[key].required) for key, kind in table.items()}
         known = {**own, **exact, **known}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

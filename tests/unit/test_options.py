@@ -86,9 +86,9 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("gate._target_", ["mtl.gates.CommetGate"], "no CommetGate in mtl.gates; did you mean mtl.gates.CometGate"),
         ("gate._target_", ["mtl..gates", ".", "a b", 5, None, "", ["a"]], "gate._target_="),
         ("optimizer.lr", [True, NAN, INF, -1, 0, "abc", None, [1]], "optimizer.lr=.*number greater than 0"),
-        ("trainer.devices", ["abc", 0, [], 1.5, True, None], "trainer.devices"),
+        ("trainer.devices", [1.5, True, None], "trainer.devices"),
         ("trainer.precision", [17, "float", True], "trainer.precision=.*32-true"),
-        ("trainer.val_check_interval", [0, -1, 1.5, "abc"], "trainer.val_check_interval"),
+        ("trainer.val_check_interval", [0, -1, 1.5], "trainer.val_check_interval"),
         ("callbacks.best", [5, "abc", True], "callbacks.best=.*or null"),
         ("callbacks.mine", [{"_target_": "mtl.callbacks.last_checkpoint.LastCheckpoint"}], "Checkpoint needs dirpath"),
         ("unknown.section", [1], "unknown: there is no such section"),
@@ -214,6 +214,15 @@ def test_unused_sections_may_be_null() -> None:
 )
 def test_right_values_are_accepted(values: dict[str, Any]) -> None:
     check(configuration("", values))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("devices", 0), ("max_epochs", -2), ("max_time", "abc"), ("max_time", {"fortnights": 1})]
+)
+def test_what_lightning_refuses_is_one_sentence(key: str, value: Any) -> None:
+    cfg = configuration("logger=none callbacks.progress=null", {f"trainer.{key}": value})
+    with pytest.raises(InputError, match=r"^trainer: .*"):
+        build.build_trainer(cfg)
 
 
 def test_as_many_processes_as_cores_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
