@@ -121,16 +121,12 @@ def _no_such_option(key: str, words: list[str], sign: str = "") -> str:
     return f"{_cut(word)}: no such option{meant}{adding}"
 
 
-THERE = "{0}: the configuration has it already; leave out the +"
 SENTENCES = {  # a pattern in Hydra's message: what we say instead
     r"Additional config directory '([^'\n]+)' not found": "--config-dir {0}: there is no such folder",
     r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'": (
         "{0}: several values need -m, which runs one after the other; put a list in brackets, and text with a comma in "
         "two pairs of quotes"
     ),
-    r"Multiple values for (\S+)\. To override": "{0} is chosen more than once; leave one out, or the + of +{0}=NAME",
-    r"Could not append to config\. An item is already at '([^'\n]+)'": THERE,
-    r"Could not add '([^'\n]+)'\. '[^']+' is already": THERE,
     r"Error merging override (.+)": (
         "{0}: the value cannot be read here; a section takes {{name: value}}, an option one value, and a reference is "
         "written ${{section.option}}"

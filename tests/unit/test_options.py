@@ -382,7 +382,7 @@ def failure(*words: str) -> Exception:
             "must name one of csv, mlflow, none, tensorboard, wandb; several are logger=[csv,tensorboard]",
         ),
         (["gate@network.gate=comet"], "without @"),
-        (["+gate=topk"], "gate is chosen more than once"),
+        (["+gate=topk"], "Multiple values for gate"),
         ([""], "an empty word: must be OPTION=VALUE"),
         (["seed=" + "9" * 5000], "9..."),
     ],
