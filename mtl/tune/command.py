@@ -32,6 +32,7 @@ Composer = Callable[[Sequence[str]], DictConfig]
 MOST = 10  # trials in a table
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
 
 
 def tune(
@@ -74,7 +75,6 @@ def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage
     ``show``: nothing is run. Raises InputError if nothing has been run before.
     """
     make_lasting()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
     require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
     with reached(cfg.storage, folder), stoppable():
         yield open_storage(cfg.storage, folder)

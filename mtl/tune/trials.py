@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
-from optuna.study import Study, StudyDirection, get_all_study_names, load_study
+from optuna.study import Study, StudyDirection, get_all_study_names
 from optuna.trial import FrozenTrial, TrialState
 
 from mtl.checks import require
 from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
 from mtl.tune.launch import run_folder
-from mtl.tune.queue import monitor_of
+from mtl.tune.queue import monitor_of, study_of
 from mtl.tune.storage import STUDY, open_storage, reached
 
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
@@ -58,10 +58,8 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
     with reached(address, folder):
         names = [each for each in get_all_study_names(storage) if each == name or each.startswith(f"{name}/")]
         require(bool(names), f"study={name}: its storage has no such study")
-        studies = {
-            each.removeprefix(name).removeprefix("/"): load_study(study_name=each, storage=storage) for each in names
-        }
-        return read_trials({gate or name: (study, folder / gate) for gate, study in studies.items()})
+        studies = [(each.removeprefix(name).removeprefix("/"), study_of(each, storage)) for each in names]
+        return read_trials({gate or name: (study, folder / gate) for gate, study in studies if study})
 
 
 def _folder(trial: FrozenTrial, folder: Path) -> Path:
