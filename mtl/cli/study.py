@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,12 @@ def split_words(words: Sequence[str], own: Sequence[str]) -> tuple[list[str], li
 
 def with_searched(arguments: Sequence[str]) -> list[str]:
     """Return ``arguments`` with ``--config-dir FOLDER`` and ``--trust PACKAGE`` replaced by words for all runs."""
-    words, rest = [], iter(arguments)
-    for word in rest:
-        if word.partition("=")[0] in ("--config-dir", "--trust"):
-            flag, _, value = word.partition("=")
-            value = value or next(rest, "")
-            word = (
-                f"hydra.searchpath=[file://{os.path.abspath(value)}]" if flag == "--config-dir" else f"trust=[{value}]"
-            )
-        words.append(word)
-    return words
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--config-dir", "--trust"):
+        parser.add_argument(flag, action="append", default=[])
+    given, words = parser.parse_known_args(arguments)
+    folders = [f"hydra.searchpath=[file://{os.path.abspath(folder)}]" for folder in given.config_dir]
+    return [*words, *folders, *(f"trust=[{package}]" for package in given.trust)]
 
 
 def first_run(words: Sequence[str]) -> DictConfig:
