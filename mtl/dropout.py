@@ -16,8 +16,8 @@ class Masks:
     """Draw the dropout masks of one forward pass through ``num_experts`` experts.
 
     ``p``: probability to drop a unit, the same in every layer. ``samples [B]``: the index of each row in the batch, if
-    the rows are a part of the batch (None: all rows of the batch, in order). ``first``: the number of the expert that
-    is called 0 here.
+    the rows are a part of the batch (None: all rows of the batch, in order). ``first``: the number, in the whole
+    layer, of the first of these experts.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Objective:
         return min(range(len(self.quantiles)), key=lambda index: abs(self.quantiles[index] - 0.5))
 
     def check(self, here: str, kind: str) -> None:
-        """Raise InputError, which begins with ``here``, unless all fits together and a task of ``kind``."""
+        """Raise InputError, which begins with ``here``, if options conflict or do not suit ``kind``."""
         kinds = [one for one, losses in LOSSES.items() if self.loss in losses]
         fits = self.loss is None or kind in kinds
         require(fits, f"{here}: loss={self.loss} is for kind={' and '.join(kinds) or 'no task'}, not {kind}")

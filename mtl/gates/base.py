@@ -118,9 +118,9 @@ class Gate(KeepsDigits):
         return None
 
     def adapt(self, measured: Tensor) -> None:
-        """Change ``state()`` after a step by what the gate measured: ``measured``, of its shape, is 0 where no row was.
+        """Update ``state()`` after a step from what the gate measured: ``measured``, of the same shape.
 
-        It is the sum over all batches of the step, in all processes.
+        It is the sum over all batches of the step, in all processes, and 0 for a gate without rows.
         """
 
     def measure(self, values: Tensor, tasks: list[int] | None) -> tuple[tuple[Gate, Tensor], ...]:

@@ -86,8 +86,8 @@ class Described(Model):
 class Figure(Model):
     """A figure with a panel for each of ``columns``.
 
-    ``at`` gives places on the axis ``label`` to groups, between which each gate has a line, or to gates, between which
-    each group has one. ``random``: the columns whose panels show the expected Jaccard index of random selections.
+    ``at``: x positions, on the axis ``label``, of groups, with a line for each gate, or of gates, with a line for each
+    group. ``random``: the columns whose panels show the expected Jaccard index of random selections.
     """
 
     title: str

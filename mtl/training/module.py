@@ -111,7 +111,7 @@ class MultiTaskModule(LightningModule):
             log_values(self.trainer, {f"train/weight/{n}": w for n, w in weights}, step=self.global_step)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Determine whether this step's values are shown by a logger or the progress bar, or end the epoch."""
+        """Decide whether a logger or the progress bar shows this step, or it is the last of the epoch."""
         rate: int = getattr(self.trainer.progress_bar_callback, "refresh_rate", 0)
         in_bar = rate > 0 and (batch_idx + 1) % rate == 0
         self._is_shown = in_bar or is_logged(self.trainer, self.trainer.global_step) or self.trainer.is_last_batch

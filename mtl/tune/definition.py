@@ -52,7 +52,7 @@ class Definition:
     """One study of Optuna: the trials of one gate.
 
     ``label``: the gate, or "" for a study without gates. ``words``: the options that all its trials share, as words of
-    the command line of mtl train. ``sources``: the labels of the studies for whose run folders texts in words stand.
+    the command line of mtl train. ``sources``: the study whose run folder each placeholder in ``words`` stands for.
     """
 
     name: str
