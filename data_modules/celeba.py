@@ -15,8 +15,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 from .base import TensorDataModule
 from .files import celeba as celeba_files
 from .files.cache import cached
-from .files.images import reduced
-from .images import pixel_scale
+from .files.images import pixel_scale, reduced
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)

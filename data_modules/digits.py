@@ -15,7 +15,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files import mnist, svhn
-from .images import pixel_scale
+from .files.images import pixel_scale
 from .splits import SPLITS, proportional
 
 logger = logging.getLogger(__name__)

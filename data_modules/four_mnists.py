@@ -11,8 +11,8 @@ from mtl.checks import require
 from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
+from .files.images import pixel_scale
 from .files.mnist import CLASSES, prepare, read
-from .images import pixel_scale
 from .splits import SPLITS, Rows
 from .task_batches import TasksDataModule
 

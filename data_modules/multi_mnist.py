@@ -14,9 +14,9 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .feeding import RowsSampler
+from .files.images import pixel_scale
 from .files.memory import fits_memory
 from .files.mnist import CLASSES, prepare, read
-from .images import pixel_scale
 from .splits import SPLITS, Rows
 
 SHIFT, SIDE, CANVAS = 4, 28, 36

@@ -14,7 +14,7 @@ from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files import omniglot as omniglot_files
-from .images import pixel_scale
+from .files.images import pixel_scale
 from .splits import SPLITS, proportional
 from .task_batches import TasksDataModule
 

@@ -18,7 +18,7 @@ from .base import TensorDataModule, check_labels
 from .feeding import RowsLoader
 from .texts.rows import RaggedRows
 
-Order = Literal["round_robin", "natural", "proportional", "temperature", "uniform", "shuffled"]
+Order = Literal["round_robin", "natural", "temperature", "uniform", "shuffled"]
 POOL = 50  # batches whose rows are sorted by length together
 Index = tuple[str, Tensor]  # a task and the indices [N] of some of its rows
 Rows = Batch | RaggedRows
@@ -48,7 +48,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
 
     ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
     the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
-    where n is the task's number of rows and p is 1 (``natural``, ``proportional``), 1/``temperature``
+    where n is the task's number of rows and p is 1 (``natural``), 1/``temperature``
     (``temperature``) or 0 (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows
     are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order.
 

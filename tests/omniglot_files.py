@@ -28,7 +28,7 @@ def number(strokes: np.ndarray) -> tuple[int, int, int]:
     return int(alphabet), int(character), int(drawer)
 
 
-def write_omniglot(folder: Path, alphabets: Mapping[str, int], drawings: int = DRAWINGS, first: int = 0) -> None:
+def write_omniglot(folder: Path, alphabets: Mapping[str, int], first: int = 0) -> None:
     """Write ``<alphabet>/characterNN/NNNN_MM.png`` (1 bit per pixel); ``alphabets`` maps names to character counts."""
     running = 0
     for index, (name, characters) in enumerate(alphabets.items(), start=first):
@@ -36,7 +36,7 @@ def write_omniglot(folder: Path, alphabets: Mapping[str, int], drawings: int = D
             path = folder / name / f"character{character + 1:02d}"
             path.mkdir(parents=True, exist_ok=True)
             running += 1
-            for drawer in range(drawings):
+            for drawer in range(DRAWINGS):
                 image = Image.fromarray(drawing(character, drawer, index)).convert("1")
                 image.save(path / f"{running:04d}_{drawer + 1:02d}.png")
 

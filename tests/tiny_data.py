@@ -9,13 +9,12 @@ import polars as pl
 from mtl.data_modules.omniglot import ALPHABETS
 
 from tests.celeba_files import write_celeba
-from tests.digit_files import write_digits
+from tests.digit_files import write_digits, write_svhn
 from tests.glue_files import write_glue
 from tests.log_files import write_census, write_kuairand
 from tests.omniglot_files import write_omniglot
-from tests.rating_files import write_books, write_jester
+from tests.rating_files import book_lines, book_records, joke_lines, joke_ratings, write
 from tests.squad_files import write_squad
-from tests.svhn_files import write_svhn
 
 
 def write_tiny_data(root: Path) -> Path:
@@ -28,9 +27,9 @@ def write_tiny_data(root: Path) -> Path:
         write_digits(root / name / "raw")
     write_svhn(root / "SVHN", {"train": 40, "extra": 30, "test": 20})
     write_celeba(root / "celeba", (20, 8, 8))
-    write_jester(root / "jester" / "jester-data-tiny.csv")
+    write(root / "jester" / "jester-data-tiny.csv", joke_lines(joke_ratings(12)))
     write_omniglot(root / "omniglot-py" / "images_background", dict.fromkeys(ALPHABETS, 2))
-    write_books(root / "bookcrossing" / "BX-Book-Ratings.csv")
+    write(root / "bookcrossing" / "BX-Book-Ratings.csv", book_lines(book_records(40, 40, 12)), "\r\n")
     write_glue(root / "glue")
     write_squad(root / "squad")
     write_census(root / "census_income")

@@ -23,24 +23,14 @@ MRPC_DEV_IDS = ("mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a5
 
 
 def prepare(root: Path, task: str, download: bool, base_url: str | None = None) -> None:
-    """Put the files of ``task`` into its folder in ``root``; do nothing if they are there. Raises InputError.
-
-    If the folder has some of the files, nothing is fetched, since the fetched files might not belong to them.
-    """
-    source, addresses = SOURCES[task], _addresses(task)
-    missing = _missing(root, source)
+    """Put the files of ``task`` into its folder in ``root``; do nothing if they are there. Raises InputError."""
+    source, addresses, missing = SOURCES[task], _addresses(task), _missing(root, SOURCES[task])
     if not missing:
         return
-    require(
-        bool(addresses), f"{missing[0]} is missing: get {source.archive} from {source.site}, and unpack it in {root}"
-    )
-    files, there = " and ".join(map(str, missing)), all((root / name).exists() for _, name, _ in addresses)
-    require(
-        there or len(missing) == len(source.paths()),
-        f"task {task}: only {files} is missing: add it, or delete the folder to have it fetched",
-    )
-    for site, name, sha256 in addresses if not there else ():
-        otherwise = "" if missing[0] == root / name else f", or put {files} there"
+    by_hand = f"{missing[0]} is missing: get {source.archive} from {source.site}, and unpack it in {root}"
+    require(bool(addresses), by_hand)
+    for site, name, sha256 in addresses:
+        otherwise = "" if missing[0] == root / name else f", or put {' and '.join(map(str, missing))} there"
         url = f"{site.replace(SITE, base_url or SITE)}/{name}"
         fetch(url, root / name, sha256, download, missing[0], otherwise, MAX_BYTES)
     with locked(root / ".fetch.lock", f"unpacking GLUE in {root}"):
@@ -80,7 +70,6 @@ def _split_mrpc(root: Path) -> None:
     parts: dict[str, list[str]] = {"train": [header], "dev": [header]}
     for line in lines:
         parts["dev" if tuple(line.split("\t")[1:3]) in pairs else "train"].append(line)
-    require(len(parts["dev"]) > 1, f"{rows} has none of the pairs in {dev_ids}: delete both and start again")
     folder = root / SOURCES["mrpc"].folder
     for stem, content in parts.items():
         if not (folder / f"{stem}.tsv").exists():

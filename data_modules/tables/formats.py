@@ -109,19 +109,6 @@ def best(table: pl.DataFrame, forms: Sequence[str], read: Callable[[pl.Series, s
     return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
 
 
-def several(
-    values: pl.Series, read: Callable[[pl.Series, str], pl.Series], forms: Sequence[str]
-) -> tuple[str, str] | None:
-    """Return two texts of different formats if each of the first distinct texts has one of ``forms``, else None."""
-    values = some(values)
-    found = {form: read(values, form).is_not_null() for form in forms}
-    fits = pl.Series([any(row) for row in zip(*found.values(), strict=True)], dtype=pl.Boolean)
-    most = max(found.values(), key=lambda fits: int(fits.sum()))
-    if not (len(values) and fits.all()) or most.all():
-        return None
-    return str(values.filter(most)[0]), str(values.filter(~most)[0])
-
-
 def some(values: pl.Series) -> pl.Series:
     """Return some values from all parts of a column."""
     return values.gather_every(max(1, len(values) // SOME))

@@ -13,7 +13,7 @@ from mtl.checks import InputError, require
 
 from .columns import expected_number, parse
 from .dates import expected_date, is_date, parse_dates
-from .formats import DATES, Fit, best, number_formats, several
+from .formats import DATES, Fit, best, number_formats
 from .lists import is_list
 
 Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free text"]
@@ -136,13 +136,6 @@ def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse
         dates = read(parse_dates, ["", *DATES], expected_date)
         if dates is not None:
             return Inferred("date", "", dates[0])
-        mixed = several(values, parse_dates, ["", *DATES])
-        if mixed:
-            raise InputError(
-                f"{first(lambda cells: cells.set(cells == mixed[1], None))} is a date in another format than "
-                f"{mixed[0]!r}: write all dates of the column in one format, or set data.categorical=[{name}] or "
-                f"data.ignore=[{name}]"
-            )
     numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
         form, parsed = numbers

@@ -25,7 +25,7 @@ def rows(mean: float, std: float, count: int = 600) -> pl.DataFrame:
 
 @pytest.mark.parametrize(
     ("mean", "std", "data"),
-    [(1.7e9, 20.0, "table"), (1e7, 0.5, "table"), (-1e12, 1e3, "table"), (1e7, 0.5, "table_stream")],
+    [(-1e12, 1e3, "table"), (1e7, 0.5, "table_stream")],
 )
 def test_metrics_and_predictions_have_the_digits_of_the_labels(
     mean: float, std: float, data: str, tmp_path: Path

@@ -11,13 +11,10 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.checkpoints.files import read
-from mtl.cli.run import run
 from mtl.cli.use import export, predict
-from mtl.types import Bag
 from mtl.use.serve import Predictor
 from mtl.use.trained import TrainedModel
-from tests.integration.helpers import resume_small, train_table
+from tests.integration.helpers import train_table
 
 ROWS = 300
 WORDS = [
@@ -52,16 +49,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(trained: Path) -> TrainedModel:
     return mtl.load(trained / "checkpoints" / "best.ckpt", device="cpu")
-
-
-def test_inputs(model: TrainedModel) -> None:
-    kinds = {name: type(spec).__name__ for name, spec in model.spec.inputs.items()}
-    assert kinds == dict.fromkeys(
-        ("user", "city", "hour", "device", "signup month", "signup day", "signup weekday", "signup hour"), "Categorical"
-    ) | {"tags": "Bag", "been": "Bag", "numeric columns": "Numeric"}
-    assert model.spec.inputs["tags"] == Bag(6, 4)
-    assert model.spec.inputs["been"] == Bag(model.spec.inputs["city"].size + 1, 3, "city")
-    assert set(model.columns) == {"user", "city", "age", "hour", "device", "signup", "tags", "been"}
 
 
 def test_server_and_files_give_the_predictions_of_frames(trained: Path, model: TrainedModel, tmp_path: Path) -> None:
@@ -103,20 +90,3 @@ def test_program_gives_the_predictions(
     described = json.loads((tmp_path / "preprocessing.json").read_text())
     assert described["inputs"]["tags"] == {"shape": ["rows", 4], "dtype": "int64"}
     assert described["data"]["encoder"]["elements"]["tags"]["vocabulary"]["values"] == ["blue", "new", "red", "sale"]
-
-
-def test_checkpoint_is_tested(trained: Path, tmp_path: Path) -> None:
-    results = json.loads((trained / "results.json").read_text())["test"]
-    run(resume_small(trained / "checkpoints" / "best.ckpt", tmp_path / "test", evaluate=True))
-    assert json.loads((tmp_path / "test" / "results.json").read_text())["test"] == results
-
-
-@pytest.mark.slow
-def test_resumed_run_goes_on_as_if_never_stopped(trained: Path, tmp_path: Path) -> None:
-    shorter = train_table(tmp_path, table(), *WORDS, "trainer.max_epochs=1")
-    run(resume_small(shorter / "checkpoints" / "last.ckpt", shorter, "trainer.max_epochs=2", "changed_data=accept"))
-    weights = [read(folder / "checkpoints" / "last.ckpt").weights() for folder in (trained, shorter)]
-    assert weights[0].keys() == weights[1].keys()
-    tensors = [name for name, weight in weights[0].items() if isinstance(weight, torch.Tensor)]
-    assert len(tensors) > 9
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in tensors)

@@ -308,8 +308,6 @@ SITES = {
     "kuairand": kuairand_site,
     "movielens": movielens_site,
     "digits": digits_site,
-    "multi_mnist": digits_site,
-    "four_mnists": digits_site,
     "omniglot": omniglot_site,
     "glue": glue_site,
     "squad": squad_site,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +11,16 @@ import torch
 from mtl.data_modules import digits
 from mtl.data_modules.digits import DigitsDataModule, resplit
 from mtl.data_modules.files import svhn
+from mtl.data_modules.files.images import pixel_scale
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
-from mtl.data_modules.images import pixel_scale
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
 from scipy.io import savemat
 from torch import Tensor
 
 from mtl.checks import InputError
 from mtl.types import Batch
-from tests.digit_files import write_digits
+from tests.digit_files import write_digits, write_svhn
 from tests.loaded import loaded
-from tests.svhn_files import write_svhn
 
 SIZES = {"train": 40, "extra": 30, "test": 20}
 
@@ -79,14 +77,6 @@ def test_published_sizes() -> None:
         assert len(torch.cat(parts).unique()) == total
     with pytest.raises(InputError, match="SVHN, images: 3 are too few for train, val and test"):
         resplit("SVHN", 3, digits.SVHN_ROWS, torch.Generator())
-
-
-def test_selected_parts_and_unpublished_sizes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        data = module(root, svhn_parts=["train"])
-    assert sum(len(numbers(rows)[1]) for rows in data.splits.values()) == 40
-    assert "MNIST: 160 images instead of the published 70000; split in the published proportions" in caplog.text
-    assert "SVHN (train): 40 images instead of the published 630420" in caplog.text
 
 
 # Two images on one canvas

@@ -87,8 +87,7 @@ def test_resumed_epoch_has_what_is_left(way: str, done: int) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("processes", [2, 3, 4])
-@pytest.mark.parametrize("size", [4, 7, 16, 100])
+@pytest.mark.parametrize(("processes", "size"), [(2, 16), (3, 7), (4, 100)])
 def test_processes_divide_the_batches_of_a_single_process(way: str, processes: int, size: int) -> None:
     whole = order(way, Cut(TOTAL, size * processes, training=True), 1, 1)
     cuts = [Cut(TOTAL, size, rank, processes, training=True) for rank in range(processes)]
@@ -101,8 +100,7 @@ def test_processes_divide_the_batches_of_a_single_process(way: str, processes: i
 
 
 @WAYS
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [8, 60, 1000])
+@pytest.mark.parametrize(("processes", "size"), [(1, 8), (2, 60), (3, 8), (5, 1000)])
 def test_evaluation_has_the_batches_of_a_single_process(way: str, processes: int, size: int) -> None:
     whole = [rows.tolist() for rows in torch.arange(TOTAL).split(size)]
     parts = [order(way, Cut(TOTAL, size, rank, processes), None) for rank in range(processes)]

@@ -212,15 +212,6 @@ def test_other_addresses_are_not_fetched(dest: Path, site: Site, url: str) -> No
     assert not dest.exists()
 
 
-def test_without_download_the_file_has_to_be_there(site: Site, dest: Path) -> None:
-    message = rf"x is missing and data\.download=false: set it to true, or get {site.url} .* at {dest}, or set data\.da"
-    with pytest.raises(InputError, match=message):
-        fetch(site.url, dest, SHA256, download=False, missing=Path("x"))
-    leave_part(dest, b"").rename(dest)
-    fetch(site.url, dest, SHA256, download=False)
-    assert site.requests == []
-
-
 def make_zip(path: Path, members: dict[str, str]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in members.items():

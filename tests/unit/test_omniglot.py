@@ -60,12 +60,10 @@ def test_each_character_is_split_into_10_4_6_drawings(root: Path) -> None:
     assert set(seen) == ALL
 
 
-def test_split_depends_on_seed_and_alphabet_only(root: Path) -> None:
-    one = module(root)
-    for again in (module(root, alphabets=["Latin"]), module(root, alphabets=["Latin", "Greek"], shuffle_seed=3)):
-        for split in ("train", "val", "test"):
-            assert numbers(again.tasks[split]["Latin"]) == numbers(one.tasks[split]["Latin"])
-    characters = [[d for _, c, d in numbers(one.tasks["test"]["Greek"]) if c == character] for character in range(3)]
+def test_split_depends_on_the_alphabet_alone(root: Path) -> None:
+    one, again = (module(root, alphabets=names).tasks["test"]["Latin"] for names in (["Latin"], ["Greek", "Latin"]))
+    assert numbers(one) == numbers(again)
+    characters = [[d for _, c, d in numbers(one) if c == character] for character in range(2)]
     assert characters[0] != characters[1]  # each character has its own split
 
 

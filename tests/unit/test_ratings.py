@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import zipfile
 from collections import Counter
@@ -24,23 +23,16 @@ from mtl.types import Batch, Categorical, TaskSpec
 from tests.file_server import serving
 from tests.loaded import loaded
 from tests.programs import Forked
+from tests.rating_files import JOKES, book_lines, book_records, joke_lines, joke_ratings, write
 
-USERS, MOVIES, EACH, JOKES = 40, 60, 20, 100
+USERS, MOVIES, EACH = 40, 60, 20
 RATINGS, BOOKS, JESTER = "ml-1m/ratings.dat", "bookcrossing/BX-Book-Ratings.csv", "jester/jester-data-x.csv"
-Record = tuple[int, str, int]
 
 
 def ready(kind: Any, root: Path, **options: Any) -> Any:
     """Build, prepare and set up a data module over the files in ``root``."""
     common = {"data_dir": str(root), "batch_size": 64, "download": False}
     return loaded(kind(**common | ({"min_records": 1} if kind is BooksDataModule else {}) | options))
-
-
-def write(file: Path, lines: list[str], end: str = "\n") -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    raw = "".join(line + end for line in lines).encode("latin-1")
-    file.write_bytes(gzip.compress(raw, mtime=0) if file.suffix == ".gz" else raw)
-    return file
 
 
 def zipped(file: Path, members: dict[str, list[str]]) -> Path:
@@ -77,35 +69,6 @@ def movie_lines(separator: str = "::") -> list[str]:
     return lines
 
 
-def book_records(users: int = 20, books: int = 24, each: int = 8) -> list[Record]:
-    """Return records of 20 users (100, 97, ...), each of 8 of the books B01 to B24; a third have no rating."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (100 - 3 * user, f"B{book + 1:02}", (user * 7 + book) % 10 + 1 if (user + book) % 3 else 0)
-        for user in range(users)
-        for book in torch.randperm(books, generator=generator)[:each].tolist()
-    ]
-
-
-def book_lines(records: list[Record] | None = None) -> list[str]:
-    records = book_records() if records is None else records
-    return [HEADER, *(f'"{user}";"{isbn}";"{rating}"' for user, isbn, rating in records)]
-
-
-def joke_ratings(users: int, seed: int = 0) -> Tensor:
-    """Return ratings ``[users, 100]`` in hundredths; a third of them are 9900, not rated."""
-    generator = torch.Generator().manual_seed(seed)
-    ratings = torch.randint(-1000, 1001, (users, JOKES), generator=generator)
-    return ratings.masked_fill(torch.rand(users, JOKES, generator=generator) < 1 / 3, 9900)
-
-
-def joke_lines(ratings: Tensor) -> list[str]:
-    return [
-        ",".join([str(sum(value != 9900 for value in row)), *(f"{value / 100:.2f}" for value in row)])
-        for row in ratings.tolist()
-    ]
-
-
 # MovieLens
 
 
@@ -115,19 +78,6 @@ def test_ratings_are_kept_unchanged(variant: str, separator: str, tmp_path: Path
     write(tmp_path / layout.folder / layout.ratings, movie_lines(separator), "\r\n")  # as Windows ends its lines
     expected = [tuple(map(int, line.split("::")[:3])) for line in movie_lines()]
     assert triples(ready(MovieLensDataModule, tmp_path, variant=variant)) == [(u - 1, i - 1, r) for u, i, r in expected]
-
-
-def test_max_rows_keeps_a_random_part(tmp_path: Path) -> None:
-    def rows(**options: Any) -> set[tuple[int, int, float]]:
-        found = all_rows(ready(MovieLensDataModule, tmp_path, **options))
-        columns = found.inputs["user"], found.inputs["item"], found.targets["watch"]
-        return set(zip(*(column.tolist() for column in columns), strict=True))
-
-    write(tmp_path / RATINGS, movie_lines())
-    part = rows(max_rows=300)
-    assert len(part) == 300
-    assert part < rows()
-    assert 100 < sum(watch for *_, watch in part) < 200
 
 
 # For each step of prepare_data(), a forked child kills itself with SIGKILL in the middle of the step. Then two children
@@ -240,7 +190,7 @@ def test_users_and_books_with_few_records_are_dropped(tmp_path: Path) -> None:
     records = book_records(each=20)
     write(tmp_path / BOOKS, book_lines([*few, *records]))
     kept = triples(ready(BooksDataModule, tmp_path, min_records=5, negatives="per_user"))
-    assert kept == sorted(((user - 43) // 3, int(isbn[1:]) - 1, rating) for user, isbn, rating in records)
+    assert kept == sorted(((user - 943) // 3, int(isbn[1:]) - 1, rating) for user, isbn, rating in records)
     with pytest.raises(InputError, match=r"^data\.min_records=25: none of the 404 records of .* lower data\.min_rec"):
         ready(BooksDataModule, tmp_path, min_records=25)
 
@@ -280,14 +230,6 @@ def test_an_archive_that_cannot_be_verified_is_fetched_only_on_demand(tmp_path: 
             ready(BooksDataModule, tmp_path / "none", download=True, unverified=True, base_url=url)
     assert len(triples(data)) == 160
     assert (folder / "BX-Users.csv").is_file()
-
-
-def test_archive_downloaded_by_hand(tmp_path: Path) -> None:
-    zipped(tmp_path / "ml-1m.zip", {"other.csv": ["x"]})
-    with pytest.raises(InputError, match=rf"ml-1m\.zip contains no {RATINGS}"):
-        ready(MovieLensDataModule, tmp_path)
-    zipped(tmp_path / "ml-1m.zip", {"other.csv": ["x"], RATINGS: movie_lines()})
-    assert len(triples(ready(MovieLensDataModule, tmp_path))) == USERS * EACH
 
 
 # Jester

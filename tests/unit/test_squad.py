@@ -115,10 +115,8 @@ def test_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         module(tmp_path, published_split=False)
 
 
-def test_few_misplaced_answers_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    content = squad(((RIVER, *[(f"where is {number}", "Zürich") for number in range(200)]),))
+def test_misplaced_answers_are_left_out(tmp_path: Path) -> None:
+    content = squad(((RIVER, *[(f"where is {number}", "Zürich") for number in range(20)]),))
     content["data"][0]["paragraphs"][0]["qas"][7]["answers"][0]["answer_start"] += 1
     write_squad(tmp_path, content)
-    with caplog.at_level(logging.WARNING):
-        assert len(squad_files.read(tmp_path / "train-v2.0.json")) == 199
-    assert "1 of 200 questions have an answer that is not at its answer_start, such as '0-0-7'; they" in caplog.text
+    assert len(squad_files.read(tmp_path / "train-v2.0.json")) == 19

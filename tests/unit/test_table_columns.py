@@ -89,10 +89,6 @@ QUESTIONS: dict[str, tuple[list[str], str]] = {
         ["12", "1,234", "25,500", "7"] * 50,
         r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* 'data.formats=\{c: \"1,234.5\"\}' or \"1.234,5\"",
     ),
-    "of two formats": (
-        [DAYS[i].strftime("%d/%m/%Y" if i % 2 else "%b %d, %Y") for i in range(ROWS)],
-        r"column 'c', row \d+: '.*' is a date in another format than '.*': write all dates of the column in one",
-    ),
 }
 
 
@@ -103,12 +99,10 @@ def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_pat
     with pytest.raises(InputError, match=message):
         learnt({"c": cells, "x": range(ROWS)}, tmp_path)
     assert re.search(r"^c +\? ", caplog.text, re.MULTILINE)  # the table of columns is shown
-    options = {"categorical": ["c"]} if name == "of two formats" else {"formats": {"c": "mm/dd/yyyy"}}
-    if name == "may be thousands":
-        options = {"formats": {"c": "1.234,5"}}
+    options = {"formats": {"c": "1.234,5" if name == "may be thousands" else "mm/dd/yyyy"}}
     encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, **options).row_encoder
     assert "c" in encoder.columns
-    assert encoder.formats == options.get("formats", {})
+    assert encoder.formats == options["formats"]
 
 
 def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:

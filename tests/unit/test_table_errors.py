@@ -78,28 +78,23 @@ TEXTS = {  # content of t.csv: the message
     "empty": ("", "t.csv is empty"),
     "header alone": ("a,y\n", "t.csv has a header but no rows"),
     "same names": ("a,y,y\n1,2,3\n", "columns 2 and 3 are both called 'y': give each a name of its own"),
-    "same names, quoted": ('a,"y",y\n1,2,3\n', "columns 2 and 3 are both called 'y'"),
     "no last name": ("a,b, \n1,2,3\n", "column 3 of 3 has no name"),
     "name of two lines": (
         'a,"b\nc",y\n1,2,3\n',
         r"name of column 2, 'b\nc', contains line breaks or control characters",
     ),
-    "control character": ("a,b\x1b[31m,y\n1,2,3\n", r"the name of column 2, 'b\x1b[31m', contains"),
     "numeric columns": (GOOD.replace("b", "numeric columns", 1), "rename the column 'numeric columns'"),
     "carriage returns": (GOOD.replace("\n", "\r"), "its lines end with carriage returns"),
-    "utf-16": (GOOD.encode("utf-16"), "t.csv, line 1: the byte 0xff does not occur in UTF-8 text; save the table as"),
     "latin-1": (GOOD.replace("S", "\xe9", 1).encode("latin-1"), "t.csv, line 2: the byte 0xe9"),
     "NUL": (GOOD.replace("S", "\0", 1), "t.csv, line 2: the byte 0x00"),
     "parquet": (parquet(pl.DataFrame({"y": [0, 1] * 20})), "line 1: the byte 0x"),
     "too few": (with_lines(5, "1.5,S"), "line 5 has 2 cells, but the first line names 3 columns (separated by ',')"),
     "nothing": (with_lines(5, ""), "line 5 has 1 cells"),
     "too many": (with_lines(5, "1.5,S,0,1"), "line 5 has 4 cells"),
-    "too many at the end": (with_lines(41, "1.5,S,0,"), "line 41 has 4 cells"),
     "line feed in quotes": (with_lines(5, '1.5,"S\nT",0\n1.5'), "line 7 has 1 cells"),
     "open quote": (with_lines(5, '1.5,"S,0'), "line 41: unexpected end of data"),
     "text behind a quote": (with_lines(5, '1.5,"S"T,0'), "line 5: ',' expected after '\"'"),
     "text among numbers": (with_lines(8, "z,S,0"), "t.csv, column 'a', row 7: 'z' is not a number, but most"),
-    "infinite number": (with_lines(8, "1e999,S,0"), "column 'a', row 7: '1e999' is not a number"),
     "huge number": (with_lines(8, "-1e308,S,0"), "column 'a', row 7: '-1e308' is so large that"),
     "one label": ("a,y\n" + "1,yes\n" * 20, "column 'y': all 20 labels of the training rows are 'yes'"),
     "no label": ("a,y\n" + "1,\n" * 20, "no training row has a label for task 'y'"),
@@ -109,8 +104,6 @@ TEXTS = {  # content of t.csv: the message
         "every input column is constant in the training rows, an identifier, or free text",
     ),
     "no input": ("y\n" + "0\n1\n" * 20, "no column is left as input"),
-    "no column": ("rate,z\n1,0\n2,1\n" * 9, "data.tasks.y: {0}/t.csv has no column 'y'; it has rate, z"),
-    "column nearly so": ("x,yy\n1,0\n", "no column 'y' (did you mean 'yy'?); it has x, yy"),
 }
 
 
@@ -119,7 +112,7 @@ def test_bad_texts(name: str, tmp_path: Path) -> None:
     content, message = TEXTS[name]
     path = save(tmp_path / "t.csv", content)
     found = refusal(path, split=[1, 0, 0], val_path=str(path), test_path=str(path))
-    assert message.replace("{0}", str(tmp_path)) in found
+    assert message in found
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -159,33 +152,23 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         "class_weights: '9': the labels of .* are '0",
     ),
     ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
-    (
-        {"tasks": {"a": {"kind": "binary"}}},
-        "task 'a' is binary but its training rows have .* different labels, '0.5', ",
-    ),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
-    ({"split": [0.9, 0.1, 0], "val_path": "{0}/t.parquet"}, "data.split="),
     ({"split": [0, 0.5, 0.5], "test_path": "{0}/t.parquet"}, "data.split="),
     ({"split_column": "city", "test_path": "x.csv"}, "one or the other"),
     ({"split_column": "city"}, "column 'city', row 1: 'Bern'; accepted are train, val, test"),
     ({"split_column": "b"}, "column 'b': no row is marked (val|test)"),
     ({"split": [0.9999998, 1e-7, 1e-7]}, "of its 40 rows, data.split leaves none for"),
-    ({"numeric": ["y"]}, "its column 'y' is also named as an input"),
     ({"numeric": ["city"]}, r"column 'city', row \d+: 'Bern' is not a number"),
     ({"categorical": ["a"], "ignore": ["a"]}, "a is named more than once"),
     ({"categorical": ["cty"]}, r"data.categorical: .* has no column 'cty' \(did you mean 'city'"),
-    ({"lists": {"bb": "|"}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
-    ({"lists": {"a": "|"}, "categorical": ["a"]}, "a is named more than once"),
     ({"lists": {"a": {"target": "b"}}, "numeric": ["b"]}, "b is named more than once"),
     ({"lists": {"a": {"target": "bb"}}}, "data.lists: .* has no column 'bb' .did you mean 'b'"),
     ({"lists": {"a": {"target": "y"}}}, "its column 'y' is also named as an input"),
-    ({"lists": {"a": {"by": ","}}}, "lists.a.by: no such option"),
     ({"dates": ["a"]}, "column 'a', row 1: 0.5 is not a date"),
     ({"path": "{0}/named.parquet"}, "rename the column at month: the date 'at' becomes parts of this name"),
 ]
 ALONE = [  # of tables in memory
     ({"test_path": "{0}/less.csv"}, "less.csv lacks columns of .*t.parquet: a, city"),
-    ({"weight_column": "ww"}, "data.weight_column: .* has no column 'ww'"),
     ({"weight_column": "city"}, "column 'city', row 1: 'Bern' is not a number"),
     ({"weight_column": "a", "numeric": ["a"]}, "data.weight_column=a: this column is also named as an input"),
     ({"weight_column": "w"}, "column 'w', row 1: -1.0 is not a weight; data.weight_column takes numbers from 0 to 1e"),
@@ -209,27 +192,40 @@ STREAMED = [
     ("streamed", "options", "message"),
     [(way, *case) for way, cases in ((False, OPTIONS + ALONE), (True, OPTIONS + STREAMED)) for case in cases],
 )
-def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    number = pl.int_range(40)
+def test_bad_options_and_files(streamed: bool, options: dict[str, Any], message: str, files: Path) -> None:
+    good = "weighted.parquet" if "weight_column" in options else "t.parquet"
+    given: dict[str, Any] = {"path": f"{{0}}/{good}", "tasks": TASKS, "streamed": streamed} | options
+    given = {name: value.format(files) if isinstance(value, str) else value for name, value in given.items()}
+    assert re.search(message, refusal(**given))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of good and bad files."""
+    folder, number = tmp_path_factory.mktemp("files"), pl.int_range(40)
     good = pl.read_csv(GOOD.encode()).with_columns(
         b=pl.lit("train"), city=pl.Series(["Bern", "Ulm"] * 20), w=-1.0 + number, zero=0.0
     )
-    save(tmp_path / "t.parquet", parquet(good if "weight_column" in options else good.drop("w", "zero")))
-    for name, other in {"unlike": good.with_columns(b=pl.lit("1"), y=number), "fewer": good.drop("b")}.items():
-        save(tmp_path / name / "0.parquet", parquet(good.with_columns(b=1) if name == "unlike" else good))
-        save(tmp_path / name / "1.parquet", parquet(other if name == "unlike" else other.with_columns(z=1)))
-    (tmp_path / "empty").mkdir()
-    save(tmp_path / "damaged.parquet", b"PAR1 and no more")
     dated = good.with_columns(pl.date(2026, 1, 1 + number % 28).alias("at"), number.alias("at month"))
-    save(tmp_path / "named.parquet", parquet(dated))
-    save(tmp_path / "none.parquet", parquet(good.head(0)))
-    save(tmp_path / "less.csv", "b,y\n" + "S,0\n" * 9)
+    frames = {
+        "weighted": good,
+        "t": good.drop("w", "zero"),
+        "unlike/0": good.with_columns(b=1),
+        "unlike/1": good.with_columns(b=pl.lit("1"), y=number),
+        "fewer/0": good,
+        "fewer/1": good.drop("b").with_columns(z=1),
+        "mixed/b": good,
+        "named": dated,
+        "none": good.head(0),
+    }
+    for name, frame in frames.items():
+        save(folder / f"{name}.parquet", parquet(frame))
+    (folder / "empty").mkdir()
+    save(folder / "damaged.parquet", b"PAR1 and no more")
+    save(folder / "less.csv", "b,y\n" + "S,0\n" * 9)
     for name in ("a.csv", "d.xlsx", "mixed/a.csv"):
-        save(tmp_path / name, GOOD)
-    save(tmp_path / "mixed" / "b.parquet", parquet(good))
-    given: dict[str, Any] = {"path": "{0}/t.parquet", "tasks": TASKS, "streamed": streamed} | options
-    given = {name: value.format(tmp_path) if isinstance(value, str) else value for name, value in given.items()}
-    assert re.search(message, refusal(**given))
+        save(folder / name, GOOD)
+    return folder
 
 
 BINARY, REGRESSION = ({"column": "y", "kind": kind} for kind in ("binary", "regression"))
@@ -298,7 +294,7 @@ def test_first_uneven_line_is_named_whatever_the_others_have(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", ENDS)
-@pytest.mark.parametrize("folder", ["x [y]", "*", "a?b", "{a,b}", "**"])
+@pytest.mark.parametrize("folder", ["x [y]", "**"])
 def test_paths_with_glob_characters_are_files(folder: str, suffix: str, tmp_path: Path) -> None:
     path = save(tmp_path / folder / f"[t]*{suffix}", ENDS[suffix]())
     save(tmp_path / "y" / f"t{suffix}", "a,b,y\n")  # what the pattern would match
@@ -316,9 +312,6 @@ def test_files_that_cannot_be_read_are_refused(suffix: str, tmp_path: Path) -> N
     assert "is a pipe or a device" in refusal(tmp_path / f"zero{suffix}")
     assert "no such file" in refusal(tmp_path / f"link{suffix}")
     good = save(tmp_path / f"t{suffix}", ENDS[suffix]())
-    assert f"data.test_path={tmp_path}/folder{suffix} is a folder without" in refusal(
-        good, test_path=str(tmp_path / f"folder{suffix}")
-    )
     assert "no such file" in refusal(good / "below.csv")
     if os.geteuid() != 0:  # root may read every file
         good.chmod(0)
@@ -387,7 +380,7 @@ def test_types_of_inputs_and_labels(name: str, streamed: bool, tmp_path: Path) -
             assert "column 'y': its type" in refusal(path, z, streamed=streamed, split_column="y")
 
 
-@pytest.mark.parametrize("change", ["short", "cut inside", "empty", "gone", "fewer rows", "other types", "other rows"])
+@pytest.mark.parametrize("change", ["short", "gone", "other rows"])
 def test_file_that_changes_while_it_is_streamed_is_one_message(
     change: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,12 +388,10 @@ def test_file_that_changes_while_it_is_streamed_is_one_message(
     for number in range(3):
         save(tmp_path / "rows" / f"{number}.parquet", parquet(table[100 * number : 100 * (number + 1)]))
     data = module(tmp_path / "rows", streamed=True, window_rows=100)
-    content, footer = file.read_bytes(), int.from_bytes(file.read_bytes()[-8:-4], "little") + 8
+    content = file.read_bytes()
     file.unlink()
-    if change in ("short", "cut inside", "empty"):
-        file.write_bytes({"short": content[:200], "empty": b""}.get(change, content[:100] + content[-footer:]))
-    elif change != "gone":
-        {"fewer rows": table.head(1), "other types": table.cast(pl.String)}.get(change, table).write_parquet(file)
+    if change != "gone":
+        file.write_bytes(content[:200] if change == "short" else parquet(table))
     message = r"^.*/1.parquet was changed, replaced or deleted while it was being streamed; .* until the run ends$"
     with pytest.raises(InputError, match=message):
         list(data.train_dataloader())

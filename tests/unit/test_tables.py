@@ -26,7 +26,7 @@ from mtl.training.losses import summed_losses
 from mtl.types import Bag, Batch, Categorical, Numeric
 from tests.loaded import loaded
 
-WAYS = ("csv", "parquet", "streamed")
+WAYS = ("csv", "streamed")
 Y = {"y": {"kind": "binary"}}
 SAME: dict[str, Any] = {"split": [1, 0, 0], "val_path": "same", "test_path": "same"}  # all rows in each split
 
@@ -163,18 +163,16 @@ def test_kinds(name: str, way: str, tmp_path: Path) -> None:
     assert all(torch.equal(torch.cat([row[one] for row in single]), found.inputs[one]) for one in found.inputs)
 
 
-@pytest.mark.parametrize("way", ["parquet", "streamed"])
-def test_most_frequent_categories_keep_their_ids(way: str, tmp_path: Path) -> None:
+def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
     cities = pl.DataFrame({"city": ["Ulm"] * 200 + ["Rom"] * 120 + ["Bern"] * 80})
-    encoder = served(cities, tmp_path, way, max_categories=2).row_encoder
+    encoder = served(cities, tmp_path, "streamed", max_categories=2).row_encoder
     ids = encoder.encode(pl.DataFrame({"city": ["Bern", "Rom", "Ulm", "Nice"]}), "rows")["city"]
     assert ids.tolist() == [0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("way", ["parquet", "streamed"])
 @pytest.mark.parametrize("form", DATES)
-def test_parts_and_ages_of_dates(form: str, way: str, tmp_path: Path) -> None:
-    data = served(pl.DataFrame({"at": DATES[form]}), tmp_path, way)
+def test_parts_and_ages_of_dates(form: str, tmp_path: Path) -> None:
+    data = served(pl.DataFrame({"at": DATES[form]}), tmp_path, "streamed")
     inputs, names = rows_of(data).inputs, data.row_encoder.categorical
     readers: dict[str, Callable[[datetime], int]] = {
         "month": lambda day: day.month,
@@ -203,10 +201,9 @@ def test_days_in_all_forms_and_empty_ones(tmp_path: Path) -> None:
     assert july[NUMERIC][0, 0] < rows_of(data).inputs[NUMERIC].min()  # newer than all
 
 
-@pytest.mark.parametrize("way", ["memory", "streamed"])
 @pytest.mark.parametrize("form", LISTS)
-def test_elements_of_lists(form: str, way: str, tmp_path: Path) -> None:
-    way = {"memory": "csv" if form == "text" else "parquet"}.get(way, way)
+def test_elements_of_lists(form: str, tmp_path: Path) -> None:
+    way = "csv" if form == "text" else "streamed"
     lists = {"genres": "|"} if form == "text" else None
     data = served(pl.DataFrame({"genres": LISTS[form]}), tmp_path, way, lists=lists)
     assert rows_of(data).inputs["genres"][:4].tolist() == [[2, 4, 0], [0, 0, 0], [4, 0, 0], [5, 2, 3]]
@@ -215,7 +212,7 @@ def test_elements_of_lists(form: str, way: str, tmp_path: Path) -> None:
     assert encoder.encode(rows, "rows")["genres"].tolist() == [[4, 1, 0], [5, 5, 5], [0, 0, 0]]
     assert encoder.lists == {"genres": "|" if form == "text" else ""}
     if form == "text":
-        rows = pl.DataFrame({"genres": [" Drama |Opera||", "War|War|War|War", "NA" if way == "csv" else None]})
+        rows = pl.DataFrame({"genres": [" Drama |Opera||", "War|War|War|War", "NA"]})
         assert encoder.encode(rows, "rows")["genres"].tolist() == [[4, 1, 0], [5, 5, 5], [0, 0, 0]]
 
 

@@ -44,7 +44,6 @@ def test_round_robin_takes_every_task_once_in_each_round() -> None:
     ("order", "options", "power"),
     [
         ("natural", {}, 1.0),
-        ("proportional", {}, 1.0),
         ("temperature", {"temperature": 3.0}, 1 / 3),
         ("uniform", {}, 0.0),
     ],
@@ -125,14 +124,10 @@ def test_data_module_serves_batches_of_one_task_and_super_batches() -> None:
 
 
 def test_natural_order_keeps_the_shares_of_rows_in_super_batches() -> None:
-    """With different tasks in a step, as ``proportional`` has them, the smallest one would get a third of all turns."""
-    counts = {}
-    for order in ("natural", "proportional"):
-        drawn = [name for e in range(40) for step in sampler(order, e, tasks_per_step=3) for name, _ in step]
-        counts[order] = [drawn.count(name) / len(drawn) for name in SIZES]
-    shares = [size / sum(SIZES.values()) for size in SIZES.values()]
-    assert counts["proportional"] == pytest.approx([1 / 3] * 3)
-    assert max(abs(found - share) for found, share in zip(counts["natural"], shares, strict=True)) < 0.15
+    """With different tasks in a step, the smallest one would get a third of all turns."""
+    drawn = [name for e in range(40) for step in sampler("natural", e, tasks_per_step=3) for name, _ in step]
+    for name, size in SIZES.items():
+        assert drawn.count(name) / len(drawn) == pytest.approx(size / sum(SIZES.values()), abs=0.15)
 
 
 @pytest.mark.parametrize("tasks_per_step", [1, 2])

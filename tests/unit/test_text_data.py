@@ -73,7 +73,7 @@ def test_tasks_of_one_file(tmp_path: Path, suffix: str) -> None:
         assert bool(batch.inputs["segments"].any()) == ("spam" in batch.targets)  # two texts
 
 
-def test_files_of_their_own_and_seeded_shares(tmp_path: Path) -> None:
+def test_files_of_their_own(tmp_path: Path) -> None:
     paths = {"path": write(mails(), tmp_path / "mails.csv"), "test_path": write(mails(10, 50), tmp_path / "test.csv")}
     task = {"text": "body", "label": "topic", "kind": "multiclass"}
     data = module(tmp_path, {"topic": {**task, **paths}}, split=[0.75, 0.25, 0])
@@ -81,13 +81,6 @@ def test_files_of_their_own_and_seeded_shares(tmp_path: Path) -> None:
     val = write(mails(5, 90), tmp_path / "val.csv")
     data = module(tmp_path, {"topic": {**task, **paths, "val_path": val}})
     assert lengths(data, "topic") == {"train": 40, "val": 5, "test": 10}
-
-    def validation(**options: Any) -> list[str]:
-        _, texts = module(tmp_path, {"topic": {**task, "path": paths["path"]}}, **options).read_tasks()
-        return texts["val"]["topic"].first
-
-    assert validation() == validation()
-    assert validation() != validation(seed=1)
 
 
 def test_empty_cells_are_empty_texts_and_words_are_words(tmp_path: Path) -> None:
@@ -103,21 +96,15 @@ def test_empty_cells_are_empty_texts_and_words_are_words(tmp_path: Path) -> None
     [
         ({"label": "spam", "kind": "binary", "text": "body"}, r"tasks\.t=.*: path is missing"),
         ({"path": "FILE", **SPAM, "texts": 1}, r"tasks\.t\.texts: no such option; did you mean text\?"),
-        (
-            {"path": "FILE", **SPAM, "text": ["a", "b", "c"]},
-            r"tasks\.t\.text=\[a, b, c\]: must be non-empty text or a list of one or two",
-        ),
         ({"path": "FILE", **SPAM, "label": "sham"}, r"data\.tasks\.t: .*no column 'sham' \(did you mean 'spam'\?\)"),
         ({"path": "FILE", **SPAM, "text": "score"}, r"data\.tasks\.t: column 'score' of .* holds Float64, not texts"),
-        ({"path": "nowhere.tsv", **SPAM}, r"data\.tasks\.t\.path=nowhere\.tsv: no such file"),
         ({"path": "FILE", "val_path": "other.csv", **SPAM}, r"data\.tasks\.t\.val_path=other\.csv: no such file"),
-        ("FILE", r"tasks\.t=FILE: must be a section"),
         ({"path": "FEW", **SPAM}, r"few\.csv: of its 4 rows with labels, data\.split leaves none for test"),
     ],
 )
 def test_bad_tasks_are_one_message(task: Any, message: str, tmp_path: Path) -> None:
     files = {"FILE": write(mails(), tmp_path / "mails.parquet"), "FEW": write(mails(4), tmp_path / "few.csv")}
-    if isinstance(task, dict) and task.get("path") in files:
+    if task.get("path") in files:
         task = {**task, "path": files[task["path"]]}
     with pytest.raises(InputError, match=message):
         module(tmp_path, {"t": task})
