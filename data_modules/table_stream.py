@@ -106,7 +106,7 @@ class TableStreamDataModule(TableBase):
         part, grouped = self.parts[split], split != "train" and self.group_column is not None
         assert self.row_encoder is not None
         used = [*self.row_encoder.columns, *(task.column for task in self.labels), *([self.group_column] * grouped)]
-        frame = part.read(block, list(dict.fromkeys(used)), rows)
+        frame = part.read(block, used, rows)
         where = str(part.blocks[block].path)
         targets = self.targets(frame, self.spec.tasks, where)
         groups = self.groups(frame) if grouped else None
@@ -171,7 +171,7 @@ class TableStreamDataModule(TableBase):
         def blocks(columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
             for number, block in enumerate(train.blocks):
                 if train.counts[number]:
-                    yield train.read(number, list(dict.fromkeys(columns))), str(block.path)
+                    yield train.read(number, columns), str(block.path)
 
         spec = self.learn(blocks, len(train), list(train.rows.schema), from_text=False)
         assert self.row_encoder is not None

@@ -24,10 +24,11 @@ from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, Labels, Reading
 from .tables.reading import read_table
 from .text_tasks import SMALL, TextTasksDataModule
-from .texts.example import NAME, TASKS, write_example
 from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
+
+EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject,body], label: spam, kind: binary}'"
 
 
 class TextOptions(Reading):
@@ -67,7 +68,6 @@ class TextDataModule(TextTasksDataModule):
     gate this task starts with, or "random". ``val_path``, ``test_path``: files of their own for val and test.
 
     The rows of the other splits are drawn from ``path`` with ``seed``; ``split`` has the shares of train, val and test.
-    Without ``tasks``, an example is written to ``data_dir`` and served.
     """
 
     @validated
@@ -79,9 +79,7 @@ class TextDataModule(TextTasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.example = not tasks
-        if self.example:
-            tasks = {name: TextOptions(**entry, path=self.data_dir / NAME) for name, entry in TASKS.items()}
+        require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
         self.sources = tasks or {}
         self.labels = {name: source.labels(name) for name, source in self.sources.items()}
         self.separator = separator
@@ -89,8 +87,6 @@ class TextDataModule(TextTasksDataModule):
         self.shares = by_split(split, set.intersection(*own) - {"train"})
 
     def prepare_data(self) -> None:
-        if self.example:
-            write_example(self.data_dir)
         for name, source in self.sources.items():
             for split, file in files_to_read(source.paths, self.wanted).items():
                 regular_size(file, f"data.tasks.{name}.{OPTION[split]}")
@@ -106,8 +102,6 @@ class TextDataModule(TextTasksDataModule):
         return {name: source.columns for name, source in self.sources.items()}
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
-        if self.example:
-            logger.warning("data.tasks is not given: using the made-up rows of %s", self.data_dir / NAME)
         known = {} if self._spec is None else {task.name: task for task in self._spec.tasks}  # of a checkpoint
         specs, splits = [], {split: dict[str, Texts]() for split in self.wanted}
         for name, source in self.sources.items():

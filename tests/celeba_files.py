@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from mtl.data_modules.files.celeba import ATTRIBUTES, SIZE
 from PIL import Image
+
+from tests.file_server import zipped
 
 
 def marks(number: int) -> list[int]:
@@ -27,10 +29,10 @@ def picture(number: int, height: int = SIZE[0], width: int = SIZE[1]) -> Image.I
     return Image.fromarray((ramp[..., None] + colour(number)).round().clip(0, 255).astype(np.uint8))
 
 
-def write_celeba(folder: Path, sizes: Sequence[int], zipped: bool = False) -> None:
+def write_celeba(folder: Path, sizes: Sequence[int], archived: bool = False) -> None:
     """Write images 0, 1, ... and the two lists; ``sizes`` are the numbers of train, val and test images.
 
-    Images are written to a folder, or to an archive if ``zipped``. The splits alternate until each is complete.
+    Images are written to a folder, or to an archive if ``archived``. The splits alternate until each is complete.
     """
     images = folder / "img_align_celeba"
     images.mkdir(parents=True, exist_ok=True)
@@ -47,9 +49,6 @@ def write_celeba(folder: Path, sizes: Sequence[int], zipped: bool = False) -> No
     (folder / "list_attr_celeba.txt").write_text("\n".join(lines) + "\n")
     lines = [f"{name} {part}" for name, part in zip(names, parts, strict=True)]
     (folder / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
-    if zipped:
-        with zipfile.ZipFile(folder / "img_align_celeba.zip", "w") as archive:
-            for name in names:
-                archive.write(images / name, f"img_align_celeba/{name}")
-                (images / name).unlink()
-        images.rmdir()
+    if archived:
+        zipped(folder / "img_align_celeba.zip", folder, "img_align_celeba")
+        shutil.rmtree(images)

@@ -1,9 +1,10 @@
-"""Serve a folder over HTTP, in place of the sites that data sets are fetched from."""
+"""Serve a folder over HTTP, in place of the sites that data sets are fetched from, and make archives."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import zipfile
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,3 +30,11 @@ def serving(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def zipped(archive: Path, root: Path, folder: str = ".") -> Path:
+    """Write the files in ``folder`` of ``root`` to a zip file, by their paths in ``root``."""
+    with zipfile.ZipFile(archive, "w") as content:
+        for file in sorted(path for path in (root / folder).rglob("*") if path.is_file()):
+            content.write(file, file.relative_to(root))
+    return archive

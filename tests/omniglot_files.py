@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from mtl.data_modules.files.omniglot import SIDE
 from PIL import Image
+
+from tests.file_server import zipped
 
 DRAWINGS = 20
 
@@ -44,8 +45,4 @@ def write_omniglot(folder: Path, alphabets: Mapping[str, int], first: int = 0) -
 def write_archive(folder: Path, part: str, alphabets: Mapping[str, int], first: int = 0) -> str:
     """Write ``part``.zip with the layout of the official archive and return its md5 sum."""
     write_omniglot(folder / "unpacked" / part, alphabets, first=first)
-    archive = folder / f"{part}.zip"
-    with zipfile.ZipFile(archive, "w") as content:
-        for file in sorted((folder / "unpacked" / part).rglob("*.png")):
-            content.write(file, file.relative_to(folder / "unpacked"))
-    return hashlib.md5(archive.read_bytes()).hexdigest()
+    return hashlib.md5(zipped(folder / f"{part}.zip", folder / "unpacked", part).read_bytes()).hexdigest()

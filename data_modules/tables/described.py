@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import yaml
 
 from mtl.checks import require
@@ -63,12 +62,7 @@ def rows_of(path: Path) -> tuple[Blocks, int, list[str]]:
     """Return the rows of a table in blocks, their number, and the columns. Raises InputError."""
     if files_of(path)[0].suffix == SUFFIX:
         found = ParquetRows.of(path, "FILE")
-
-        def blocks(columns: Sequence[str]) -> Iterator[tuple[pl.DataFrame, str]]:
-            for block in found.blocks(ROWS):
-                yield found.read(block, list(dict.fromkeys(columns))), str(block.path)
-
-        return blocks, sum(found.counts), list(found.schema)
+        return lambda columns: found.frames(columns, ROWS), sum(found.counts), list(found.schema)
     frame = read_tables(path, None, NULL_VALUES, "FILE")
     return lambda _: iter([(frame, str(path))]), len(frame), named(frame)
 

@@ -77,7 +77,7 @@ class ParquetRows:
         return found
 
     def read(self, block: Block, columns: Sequence[str]) -> pl.DataFrame:
-        """Return ``columns`` of the rows of a block, numbered in ``ROW`` as in their file.
+        """Return ``columns``, each once, of the rows of a block, numbered in ``ROW`` as in their file.
 
         Raises InputError, also if the file has changed since its rows were counted.
         """
@@ -86,8 +86,13 @@ class ParquetRows:
             f"{block.path} was changed, replaced or deleted while it was being streamed; a file that is streamed must "
             "stay as it is until the run ends",
         )
-        frame = _read(block.path, lambda rows: rows.slice(block.start, block.count).select(columns))
+        frame = _read(block.path, lambda rows: rows.slice(block.start, block.count).select([*dict.fromkeys(columns)]))
         return as_read(frame).with_row_index(ROW, offset=1 + block.start)
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[tuple[pl.DataFrame, str]]:
+        """Yield ``columns`` of all rows in blocks of at most ``rows``, each with the name of its file."""
+        for block in self.blocks(rows):
+            yield self.read(block, columns), str(block.path)
 
 
 def parquet_files(path: Path, option: str) -> list[Path]:

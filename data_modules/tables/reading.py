@@ -39,7 +39,7 @@ def read_table(
     require(memory is None or size < memory, f"{path} does not fit into memory: convert it to Parquet files")
     if path.suffix == SUFFIX:
         rows = ParquetRows.of(path, option)
-        frames = [rows.read(block, list(rows.schema)) for block in rows.blocks(ROWS)]
+        frames = [frame for frame, _ in rows.frames(list(rows.schema), ROWS)]
         require(bool(frames), f"{path} has a header but no rows")
         return pl.concat(frames, rechunk=True)
     return _text(path, separator, null_values).with_row_index(ROW, offset=1)

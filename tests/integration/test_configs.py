@@ -21,6 +21,8 @@ from tests.integration import helpers
 from tests.integration.helpers import GROUPS, compose_small, composed, narrow
 
 SMALL_TEXTS = ["data.vocabulary=200", "network.config={hidden_size: 16}", "recipe.batch_size=8"]
+SST2 = "{path: '${paths.data_dir}/glue/SST-2/train.tsv', text: sentence, label: label, kind: binary}"
+OWN_TEXTS = f"data.tasks={{liked: {SST2}}}"
 SMALL_GLUE = ["network.pretrained=null", "data.tokenizer=null", "data.max_rows={sst2: 20,qqp: 20}", *SMALL_TEXTS]
 GLUE_EXPERIMENTS = ("glue_mt_tag", "glue_mt_switch", "glue_mt_dense", "cglue_mt_tag", "glue_finetune")
 FEW = "data.alphabets=[Gujarati,Sylheti,Tibetan]"
@@ -32,13 +34,16 @@ NEEDS = {  # what a file only makes sense with, or what keeps its run short
     "data=glue": SMALL_TEXTS,
     "data=squad": SMALL_TEXTS,
     "data=table_stream": ["data.path=${paths.data_dir}/rows.parquet", "data.tasks={click: {kind: binary}}"],
-    "data=text": SMALL_TEXTS,
+    "data=text": [OWN_TEXTS, *SMALL_TEXTS],
     "recipe=glue": ["data=glue", *SMALL_TEXTS],
     "recipe=squad": ["data=squad", *SMALL_TEXTS],
-    "recipe=text": ["data=text", *SMALL_TEXTS],
+    "recipe=text": ["data=text", OWN_TEXTS, *SMALL_TEXTS],
     "network=transformer": ["data=glue", *SMALL_TEXTS],
-    "experts=ffn": ["data=text", *SMALL_TEXTS],
-    "bottom=text": ["data=text", "network=shared_bottom", "bottom.config={hidden_size: 16}", "data.vocabulary=200"],
+    "experts=ffn": ["data=glue", *SMALL_TEXTS],
+    "bottom=text": [
+        *("data=text", OWN_TEXTS, "network=shared_bottom"),
+        *("bottom.config={hidden_size: 16}", "data.vocabulary=200"),
+    ],
     **{f"table_optimizer={name}": ["data=movielens"] for name in ("rowwise_adagrad", "sparse_adam")},
     "network=frozen_experts": ["data=synthetic_recovery"],
     "heads=aitm": [

@@ -113,7 +113,7 @@ def test_lists_that_do_not_fit(root: Path) -> None:
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that replaces Google Drive; the checksums of its files are the expected ones."""
     folder = tmp_path / "drive"
-    write_celeba(folder, SIZES, zipped=True)
+    write_celeba(folder, SIZES, archived=True)
     names = {identity: name for identity, _, name in CelebA.file_list}
 
     def download(id: str, output: str, **options: object) -> None:

@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import tarfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +21,7 @@ from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.celeba import CelebADataModule
 from mtl.data_modules.census_income import CensusIncomeDataModule
 from mtl.data_modules.digits import DigitsDataModule
-from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files import squad as squad_files
-from mtl.data_modules.files.glue_tasks import ARCHIVES
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.jester import JesterDataModule
@@ -38,13 +35,12 @@ from mtl.data_modules.synthetic_moe import SyntheticMoEDataModule
 from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
 from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 from mtl.data_modules.task_batches import TasksDataModule
-from mtl.data_modules.text import TextDataModule
 from torchvision.datasets import MNIST, SVHN, Omniglot
 
 from mtl.checks import InputError
 from mtl.types import MISSING_CLASS, Batch, Categorical, Image, Tokens
 from tests.digit_files import write_digits
-from tests.file_server import serving
+from tests.file_server import serving, zipped
 from tests.loaded import loaded
 from tests.omniglot_files import write_archive
 
@@ -92,7 +88,6 @@ CASES = {
     "omniglot": Case(OmniglotDataModule, DRAWINGS, ("omniglot-py",), (DRAWING,)),
     "glue": Case(GlueDataModule, GLUE, ("glue",), ("glue/RTE/train.tsv",)),
     "squad": Case(SquadDataModule, SQUAD, ("squad",), ("squad/train-v2.0.json",)),
-    "text": Case(TextDataModule, {"vocabulary": 100}),
     "synthetic_moe": Case(SyntheticMoEDataModule, {"num_groups": 2, "tasks_per_group": 3, **SIZES}),
     "synthetic_pairs": Case(SyntheticPairsDataModule, {"num_pairs": 2, "input_dim": 8, **SIZES}),
     "synthetic_recovery": Case(SyntheticRecoveryDataModule, SIZES),
@@ -110,9 +105,8 @@ def root(tiny_data: Path, tmp_path: Path, case: Case) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
-    monkeypatch.chdir(tmp_path)  # data=text writes its example into ./data
 
 
 def every(cases: dict[str, Case]) -> Any:
@@ -179,7 +173,7 @@ def test_rows_fit_the_spec(case: Case, root: Path) -> None:
             assert kind.std == pytest.approx(float(train.std(correction=0)), abs=1e-9)
 
 
-@every({name: case for name, case in CASES.items() if name != "text"})  # its made-up reviews repeat
+@every(CASES)
 def test_no_row_is_in_two_splits(case: Case, root: Path) -> None:
     data = case.ready(root)
     for task in rows_of(data, "train"):
@@ -258,13 +252,6 @@ def digest(kind: str, file: Path) -> str:
     return hashlib.new(kind, file.read_bytes()).hexdigest()
 
 
-def zipped(archive: Path, root: Path, folder: str) -> Path:
-    with zipfile.ZipFile(archive, "w") as content:
-        for file in sorted((root / folder).rglob("*")):
-            content.write(file, file.relative_to(root))
-    return archive
-
-
 def movielens_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     archive = zipped(site / "ml-1m.zip", tiny, "ml-1m")
     patch.setitem(movielens.VARIANTS, "1m", replace(movielens.VARIANTS["1m"], md5=digest("md5", archive)))
@@ -282,13 +269,6 @@ def digits_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
 def omniglot_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
     parts = {"images_background": "Gujarati", "images_evaluation": "Korean"}
     patch.setattr(Omniglot, "zips_md5", {part: write_archive(site, part, {name: 2}) for part, name in parts.items()})
-
-
-def glue_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
-    (site / "glue" / "data").mkdir(parents=True)
-    for source in (glue_files.SOURCES[task] for task in ("rte", "stsb")):
-        archive = zipped(site / "glue" / "data" / source.archive, tiny / "glue", source.folder)
-        patch.setitem(ARCHIVES, source.archive, digest("sha256", archive))
 
 
 def squad_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
@@ -309,7 +289,6 @@ SITES = {
     "movielens": movielens_site,
     "digits": digits_site,
     "omniglot": omniglot_site,
-    "glue": glue_site,
     "squad": squad_site,
 }
 

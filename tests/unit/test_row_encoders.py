@@ -16,7 +16,6 @@ from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.tables import reading as blocks
 from mtl.data_modules.tables.reading import read_blocks, read_table
 from mtl.data_modules.text import TextDataModule
-from mtl.data_modules.texts.example import TASKS
 from polars.testing import assert_frame_equal
 
 from mtl.checks import InputError
@@ -109,14 +108,26 @@ def test_other_users_than_those_of_the_training(tiny_data: Path, tmp_path: Path)
         again.setup()
 
 
-def texts(folder: Path, **options: Any) -> TextDataModule:
-    return TextDataModule(data_dir=str(folder), batch_size=8, vocabulary=120, max_length=24, **options)
+TASKS = {name: {"text": ["review"], "label": name, "kind": "binary"} for name in ("liked", "same")}
+TASKS["same"]["text"] = ["review", "other"]
+
+
+def reviews() -> pl.DataFrame:
+    made = [(f"the {thing} was {how}", thing) for thing in ("soup", "novel") for how in ("good", "dull")] * 25
+    return pl.DataFrame(made, ["review", "other"], orient="row").with_columns(
+        liked=pl.Series(["yes", "no"] * 50), same=pl.Series(["no", "yes", "yes", "no"] * 25)
+    )
+
+
+def texts(folder: Path, **paths: Path) -> TextDataModule:
+    tasks = {name: {**task, **{key: str(file) for key, file in paths.items()}} for name, task in TASKS.items()}
+    return TextDataModule(tasks, data_dir=str(folder), batch_size=8, vocabulary=120, max_length=24)
 
 
 def test_texts(tmp_path: Path) -> None:
-    data = loaded(texts(tmp_path))
-    other = {name: {**task, "path": "gone.tsv"} for name, task in TASKS.items()}
-    encoder = restored(data, texts(tmp_path / "other", tasks=other))
+    reviews().write_csv(tmp_path / "all.csv")
+    data = loaded(texts(tmp_path, path=tmp_path / "all.csv"))
+    encoder = restored(data, texts(tmp_path / "other", path=Path("gone.csv")))
     assert encoder.columns == ["review", "other"]
     assert encoder.columns_of("liked") == ["review"]
     rows = pl.DataFrame({"review": ["the soup was good.", None], "other": ["[PAD] our novel", "x"]})
@@ -135,11 +146,11 @@ def test_texts(tmp_path: Path) -> None:
 
 def test_texts_of_the_test_alone(tmp_path: Path) -> None:
     """The rows of a new test file, with the tokens and classes of the training; no other file is there."""
-    data = loaded(texts(tmp_path))
-    rows = read_table(tmp_path / "example_reviews.tsv", ",", [""])[:50].drop("\0row")
-    rows.write_csv(tmp_path / "new.csv")
-    new = {"path": str(tmp_path / "gone.tsv"), "test_path": str(tmp_path / "new.csv")}
-    again = texts(tmp_path, tasks={name: {**task, **new} for name, task in TASKS.items()})
+    rows = reviews()
+    for name, frame in {"all": rows, "new": rows[:50]}.items():
+        frame.write_csv(tmp_path / f"{name}.csv")
+    data = loaded(texts(tmp_path, path=tmp_path / "all.csv"))
+    again = texts(tmp_path, path=tmp_path / "gone.csv", test_path=tmp_path / "new.csv")
     again.load_state_dict(data.state_dict(), test_only=True)
     again.prepare_data()
     assert again.changed_files() == {}
@@ -147,8 +158,8 @@ def test_texts_of_the_test_alone(tmp_path: Path) -> None:
     assert list(again.tasks) == ["test"]
     assert again.spec == data.spec
     batch = again.tasks["test"]["same"].select(torch.arange(50))
-    assert torch.equal(batch.inputs["tokens"], data.row_encoder.encode(rows, "new", "same")["tokens"])
-    assert batch.targets["same"].tolist() == [float(cell == "yes") for cell in rows["same"]]
+    assert torch.equal(batch.inputs["tokens"], data.row_encoder.encode(rows[:50], "new", "same")["tokens"])
+    assert batch.targets["same"].tolist() == [float(cell == "yes") for cell in rows["same"][:50]]
 
 
 @pytest.mark.parametrize("damage", [{"encoder": 5}, {"spec": {}}, {"files": 1}, {"spec": None}])
