@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
-from mtl.options import CountOrZero, Name, NotNegative, Number, validated
+from mtl.options import CountOrZero, Name, NotNegative, validated
 from mtl.training.metrics import mode_of
 from mtl.training.module import MultiTaskModule
 
@@ -23,7 +23,7 @@ class EarlyStop(Watcher, EarlyStopping):
 
     An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, nor does an epoch in which
     ``monitor`` is a metric that is undefined on the rows. ``mode``: auto: see ``mode_of``. The run also stops when the
-    value is NaN or infinite for another reason, or better than ``stopping_threshold``. The log says why it stopped.
+    value is NaN or infinite for another reason. The log says why it stopped.
     """
 
     section = "callbacks.early_stopping"
@@ -35,7 +35,6 @@ class EarlyStop(Watcher, EarlyStopping):
         mode: Literal["min", "max", "auto"] = "auto",
         patience: CountOrZero = 3,
         min_delta: NotNegative = 0.0,
-        stopping_threshold: Number | None = None,
     ) -> None:
         super().__init__(
             monitor,
@@ -43,7 +42,6 @@ class EarlyStop(Watcher, EarlyStopping):
             patience,
             mode=mode_of(monitor, mode),
             strict=False,  # there is no value yet if the run ends within its first epoch
-            stopping_threshold=stopping_threshold,
             check_on_train_epoch_end=True,
         )
 

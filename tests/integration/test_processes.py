@@ -84,29 +84,25 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     one, two = one_equals_two(tmp_path, words, 128, 15)
     assert bool(weights(two)["network.mixture.gate.permutation.hardened"])
     assert result(two) == pytest.approx(result(one), abs=1e-9)
-
-    best = one / "checkpoints" / "best.ckpt"  # the same weights evaluated by one and by two: the same numbers
-    ended(fork(tmp_path / "e1", f"evaluate={best}"), fork(tmp_path / "e2", f"evaluate={best}", BASE[0], two=True))
-    assert result(tmp_path / "e1") == result(tmp_path / "e2")
-    assert result(tmp_path / "e1") == pytest.approx(result(one), rel=1e-6)
+    best = one / "checkpoints" / "best.ckpt"  # the weights of one process, evaluated by two
+    ended(fork(tmp_path / "again", f"evaluate={best}", BASE[0], two=True))
+    assert result(tmp_path / "again") == pytest.approx(result(one), rel=1e-9)
 
 
 MOVIELENS = ["data=movielens", *NARROW, "recipe.dropout=0", "trainer.max_epochs=2"]
 MOVIELENS += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
 SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle"]
-SPARSE += ["table_optimizer=rowwise_adagrad"]
-BIAS = ["gate=topk", "gate.scores=sigmoid", "gate.bias_rate=0.01", "gate.columns=[item]"]
-ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=uncertainty", "network.dropout=0"]
-ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2"]
+SPARSE += ["table_optimizer=rowwise_adagrad", "gate=topk", "gate.bias_rate=0.01", "gate.columns=[item]"]
+ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=gradnorm", "network.dropout=0"]
+ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2", "data.tasks_per_step=2"]
 PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
-PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=upgrad", "trainer.max_epochs=2"]
+PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=uncertainty", "trainer.max_epochs=2"]
 
 
 @pytest.mark.parametrize(
     ("words", "batch"),
     [
         pytest.param([*MOVIELENS, "weighting=pcgrad", "network=ple", "gate=remoe"], 40, id="pcgrad"),
-        pytest.param([*MOVIELENS, "weighting=gradnorm", *BIAS], 40, id="gradnorm"),
         pytest.param([*MOVIELENS, *SPARSE], 40, id="sparse tables"),
         pytest.param(ROUTED, 10, id="routed"),
         pytest.param(PAIRS, 10, id="super-batches"),

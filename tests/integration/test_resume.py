@@ -82,7 +82,7 @@ def test_an_epoch_that_would_end_before_the_checkpoint_is_refused(tmp_path: Path
     assert read(last)["global_step"] == 9
 
 
-@pytest.mark.parametrize("gate", ["gate=remoe", "gate=topk gate.bias_rate=0.01"])
+@pytest.mark.parametrize("gate", [slow("gate=remoe"), "gate=topk gate.bias_rate=0.01"])
 def test_stopped_in_float64(gate: str, tmp_path: Path) -> None:
     """With gates whose penalty or bias adapts after each step."""
     words = [*WORDS, "trainer.precision=64-true", "trainer.max_epochs=2", *gate.split(), "network.static_gate=false"]
@@ -211,7 +211,7 @@ def test_nan_or_infinite_numbers_stop_the_run(what: str, tmp_path: Path) -> None
 SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle", "trainer.max_epochs=2"]
 
 
-@pytest.mark.parametrize("name", ["rowwise_adagrad", "sparse_adam"])
+@pytest.mark.parametrize("name", ["rowwise_adagrad", slow("sparse_adam")])
 def test_killed_with_sparse_tables(name: str, tmp_path: Path, tiny_data: Path) -> None:
     words = [*NARROW, *SPARSE, f"table_optimizer={name}", "data=movielens", f"paths.data_dir={tiny_data}"]
     words += ["trainer.accumulate_grad_batches=2", "data.batch_size=20", "callbacks.last.every_steps=2", "logger=csv"]
