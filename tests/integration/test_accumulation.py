@@ -81,24 +81,6 @@ def test_run_that_ends_within_an_accumulated_step_resumes_exactly(
     assert_equal(tmp_path, whole, ended=how == "time")
 
 
-WITHIN = [*WORDS, "trainer.accumulate_grad_batches=1", "trainer.val_check_interval=3", "trainer.max_epochs=2"]
-
-
-@pytest.fixture(scope="module")
-def validated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("validated")
-    run(compose_small(folder, *WITHIN))
-    return folder
-
-
-@pytest.mark.parametrize("batch", [slow(2), 5, slow(9)])
-def test_run_that_validates_within_epochs_resumes_exactly(batch: int, validated: Path, tmp_path: Path) -> None:
-    assert len([row for row in rows(validated) if "val/loss" in row]) == 6
-    interrupted(tmp_path, batch, *WITHIN, how=signal.SIGHUP)
-    go_on(tmp_path)
-    assert_equal(tmp_path, validated)
-
-
 def test_run_that_max_steps_ends_within_an_epoch_goes_on(whole: Path, tmp_path: Path) -> None:
     assert interrupted(tmp_path, 9, *WORDS, "trainer.max_steps=6")["global_step"] == 4  # at the end of an epoch
     go_on(tmp_path)
