@@ -77,7 +77,7 @@ def connections(matrices: Sequence[Tensor], tasks: Sequence[str]) -> Figure:
     return figure
 
 
-def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int) -> Figure:
+def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_since: int | None) -> Figure:
     """Draw ``shares [N, T, E]``, the experts' mean weights in the batches at ``steps``, in one panel per task.
 
     Batches without a task (NaN) are left out of its panel. The experts with the largest final weights are coloured, all
@@ -101,30 +101,17 @@ def courses(steps: Sequence[int], shares: Tensor, tasks: Sequence[str], binary_s
         at, course = np.asarray(steps)[known[task]], values[known[task], task]  # [n], [n, E]
         _lines(axes, at, course[:, others], [{"color": "0.75", "linestyle": "-"}] * len(others), 0.8)
         _lines(axes, at, course[:, heaviest], looks, 1.4)
-        if binary_since >= 0:
+        if binary_since:
             axes.axvline(binary_since, color="0.4", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set_title(tasks[task], fontsize=9)
     handles = [Line2D([], [], **each, linewidth=1.4) for each in looks]
     title = f"grey: {len(others)} others" if others else None
     labels = [f"expert {expert}" for expert in heaviest]
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
-    since = [f"99 % of the selectors binary since step {binary_since} (dotted)"] if binary_since >= 0 else []
+    since = [f"99 % of the selectors binary since step {binary_since} (dotted)"] if binary_since else []
     more = [] if shown == shares.shape[1] else [f"first {shown} of {shares.shape[1]} tasks"]
     title = f"Weights of the experts in training\n{'; '.join(since + more)}"
     return _over_steps(figure, grid, steps, max(1e-9, float(np.nanmax(values))), "mean weight", title)
-
-
-def binary_selectors(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Draw the share of the selectors that are one-hot in the batches at some steps: (step, share) pairs by layer."""
-    figure, grid = _panels(1, 1, (4.5, 2.4))
-    for index, (name, pairs) in enumerate(shares.items()):
-        steps, values = zip(*pairs, strict=True)
-        marker = "o" if len(steps) == 1 else None
-        grid[0, 0].plot(steps, values, **look(index), linewidth=1.4, label=name, marker=marker)
-    if len(shares) > 1:
-        figure.legend(loc="outside right upper", fontsize=8)
-    every = [step for pairs in shares.values() for step, _ in pairs]
-    return _over_steps(figure, grid, every, 1.0, "share of selectors", "Binary selectors in training")
 
 
 def probabilities(steps: Sequence[int], history: Sequence[Tensor], tasks: Sequence[str]) -> Figure:

@@ -48,8 +48,6 @@ class Report:
             if len(steps) > 1:
                 since = self._history(name).binary_since
                 drawn[f"weights_over_training{suffix}"] = figures.courses(steps, course, names, since)
-        if binary := self._binary():
-            drawn["selectors_over_training"] = figures.binary_selectors(binary)
         for suffix, (hard, soft, is_hard) in _numbered(self.permutations):
             drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, self.tasks)
         if self.connections:
@@ -72,8 +70,6 @@ class Report:
                 if not math.isnan(values[0])  # the batch has the task
             ]
             write_csv(folder / f"weights_over_training{suffix}.csv", ["step", "task", *experts], rows)
-        if binary := [[name, *pair] for name, pairs in self._binary().items() for pair in pairs]:
-            write_csv(folder / "selectors_over_training.csv", ["layer", "step", "share_of_binary_selectors"], binary)
         for suffix, (hard, _, _) in _numbered(self.permutations):
             rows = [[p, i, *row] for p, matrix in enumerate(hard.tolist()) for i, row in enumerate(matrix)]
             write_csv(folder / f"permutation{suffix}.csv", ["matrix", "gate_output", *_expert_names(hard)], rows)
@@ -103,9 +99,8 @@ class Report:
 
     def binary_after(self, steps: int) -> dict[str, float]:
         """Return the share of the ``steps`` of training after which 99 % of a layer's selectors are one-hot, or NaN."""
-        layers = {end: self._history(name) for end, name in self._layers() if self._history(name).selectors()}
-        since = {end: history.binary_since for end, history in layers.items() if steps}
-        return {f"binary_after{end}": step / steps if step >= 0 else math.nan for end, step in since.items()}
+        since = {end: self._history(name).binary_since for end, name in self._layers() if steps}
+        return {f"binary_after{end}": s / steps if s else math.nan for end, s in since.items() if s is not None}
 
     def parts(self, limit: int) -> dict[str, float]:
         """Return the statistics of single tasks and experts of the only layer, if there are at most ``limit``."""
@@ -123,11 +118,6 @@ class Report:
     def _layers(self) -> list[tuple[str, str]]:
         """Return (file name suffix, layer name) for each layer with shares; empty for a routed network."""
         return [] if self.connections else _numbered(list(self.tallies))
-
-    def _binary(self) -> dict[str, list[tuple[int, float]]]:
-        """Return steps and shares of binary selectors of each layer that has selectors, by its number or ""."""
-        found = {suffix.replace("_", " ").strip(): self._history(name).selectors() for suffix, name in self._layers()}
-        return {name: pairs for name, pairs in found.items() if pairs}
 
     def _courses(self) -> list[Tensor]:
         """Return the connection probabilities over training, ``[N, T, C]`` for each layer; empty if N would be 1."""

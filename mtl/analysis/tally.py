@@ -120,8 +120,9 @@ class History:
 
     steps: list[int] = field(default_factory=list)
     shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
-    binary: list[float] = field(default_factory=list)  # the share of the selectors that are one-hot
-    binary_since: int = -1  # the step since which nearly all selectors are one-hot; -1: not yet, or no longer
+    binary_since: int | None = (
+        None  # the step since which nearly all selectors are one-hot; 0: none; None: no selectors
+    )
     batches: int = 0
     unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
     unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches
@@ -129,7 +130,7 @@ class History:
     def add(self, step: int, routings: Sequence[Routing], limit: int, num_tasks: int) -> None:
         """Add the training batches of ``step``, averaged over them and over all processes.
 
-        Without selectors ``binary`` gets NaN; ``shares`` gets an empty tensor if there are more than ``limit`` weights.
+        ``shares`` gets an empty tensor if there are more than ``limit`` weights.
         """
         weights = [each.weights.detach() for each in routings]
         weights = [each if each.dim() == 3 else each[None] for each in weights]  # [B, T, E]
@@ -140,7 +141,8 @@ class History:
             figures.append(torch.stack([unused.new_tensor(binary), unused, unmixed]))
         binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed
-        self.binary_since = -1 if not binary >= NEARLY_ALL else step if self.binary_since < 0 else self.binary_since
+        if not math.isnan(binary):
+            self.binary_since = (self.binary_since or step) if binary >= NEARLY_ALL else 0
         shares = []  # [T, E] each, NaN for tasks that the batch lacks
         for routing, each in zip(routings, weights, strict=True):
             share = each.mean(0).float()
@@ -149,24 +151,18 @@ class History:
                 share = share.new_full((num_tasks, share.shape[1]), torch.nan).index_copy_(0, index, share)
             shares.append(share)
         self.steps.append(step)
-        self.binary.append(binary)
         mean = torch.empty(0)
         if shares[0].numel() <= limit:
             mean = (all_reduce_sum(torch.stack(shares).nanmean(0)) / world_size()).cpu()
         self.shares.append(mean)
         if len(self.steps) > MOST_SHARES:
             kept = _evenly(self.steps, MOST_SHARES // 2)
-            self.steps, self.binary = [self.steps[i] for i in kept], [self.binary[i] for i in kept]
-            self.shares = [self.shares[i] for i in kept]
+            self.steps, self.shares = [self.steps[i] for i in kept], [self.shares[i] for i in kept]
 
     def course(self) -> tuple[list[int], Tensor]:
         """Return the steps of batches whose weights were kept, and the weights ``[N, T, E]`` (or an empty tensor)."""
         kept = [(step, share) for step, share in zip(self.steps, self.shares, strict=True) if share.numel()]
         return [step for step, _ in kept], torch.stack([share for _, share in kept]) if kept else torch.empty(0)
-
-    def selectors(self) -> list[tuple[int, float]]:
-        """Return the steps at which there were selectors, each with the share of them that are one-hot."""
-        return [pair for pair in zip(self.steps, self.binary, strict=True) if not math.isnan(pair[1])]
 
 
 @dataclass

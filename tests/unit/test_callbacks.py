@@ -76,7 +76,7 @@ def test_history_records_when_selectors_became_binary() -> None:
     for step, selectors in enumerate([soft, hard, hard, soft, hard], start=1):
         history.add(step, [Routing(selectors.mean(-2), {}, selectors)], 16, 1)
         seen.append(history.binary_since)
-    assert seen == [-1, 2, 2, -1, 5]
+    assert seen == [0, 2, 2, 0, 5]
     nearly = hard.repeat(200, 1, 1, 1).index_fill(0, torch.tensor([0]), 0.5)  # one soft example of 200
     history.add(7, [Routing(nearly.mean(-2), {}, nearly)], 16, 1)
     assert history.binary_since == 5
@@ -157,13 +157,10 @@ def test_share_of_the_steps_until_selectors_are_binary() -> None:
     tally.add(Routing(hard.mean(-2), {}, hard), 3)
     report = Report(["p"], {"mixture": tally}, {"mixture": history}, Probabilities(), {})
     assert report.binary_after(40) == {"binary_after": 0.75}
-    assert history.selectors() == [(10, 0.5), (20, 0.5), (30, 1.0), (40, 1.0)]
-    assert "selectors_over_training" in report.figures()
     history.add(50, [Routing(soft.mean(-2), {}, soft)], 16, 1)
     assert math.isnan(report.binary_after(50)["binary_after"])
     other = Report(["p"], {"mixture": tally}, {"mixture": History()}, Probabilities(), {})
     assert other.binary_after(50) == {}
-    assert "selectors_over_training" not in other.figures()
 
 
 def test_execution_adapts_once_in_an_accumulated_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +229,7 @@ def test_selectors_are_binary_when_those_of_every_task_are() -> None:
     for step, (first, last) in enumerate([(soft, hard), (hard, soft), (hard, hard)], 1):
         batches = [Routing(each.mean(-2), {}, each, tasks=[task]) for task, each in enumerate((first, last))]
         history.add(step, batches, 16, 2)
-    assert (history.binary, history.binary_since) == ([0.5, 0.5, 1.0], 3)
+    assert history.binary_since == 3
 
 
 def test_batches_of_some_tasks_count_for_those_tasks() -> None:
@@ -255,6 +252,6 @@ def test_batches_of_some_tasks_count_for_those_tasks() -> None:
     history.add(4, [Routing(torch.tensor([[0.25, 0.75]]), tasks=[1]), Routing(torch.eye(2)[:, None], tasks=[2])], 6, 3)
     assert history.shares[0].nan_to_num(-1).tolist() == [[-1, -1], [0.25, 0.75], [0.5, 0.5]]
     assert (history.batches, history.unused, history.unmixed) == (1, 0.5, 0.5)  # 0 in one batch, 1 in the other
-    panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), -1).axes]  # of the coloured lines
+    panels = [axes.collections[1] for axes in courses([1, 2], course, list("abc"), None).axes]  # of the coloured lines
     lines = [[path.vertices[:, 0].tolist() for path in panel.get_paths()] for panel in panels]
     assert lines[:3] == [[[], []], [[1], [1]], [[2], [2]]]
