@@ -120,9 +120,7 @@ class History:
 
     steps: list[int] = field(default_factory=list)
     shares: list[Tensor] = field(default_factory=list)  # [T, E] mean weights, NaN for tasks that the batch lacks
-    binary_since: int | None = (
-        None  # the step since which nearly all selectors are one-hot; 0: none; None: no selectors
-    )
+    binary_since: int | None = None  # the step since which nearly all selectors are one-hot, or 0; None: no selectors
     batches: int = 0
     unused: float = 0.0  # experts that no task uses, mean over the samples of a batch, summed over batches
     unmixed: float = 0.0  # zero weights, mean over the samples of a batch, summed over batches

@@ -19,7 +19,7 @@ from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
 from mtl.linear import matching
 from mtl.networks.components import Component, Shape
-from mtl.networks.heads import Heads, SeparateHeads, wanted_tasks
+from mtl.networks.heads import Heads, SeparateHeads, SumHeads, wanted_tasks
 from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 
@@ -138,8 +138,7 @@ class RoutedNetwork(nn.Module):
     """Bottom, ``stem``, routed ``layers`` and one head per task.
 
     ``layers``: see ``Layer``. ``gate(num_tasks=, num_experts=, input_dim=None, inputs=)`` builds the gate of a layer.
-    ``dropout`` applies to the features before the heads. With ``heads=None`` the output of the last layer, one number
-    per task, is the prediction.
+    ``dropout`` applies to the features before the heads.
     """
 
     @validated
@@ -149,7 +148,7 @@ class RoutedNetwork(nn.Module):
         bottom: Callable[..., nn.Module],
         layers: Sequence[Layer],
         gate: Callable[..., Gate],
-        heads: Callable[..., Heads | SeparateHeads] | None,
+        heads: Callable[..., Heads | SeparateHeads | SumHeads],
         stem: Sequence[Factory] = (),
         dropout: Share = 0.0,
         permutation: Callable[..., Permutation] | None = None,
@@ -172,8 +171,7 @@ class RoutedNetwork(nn.Module):
         GumbelMatrixGate.share_budget([gate for gate in self._gates() if isinstance(gate, GumbelMatrixGate)])
         self.dropout = nn.Dropout(dropout)
         width = shape if isinstance(shape, int) else math.prod(shape)
-        require(heads is not None or width == 1, f"heads=null: the last layer gives {width} numbers, not one")
-        self.heads = heads and heads(tasks=self.tasks, input_dim=width)
+        self.heads = heads(tasks=self.tasks, input_dim=width)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
         """Predict the named ``tasks`` (default all) for a batch."""
@@ -184,11 +182,7 @@ class RoutedNetwork(nn.Module):
         for index, layer in enumerate(self.layers):
             x, routings[f"layers.{index}"] = layer(x, wanted)
         features = self.dropout(x.flatten(2).transpose(0, 1))  # [B, t, F]
-        if self.heads is not None:
-            predictions = self.heads(features, wanted)
-        else:
-            predictions = {self.tasks[task].name: features[:, index, 0] for index, task in enumerate(wanted)}
-        return NetworkOutput(predictions, routings, sum_losses(routings))
+        return NetworkOutput(self.heads(features, wanted), routings, sum_losses(routings))
 
     def _gates(self) -> list[Gate]:
         """Return the gates of the layers, without a permutation around them."""

@@ -87,19 +87,6 @@ def test_only_weights_decay() -> None:
             assert group["lr"] == pytest.approx(0.3 if "gate" in names[parameter] else 0.1)
 
 
-def test_no_heads() -> None:
-    spec = DataSpec({"x": Numeric(5)}, [TaskSpec("a", "regression"), TaskSpec("c", "regression")])
-    layers = [{"components": [partial(DenseLayers, units=[4], outputs=1)] * 2}]
-    network = RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
-    assert {name: value.shape for name, value in network({"x": torch.randn(6, 5)}).predictions.items()} == {
-        "a": (6,),
-        "c": (6,),
-    }
-    layers = [{"components": [partial(DenseLayers, units=[4])] * 2}]
-    with pytest.raises(InputError, match=r"^heads=null: the last layer gives 4 numbers, not one"):
-        RoutedNetwork(spec, bottom_for, layers, FixedGate, None)
-
-
 def test_super_batches_add_the_losses_of_their_tasks() -> None:
     network = dense_network(FixedGate)
     module = MultiTaskModule(network, TASKS, partial(torch.optim.SGD, lr=0.1))
