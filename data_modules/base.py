@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from mtl.checks import require
 from mtl.options import Long, RunSeed, validated
@@ -153,12 +152,7 @@ class TensorDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         cut = Cut(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
-        sampler = RowsSampler(cut, self.shuffle_seed, self._position)
-        return RowsLoader(self.training_rows(sampler), sampler, self.pin_memory)
-
-    def training_rows(self, sampler: RowsSampler) -> Dataset[Batch]:
-        """Return the training rows as a dataset indexed by tensors ``[N]``; ``sampler.epoch`` is the current epoch."""
-        return RowsDataset(self.splits["train"])
+        return self._loader("train", RowsSampler(cut, self.shuffle_seed, self._position))
 
     def val_dataloader(self) -> Any:
         return self._evaluation("val")
@@ -177,9 +171,11 @@ class TensorDataModule(LightningDataModule):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _evaluation(self, split: str) -> Any:
-        rows = self.splits[split]
-        sampler = RowsSampler(Cut(len(rows), self.eval_batch_size, *self._processes()))
-        return RowsLoader(RowsDataset(rows), sampler, self.pin_memory)
+        cut = Cut(len(self.splits[split]), self.eval_batch_size, *self._processes())
+        return self._loader(split, RowsSampler(cut))
+
+    def _loader(self, split: str, sampler: RowsSampler) -> RowsLoader:
+        return RowsLoader(RowsDataset(self.splits[split]), sampler, self.pin_memory)
 
     def _processes(self) -> tuple[int, int]:
         """Return the rank of this process and the number of processes."""

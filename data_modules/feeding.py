@@ -85,16 +85,16 @@ class RowsSampler(Sampler[Tensor]):
     """
 
     def __init__(self, cut: Cut, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
-        self.cut, self.seed, self.position, self.epoch = cut, seed, position, 0
+        self.cut, self.seed, self.position = cut, seed, position
 
     def __len__(self) -> int:
         return len(self.cut)
 
     def __iter__(self) -> Iterator[Tensor]:
-        self.epoch, done = self.position()
+        epoch, done = self.position()
         rows = torch.arange(self.cut.num_rows)
         if self.seed is not None:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             rows = torch.randperm(self.cut.num_rows, generator=generator)
         for low, high in map(self.cut.bounds, range(done, len(self))):
             yield rows[low:high]

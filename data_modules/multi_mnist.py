@@ -6,14 +6,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from mtl.annotations import shown
 from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
-from .feeding import RowsSampler
 from .files.images import pixel_scale
 from .files.memory import fits_memory
 from .files.mnist import CLASSES, prepare, read
@@ -37,9 +35,8 @@ class MultiMNISTDataModule(TensorDataModule):
     Input: ``image`` ``[B, 1, 36, 36]`` (uint8). Each image is shifted by 4 pixels from the centre; where they overlap,
     the grey levels are added and clipped at 255. Tasks ``top_left`` and ``bottom_right``: the classes of the two
     images. ``rows`` are the sizes of train, val and test, which share no source image: test draws from the official
-    test images, validation from a random sixth of the training images. The draws depend on ``seed`` only. If ``fresh``,
-    the training pairs are drawn anew in every epoch. Networks standardise the pixels, or without ``standardise`` only
-    divide them by 255; so it is for all data of images.
+    test images, validation from a random sixth of the training images. The draws depend on ``seed`` only.
+    Networks standardise the pixels of all data of images, or without ``standardise`` only divide them by 255.
     """
 
     @validated
@@ -48,7 +45,6 @@ class MultiMNISTDataModule(TensorDataModule):
         data_dir: FilePath,
         source: Literal["mnist", "fashion_mnist"] = "mnist",
         rows: Rows = (100_000, 20_000, 20_000),
-        fresh: bool = False,
         download: bool = True,
         standardise: bool = True,
         base_url: Address | None = None,
@@ -59,8 +55,7 @@ class MultiMNISTDataModule(TensorDataModule):
         self.source, self.rows = source, rows
         fits_memory(f"data.rows={shown(rows)}: its pictures", sum(self.rows) * CANVAS**2)
         self.folder = data_dir / FOLDERS[self.source]
-        self.fresh, self.download, self.base_url = fresh, download, base_url
-        self._sources: dict[str, tuple[Tensor, Tensor]] = {}
+        self.download, self.base_url = download, base_url
 
     def prepare_data(self) -> None:
         prepare(self.folder, self.source, self.download, self.base_url)
@@ -70,11 +65,11 @@ class MultiMNISTDataModule(TensorDataModule):
         order = torch.randperm(len(images), generator=self.generator(0))
         held_out = len(images) // VALIDATION
         parts = {"val": order[:held_out], "train": order[held_out:]}
-        self._sources = {name: (images[index], labels[index]) for name, index in parts.items()}
-        self._sources["test"] = read(self.folder, "t10k")
+        sources = {name: (images[index], labels[index]) for name, index in parts.items()}
+        sources["test"] = read(self.folder, "t10k")
         splits = {}
         for number, (name, size) in enumerate(zip(SPLITS, self.rows, strict=True), start=1):
-            source_images, source_labels = self._sources[name]
+            source_images, source_labels = sources[name]
             pairs = torch.randint(len(source_images), (2, size), generator=self.generator(number))
             splits[name] = compose(source_images, source_labels, pairs)
         mean, std = pixel_scale(splits["train"].inputs["image"], self.standardise)
@@ -82,29 +77,6 @@ class MultiMNISTDataModule(TensorDataModule):
         tasks = [TaskSpec(name, "multiclass", CLASSES, classes=classes) for name in ("top_left", "bottom_right")]
         spec = DataSpec({"image": Image(1, CANVAS, CANVAS, mean, std)}, tasks)
         return spec, splits
-
-    def training_rows(self, sampler: RowsSampler) -> Dataset[Batch]:
-        if not self.fresh:
-            return super().training_rows(sampler)
-        return FreshPairs(*self._sources["train"], self.rows[0], self.generator(4).initial_seed(), sampler)
-
-
-class FreshPairs(Dataset[Batch]):
-    """Serve pairs that are drawn anew in every epoch; they depend on ``seed`` and ``sampler.epoch`` only."""
-
-    def __init__(self, images: Tensor, labels: Tensor, size: int, seed: int, sampler: RowsSampler) -> None:
-        self.images, self.labels, self.size, self.seed, self.sampler = images, labels, size, seed, sampler
-        self._epoch, self._pairs = -1, torch.empty(2, 0, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Tensor) -> Batch:
-        if self._epoch != self.sampler.epoch:
-            self._epoch = self.sampler.epoch
-            generator = torch.Generator().manual_seed(self.seed + 7919 * (self._epoch + 1))
-            self._pairs = torch.randint(len(self.images), (2, self.size), generator=generator)
-        return compose(self.images, self.labels, self._pairs[:, index])
 
 
 def compose(images: Tensor, labels: Tensor, pairs: Tensor) -> Batch:

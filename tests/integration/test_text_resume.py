@@ -131,9 +131,7 @@ def test_importance_is_saved(taught: Path) -> None:
     assert (scores > 0).any()
 
 
-@pytest.mark.parametrize(
-    "name", ["moebert_hash", "moebert_hash gate.assignment=balanced", "comet_bert", "comet_bert_plus"]
-)
+@pytest.mark.parametrize("name", ["moebert_hash gate.assignment=balanced", "comet_bert", "comet_bert_plus"])
 def test_teacher_is_split_and_distilled(name: str, taught: Path, tmp_path: Path, tiny_data: Path) -> None:
     best = taught / "checkpoints" / "best.ckpt"
     words = [*f"experiment={name}".split(), *EXPERIMENT, f"start_from={best}", f"distillation.teacher={best}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,28 +118,6 @@ def test_splits_of_pairs_share_no_image(root: Path) -> None:
     assert used["train"] | used["val"] == set(range(120))
     assert used["test"] == set(range(120, 160))
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 3000, "val": 800, "test": 900}
-
-
-def test_fresh_pairs_every_epoch(root: Path) -> None:
-    def epoch(data: MultiMNISTDataModule, number: int, done: int = 0) -> Tensor:
-        loop = SimpleNamespace(
-            epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=number)),
-            epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=done))),
-        )
-        data.trainer = SimpleNamespace(
-            training=True, overfit_batches=0, fit_loop=loop, num_training_batches=6, global_rank=0, world_size=1
-        )
-        return torch.cat([batch.inputs["image"] for batch in data.train_dataloader()])
-
-    fresh, fixed = multi(root, fresh=True), multi(root)
-    assert torch.equal(epoch(fresh, 1), epoch(multi(root, fresh=True), 1))
-    assert torch.equal(epoch(fresh, 1)[100:], epoch(fresh, 1, done=2))  # from the middle of an epoch
-    seen = [set(map(bytes, epoch(fresh, number).numpy().reshape(300, -1))) for number in (0, 1)]
-    assert len(seen[0] & seen[1]) < 20
-    seen = [set(map(bytes, epoch(fixed, number).numpy().reshape(300, -1))) for number in (0, 1)]
-    assert seen[0] == seen[1]
-    val = {bytes(row) for row in fresh.splits["val"].inputs["image"].numpy().reshape(80, -1)}
-    assert val == {bytes(row) for row in fixed.splits["val"].inputs["image"].numpy().reshape(80, -1)}
 
 
 # Four MNISTs
