@@ -26,7 +26,8 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
     data, trainer or optimizer, or of ``recipe``: ``max_epochs`` is ``trainer.max_epochs``, ``k`` is ``recipe.k``.
     """
     top = OmegaConf.load(conf / "train.yaml")
-    known = {name: name for name in (*map(str, top), *groups(conf))}
+    groups = [str(name) for entry in top.defaults if entry != "_self_" for name in entry]
+    known = {name: name for name in (*map(str, top), *groups)}
     for section, default in SECTIONS.items():
         file = conf / section / f"{keywords.get(section, default)}.yaml"
         options: Any = OmegaConf.load(file) if file.is_file() else {}
@@ -41,11 +42,6 @@ def options_of(keywords: Mapping[str, Any], conf: Path) -> dict[str, Any]:
             "options, as in options={'optimizer.lr': 3e-4}"
         )
     return {known[name]: value for name, value in keywords.items()}
-
-
-def groups(conf: Path) -> list[str]:
-    """Return the names of the config groups of a run."""
-    return [str(name) for entry in OmegaConf.load(conf / "train.yaml").defaults if entry != "_self_" for name in entry]
 
 
 def word(option: str, value: Any, is_group: bool = False) -> str | None:

@@ -139,7 +139,8 @@ def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value
     found = advantage(own, others, 1, claim.higher)
     short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
     share = found.mean / abs(theirs.mean) if theirs.mean else None
-    size = "" if share is None else f", {_percent(abs(share))} {'better' if found.mean > 0 else 'worse'}"
+    digits = ".1g" if share and abs(share) < 0.001 else ".1f"
+    size = "" if share is None else f", {100 * abs(share):{digits}}% {'better' if found.mean > 0 else 'worse'}"
     reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
     if by < 0:  # the claim is only that the gate is not worse than so
         found, reason = short, f"{reason}; against {-by:.1%} worse: p={short.p:.2g}"
@@ -160,10 +161,6 @@ def _text(value: Summary) -> str:
     mean = "-" if value.mean is None else rounded(value.mean, value.error)
     undefined = f" ({value.undefined} runs without a value)" if value.undefined else ""
     return f"{mean}{undefined}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{100 * share:.1g}%"
 
 
 def _runs(value: Summary) -> str:

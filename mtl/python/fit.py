@@ -30,7 +30,7 @@ from mtl.cli.run import FromPython, run
 from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load
-from mtl.config.words import groups, options_of, plain, word
+from mtl.config.words import options_of, plain, word
 from mtl.records import COMMAND
 from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
@@ -127,7 +127,7 @@ def fit(
 
 def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictConfig:
     """Return the configuration that the options ``values`` choose; raise InputError for an unknown one."""
-    chosen = {option: word(option, value, option in groups(CONF) or "/" in option) for option, value in values.items()}
+    chosen = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
     searched = [f"hydra.searchpath=[{in_quotes(f'file://{Path(config_dir).absolute()}')}]"] if config_dir else []
     with own_hydra():

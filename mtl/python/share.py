@@ -8,7 +8,7 @@ from typing import Any
 
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
-from mtl.config.words import groups, options_of, word
+from mtl.config.words import options_of, word
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.use.frames import to_polars
 from mtl.writing import writing
@@ -36,4 +36,4 @@ def share(
     values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     with own_hydra():
-        return run([str(word(option, value, option in groups(CONF))) for option, value in values.items()])
+        return run([str(word(option, value, (CONF / option).is_dir())) for option, value in values.items()])

@@ -20,7 +20,7 @@ from mtl.checks import InputError, require
 from mtl.config.resume import config_to_load
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import conditional, described
-from mtl.types import Bag, Categorical, TaskSpec, Tokens
+from mtl.types import Bag, Categorical, Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, data_of, model_of
 from mtl.writing import write_json
@@ -106,10 +106,6 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
     return max(float((standard(name, found[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 
 
-def _meaning(task: TaskSpec) -> str:
-    return "quantile" if task.quantiles and task.outputs > 1 else task.kind
-
-
 def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Describe as plain data how rows become ``inputs``, and what the outputs are.
 
@@ -121,7 +117,8 @@ def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[s
         described_inputs[name] = {"shape": shape, "dtype": str(inputs[name].dtype).removeprefix("torch.")}
     outputs = {}
     for task in model.spec.tasks:
-        outputs[task.name] = {**described(task), "meaning": MEANINGS[_meaning(task)]}
+        kind = "quantile" if task.quantiles and task.outputs > 1 else task.kind
+        outputs[task.name] = {**described(task), "meaning": MEANINGS[kind]}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
     return {

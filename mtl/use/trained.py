@@ -109,7 +109,8 @@ class TrainedModel:
                 parts = values.get(predictions.conditional(task), [predictions.empty(task)])
                 table[f"{task.name}_probability_given_{task.after}"] = pl.Series(torch.cat(parts).numpy())
             keys = [key for key in used if key[0] == task.name]
-            table |= {_experts_column(*key, len(keys)): pl.concat(used[key]) for key in keys}
+            for key in keys:
+                table["_experts_".join(key) if len(keys) > 1 else f"{key[0]}_experts"] = pl.concat(used[key])
         frame = pl.DataFrame(table)
         return frame if isinstance(given, dict) or not is_pandas(rows) else like_pandas(frame, rows)
 
@@ -299,10 +300,6 @@ def experts_used(weights: Tensor) -> pl.Series:
 
 def _is_tensors(rows: Any) -> bool:
     return isinstance(rows, Mapping) and bool(rows) and all(isinstance(value, Tensor) for value in rows.values())
-
-
-def _experts_column(task: str, layer: str, layers: int) -> str:
-    return f"{task}_experts" if layers == 1 else f"{task}_experts_{layer}"
 
 
 def _inputs(spec: DataSpec) -> str:
