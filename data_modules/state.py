@@ -83,13 +83,13 @@ def reading_state() -> Iterator[None]:
 def fingerprint(path: Path) -> dict[str, Any]:
     """Return the name of a file, a folder or a pattern, the bytes and the number of its files, and a SHA-256 digest.
 
-    The digest covers the names and contents of the files, or evenly spaced samples and the end of each if together they
-    have more than ``WHOLE`` bytes. Raises InputError if one cannot be read.
+    The digest covers the contents of the files (evenly spaced samples and the end of each if together they have more
+    than ``WHOLE`` bytes), and the names of several files, but not of one. Raises InputError if one cannot be read.
     """
     files, digest = files_of(path), hashlib.sha256()
     sizes = [regular_size(file) for file in files]
     for file, size in zip(files, sizes, strict=True):
-        digest.update(file.name.encode() + b"\0")
+        digest.update(file.name.encode() + b"\0" if len(files) > 1 else b"")  # one file may be renamed
         places = range(0, size, max(SAMPLE, size // SAMPLES) if sum(sizes) > WHOLE else SAMPLE)
         try:
             with open(file, "rb") as content:
