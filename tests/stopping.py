@@ -81,6 +81,12 @@ def state(folder: Path) -> dict[str, Any]:
     }
 
 
+def course(folder: Path, name: str = "step_loss") -> dict[int, float]:
+    """Return the logged values ``train/<name>`` by step."""
+    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
+    return {int(row["step"]): float(value) for row in rows if (value := row.get(f"train/{name}"))}
+
+
 def losses(folder: Path) -> dict[tuple[str, int], str]:
     """Return what was logged of the training losses, as written."""
     rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())

@@ -15,7 +15,7 @@ from mtl.checkpoints.files import read
 from mtl.cli.run import run
 from mtl.training.schedules import rate_factor
 from tests.integration.helpers import compose_small, resume_small
-from tests.stopping import assert_same, go_on, interrupted, slow, watched
+from tests.stopping import assert_same, course, go_on, interrupted, slow, watched
 
 # Epochs of 10 batches and 4 steps (3 + 3 + 3 + 1 batches); hardening and the end of the schedule come after 1.5 epochs
 WORDS = [
@@ -134,12 +134,6 @@ def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
 LINEAR = ["lr_schedule=linear", "callbacks.lr_schedule.warmup=0.25", "callbacks.lr_schedule.end_factor=0.1"]
 
 
-def course(folder: Path, name: str = "lr") -> dict[int, float]:
-    """Return the logged learning rates, or another value, by step."""
-    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): float(value) for row in rows if (value := row.get(f"train/{name}"))}
-
-
 def scheduled(folder: Path) -> list[int]:
     """Return the steps at which the entropy weight was scheduled."""
     return list(course(folder, "schedule/gate.entropy_weight"))
@@ -159,7 +153,7 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     kept = longer.callbacks.lr_schedule
     assert (kept.shape, kept.warmup, kept.end_factor) == ("linear", 0.25, 0.1)
     run(longer)
-    rates = course(tmp_path)
+    rates = course(tmp_path, "lr")
     before, after = (rate_factor(4, 1.25, 5, "linear", 0.1), rate_factor(5, 2.5, 10, "linear", 0.1))
     assert [rates[4], rates[5]] == pytest.approx([0.01 * before, 0.01 * after])
     assert groups_of(tmp_path)[0]["lr"] < 0.005
@@ -171,5 +165,5 @@ def test_resuming_with_another_length_and_then_other_schedules(tmp_path: Path) -
     assert scheduled(tmp_path) == list(range(10))  # no longer
     one_cycle = resume_small(last, tmp_path, "lr_schedule=one_cycle", "schedule=entropy_weight", "trainer.max_epochs=4")
     run(one_cycle)
-    assert course(tmp_path)[15] == pytest.approx(0.01 * rate_factor(15, 6, 20, "cosine", 1e-4, "cosine", 0.04))
+    assert course(tmp_path, "lr")[15] == pytest.approx(0.01 * rate_factor(15, 6, 20, "cosine", 1e-4, "cosine", 0.04))
     assert scheduled(tmp_path) == [*range(10), *range(15, 20)]

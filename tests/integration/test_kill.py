@@ -6,7 +6,6 @@ fourteen kinds of run, by default 5.
 
 from __future__ import annotations
 
-import csv
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ import torch
 from mtl.checkpoints.files import read
 from tests.conftest import ROOT
 from tests.glue_files import TINY
+from tests.stopping import course
 
 KINDS = {
     "mixture": [  # the permutation is soft for 1.3 epochs, and hardens within the second
@@ -88,11 +88,6 @@ def start(folder: Path, kind: str, way: str, *words: str) -> subprocess.Popen[by
         )
 
 
-def losses(folder: Path) -> dict[int, str]:
-    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): row["train/step_loss"] for row in rows if row.get("train/step_loss")}
-
-
 def state(folder: Path) -> dict[str, Any]:
     return read(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
@@ -104,7 +99,7 @@ def whole(
     kind, way = request.param
     folder, data = tmp_path_factory.mktemp(f"whole_{kind}_{way}") / "run", f"paths.data_dir={tiny_data}"
     assert start(folder, kind, way, f"hydra.run.dir={folder}", data).wait(600) == 0, log_of(folder)
-    assert len(losses(folder)) > 20
+    assert len(course(folder)) > 20
     return kind, way, folder, data
 
 
@@ -115,7 +110,7 @@ def log_of(folder: Path) -> str:
 @pytest.mark.parametrize("number", range(KILLS))
 def test_killed_run_resumes_exactly(number: int, whole: tuple[str, str, Path, str], tmp_path: Path) -> None:
     kind, way, reference, data = whole
-    expected, folder = losses(reference), tmp_path / "run"
+    expected, folder = course(reference), tmp_path / "run"
     moment = random.Random(f"{kind} {way} {number}").randrange(6, len(expected) - 2)
     running = start(folder, kind, way, f"hydra.run.dir={folder}", data)
     log, deadline = folder / "csv" / "metrics.csv", time.monotonic() + 300
@@ -124,11 +119,11 @@ def test_killed_run_resumes_exactly(number: int, whole: tuple[str, str, Path, st
         assert time.monotonic() < deadline
         time.sleep(0.005)
     kill_all(running)
-    before = losses(folder)
+    before = course(folder)
     saved = read(folder / "checkpoints" / "last.ckpt")["global_step"]
     again = start(folder, kind, way, f"ckpt={folder}/checkpoints/last.ckpt", data)
     assert again.wait(600) == 0, log_of(folder)
-    after = losses(folder)
+    after = course(folder)
     print(f"\n{kind}, {way}: killed after step {max(before)}, saved at {saved}")
     assert all(before[step] == expected[step] for step in before)
     after.setdefault(saved - 1, expected[saved - 1])  # lost by a kill between the checkpoint and the row of its step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from mtl.distributed import announced_wait, destroy_process_group
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW
 from tests.programs import Forked, free_port, ranks
+from tests.stopping import course
 from tests.unit.test_metric_values import LABELS, check_values, evaluation_of
 
 BASE = ["trainer.precision=64-true", "trainer.log_every_n_steps=1", "logger=csv", "callbacks.progress=null", "seed=3"]
@@ -41,11 +41,6 @@ def ended(*runs: Forked) -> None:
         assert outcome.status == 0, outcome.output
 
 
-def losses(folder: Path) -> dict[int, float]:
-    rows = csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines())
-    return {int(row["step"]): float(row["train/step_loss"]) for row in rows if row.get("train/step_loss")}
-
-
 def result(folder: Path) -> dict[str, float]:
     return json.loads((folder / "results.json").read_text())["test"]
 
@@ -56,8 +51,8 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def assert_close(found: Path, expected: Path, steps: int) -> None:
     """Compare losses of at least ``steps`` steps, weights, and results of two runs."""
-    assert len(losses(expected)) >= steps
-    assert losses(found) == pytest.approx(losses(expected), abs=1e-6)
+    assert len(course(expected)) >= steps
+    assert course(found) == pytest.approx(course(expected), abs=1e-6)
     theirs = weights(found)
     for name, value in weights(expected).items():
         if isinstance(value, torch.Tensor):
@@ -195,7 +190,7 @@ def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: P
     assert "batches of 32 (16 in each of 2): to go on with these, give data.batch_size=32" in refused.output
     assert read(last)["global_step"] == 15
     ended(fork(two, *go_on, "data.batch_size=32"))
-    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+    assert course(two) == pytest.approx(course(one), abs=1e-6)
     assert result(two) == pytest.approx(result(one), abs=1e-6)
 
 

@@ -18,7 +18,7 @@ from mtl.config.build import build_trainer, check_options
 from tests.conftest import ROOT
 from tests.glue_files import TINY, write_glue
 from tests.integration.helpers import NARROW, SMALL, compose_small, composed
-from tests.integration.test_processes import assert_close, ended, losses, same
+from tests.integration.test_processes import assert_close, course, ended, same
 from tests.programs import Forked
 
 WORDS = [*SMALL, "trainer.precision=64-true", "logger=csv", "seed=3", "recipe.dropout=0"]
@@ -92,8 +92,8 @@ def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> 
     here = ["callbacks.progress=null", f"paths.data_dir={tiny_data}"]
     go_on = [f"ckpt={folder / 'checkpoints' / 'last.ckpt'}", *here]
     ended(divided(whole, *words), divided(folder, *go_on))
-    assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(losses(whole))
-    assert losses(folder) == losses(whole)
+    assert 0 < read(alone / "checkpoints" / "last.ckpt")["global_step"] < max(course(whole))
+    assert course(folder) == course(whole)
     same(folder, whole)
     go_on = [f"ckpt={alone / 'checkpoints' / 'last.ckpt'}", *here, "trainer=default"]
     ended(Forked([*go_on, "data.batch_size=40", f"hydra.run.dir={alone}"], tmp_path / "one", cwd=ROOT))

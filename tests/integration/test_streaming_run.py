@@ -17,7 +17,7 @@ from mtl.checks import InputError
 from mtl.cli.run import run
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, resume_small
-from tests.integration.test_processes import BASE, ended, fork, losses, one_equals_two, result, same
+from tests.integration.test_processes import BASE, course, ended, fork, one_equals_two, result, same
 from tests.programs import LIMIT, Forked
 
 STEPS = 12  # of an epoch: 760 training rows in batches of 64
@@ -53,7 +53,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     ended(fork(folder, *BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}", "data.batch_size=64"))
-    assert len(losses(folder)) == 3 * STEPS
+    assert len(course(folder)) == 3 * STEPS
     return folder
 
 
@@ -67,7 +67,7 @@ def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_pat
     words = [*BASE[1:], *WORDS, "recipe.dropout=0.3", f"data.path={rows}/*.parquet", "data.batch_size=64"]
     running, log = fork(folder, *words), folder / "csv" / "metrics.csv"
     deadline = time.monotonic() + LIMIT
-    while not log.exists() or len(losses(folder)) < STEPS + 6:
+    while not log.exists() or len(course(folder)) < STEPS + 6:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     running.signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_killed_within_an_epoch_resumes_exactly(whole: Path, rows: Path, tmp_pat
     assert STEPS < saved < 3 * STEPS
     assert saved % STEPS
     ended(Forked([f"ckpt={last}", "callbacks.progress=null"], tmp_path / "output", cwd=ROOT))
-    found, expected = losses(folder), losses(whole)
+    found, expected = course(folder), course(whole)
     found.setdefault(saved - 1, expected[saved - 1])  # lost by a kill between the checkpoint and the row of its step
     assert found == expected
     same(folder, whole)

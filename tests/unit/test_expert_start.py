@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError
-from mtl.gates import CometGate, SoftmaxGate, TaskTop1Gate
+from mtl.gates import CometGate, SoftmaxGate
 from mtl.networks.split import expert_neurons, read_importance
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
@@ -21,7 +21,6 @@ from mtl.use.importance import importance
 from tests.transformers import SPEC, TASKS, save_encoder, shake, tokens, transformer
 
 TINY = 1e-10
-TOP1 = partial(TaskTop1Gate, bias=False, initial_std=0.001, keep_scale=True)
 GATES = {"comet": partial(CometGate, k=2, gamma=0.1, entropy_weight=0.1)}
 TARGETS = {"a": torch.tensor([1.0, 0.0, 1.0, float("nan")])}
 

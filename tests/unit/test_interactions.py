@@ -70,18 +70,6 @@ def test_pairs_of_random_records(seed: int, negatives: str) -> None:
         assert torch.equal(torch.bincount(rows.inputs["user"][heard]), torch.bincount(rows.inputs["user"][~heard]))
 
 
-def test_each_split_has_its_share_of_every_stratum() -> None:
-    data, rows = load(draw_records(0))
-
-    def strata(batch: Batch) -> Tensor:
-        rating = batch.targets["rating"].nan_to_num().long()
-        return torch.bincount(torch.where(batch.targets["heard"] == 1, rating + 1, 0), minlength=6)
-
-    assert int(strata(rows)[1]) > 40  # heard, no rating
-    for name, share in zip(("train", "val", "test"), (0.5, 0.25, 0.25), strict=True):
-        assert bool(((strata(data.splits[name]) - share * strata(rows)).abs() <= 1).all()), name
-
-
 def test_too_few_unseen_pairs_or_rows() -> None:
     full = draw_records(0, users=4, items=4, share=1.0)
     with pytest.raises(
