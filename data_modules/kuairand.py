@@ -24,7 +24,6 @@ TIMED = {"kind": "regression", "metrics": ["mae", "rmse"]}  # in milliseconds
 Feedback: Any = Literal.__getitem__(FEEDBACK)
 CATEGORIES, NUMBERS = ("user_id", "video_id", "hourmin", "tab"), ("duration_ms",)
 UNREAD = ("date", "time_ms", "is_rand")
-MAX_BYTES = 6_000_000_000  # of an archive's content; that of KuaiRand-1K has 4.3 GB
 
 
 ARCHIVES = {  # the name of each version and the md5 of its archive, which Zenodo publishes
@@ -70,7 +69,7 @@ class KuaiRandDataModule(TableDataModule):
     def prepare_data(self) -> None:
         for file in self.logs:
             url = f"{self.base_url}/{self.archive.name}"
-            obtain(file, self.archive, url, f"md5:{self.md5}", self.download, max_bytes=MAX_BYTES)
+            obtain(file, self.archive, url, f"md5:{self.md5}", self.download)
 
     def _split(self) -> dict[str, pl.DataFrame]:
         rows, where = self._read("train"), str(self.paths["train"])

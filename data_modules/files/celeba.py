@@ -28,7 +28,6 @@ IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
 SIZE = (218, 178)  # height and width of the images
 CHUNK = 100  # images that a thread decodes at a time
-MAX_BYTES = 4_000_000_000  # largest size of all images; the official ones have 1.4 GB
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 NAMES = """
     5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair
@@ -52,7 +51,7 @@ def prepare(folder: Path, download: bool) -> None:
                 require(download, f"{folder / name} is missing and data.download=false: {_by_hand(folder)}")
                 _fetch(folder, name)
         if not (folder / IMAGES).is_dir():
-            with unpacked(folder / ARCHIVE, MAX_BYTES) as content:
+            with unpacked(folder / ARCHIVE) as content:
                 place(content, folder)
         require(_complete(folder), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 

@@ -23,7 +23,7 @@ from .reading import quote, read_gzip
 TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow server is not an error
 RETRIES = 4
 CHUNK = 1 << 16  # bytes
-MAX_BYTES = 500_000_000  # largest file and largest content of an archive, unless the caller expects more
+MAX_BYTES = 8_000_000_000  # largest file and largest content of an archive; that of KuaiRand-1K has 4.3 GB
 
 
 def obtain(
@@ -33,7 +33,6 @@ def obtain(
     known_hash: str | None,
     download: bool,
     unverified: bool = False,
-    max_bytes: int = MAX_BYTES,
 ) -> None:
     """Fetch ``archive`` from ``url`` and unpack it into its own folder, unless ``file`` of its content exists.
 
@@ -49,8 +48,8 @@ def obtain(
     with locked(archive.with_name(f".{archive.name}.lock"), f"fetching {archive}"):
         if not file.exists():
             otherwise = f", or unpack it so that {file} exists"
-            _download(url, archive, known_hash, download, file, otherwise, max_bytes)
-            with unpacked(archive, max_bytes) as folder:
+            _download(url, archive, known_hash, download, file, otherwise)
+            with unpacked(archive) as folder:
                 place(folder, archive.parent)
             require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
 
@@ -62,7 +61,6 @@ def fetch(
     download: bool = True,
     missing: Path | None = None,
     otherwise: str = "",
-    max_bytes: int = MAX_BYTES,
 ) -> None:
     """Download ``url`` to ``dest``; do nothing if ``dest`` exists with ``known_hash`` (``md5:...`` or a sha256).
 
@@ -70,12 +68,10 @@ def fetch(
     ``missing`` (default ``dest``), and ``otherwise`` says how else to obtain it. Raises InputError.
     """
     with locked(dest.with_name(f".{dest.name}.lock"), f"fetching {dest}") if download else nullcontext():
-        _download(url, dest, known_hash, download, missing or dest, otherwise, max_bytes)
+        _download(url, dest, known_hash, download, missing or dest, otherwise)
 
 
-def _download(
-    url: str, dest: Path, known_hash: str | None, download: bool, missing: Path, otherwise: str, max_bytes: int
-) -> None:
+def _download(url: str, dest: Path, known_hash: str | None, download: bool, missing: Path, otherwise: str) -> None:
     by_hand = f"get {url} elsewhere and put it at {dest}{otherwise}, or set data.data_dir to the folder of your data"
     lacking = f"{missing} is missing and data.download=false: set it to true, or {by_hand}"
     if not download:
@@ -85,7 +81,7 @@ def _download(
     source = pooch.create(dest.parent, "", None, registry={dest.name: known_hash}, urls={dest.name: url})
     source.retry_if_failed = RETRIES
     try:
-        source.fetch(dest.name, downloader=_Resumed(dest, known_hash, max_bytes))
+        source.fetch(dest.name, downloader=_Resumed(dest, known_hash))
     except (_EndError, requests.RequestException) as error:
         system = [cause.strerror for cause in causes(error) if isinstance(cause, OSError) and cause.strerror]
         why = system[-1] if system else quote(str(error), 200)
@@ -101,8 +97,8 @@ class _EndError(Exception):
 class _Resumed:
     """A downloader for pooch that writes ``dest`` + ".part" and, if the hash is known, continues an earlier attempt."""
 
-    def __init__(self, dest: Path, known_hash: str | None, max_bytes: int) -> None:
-        self.dest, self.known_hash, self.max_bytes = dest, known_hash, max_bytes
+    def __init__(self, dest: Path, known_hash: str | None) -> None:
+        self.dest, self.known_hash = dest, known_hash
         self.part = dest.with_name(f"{dest.name}.part")
         self.complete = self.answered = False
         if known_hash is None:
@@ -138,15 +134,15 @@ class _Resumed:
         with bar, self.part.open("ab" if have else "wb") as file:
             for chunk in response.iter_content(CHUNK):
                 have += len(chunk)
-                if have > self.max_bytes:
+                if have > MAX_BYTES:
                     self.part.unlink()
-                    raise _EndError(f"the server sends more than {self.max_bytes:,} bytes, the most that it can have")
+                    raise _EndError(f"the server sends more than {MAX_BYTES:,} bytes, the most that it can have")
                 file.write(chunk)
                 bar.update(len(chunk))
 
 
 @contextmanager
-def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
+def unpacked(archive: Path) -> Iterator[Path]:
     """Provide a hidden folder beside ``archive`` with its content; the folder is deleted at the end.
 
     A ``.tar.gz`` file in the content is unpacked as well. Raises InputError if the archive is damaged or too large. The
@@ -157,9 +153,9 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
     try:
         folder.mkdir()
         try:
-            _unpack(archive, folder, max_bytes)
+            _unpack(archive, folder)
             for inner in sorted(folder.rglob("*.tar.gz")):
-                _unpack(inner, inner.parent, max_bytes)
+                _unpack(inner, inner.parent)
                 inner.unlink()
         except InputError:
             raise
@@ -177,20 +173,20 @@ def unpacked(archive: Path, max_bytes: int = MAX_BYTES) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unpack(archive: Path, folder: Path, max_bytes: int) -> None:
+def _unpack(archive: Path, folder: Path) -> None:
     """Unpack a zip, ``.tar.gz`` or ``.gz`` file; no member takes more than its declared size. Raises InputError."""
     too_many = f"{archive} unpacks to {{:,}} bytes, too many: delete it and start again"
     if archive.name.endswith(".tar.gz"):
         with tarfile.open(archive) as tar:
             size = sum(member.size for member in tar.getmembers())
-            require(size <= max_bytes, too_many.format(size))
+            require(size <= MAX_BYTES, too_many.format(size))
             tar.extractall(folder, filter="data")  # refuses paths and links that leave the folder
     elif archive.suffix == ".gz":
-        (folder / archive.stem).write_bytes(read_gzip(archive, max_bytes))
+        (folder / archive.stem).write_bytes(read_gzip(archive, MAX_BYTES))
     else:
         with zipfile.ZipFile(archive) as content:
             size = sum(info.file_size for info in content.infolist())
-            require(size <= max_bytes, too_many.format(size))
+            require(size <= MAX_BYTES, too_many.format(size))
             content.extractall(folder)  # removes "..", drives and leading slashes from paths
 
 

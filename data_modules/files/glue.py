@@ -1,12 +1,8 @@
-"""Fetch the tasks of GLUE if they are missing, and read their files of tab-separated cells."""
+"""Fetch the tasks of GLUE if they are missing."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import polars as pl
-import torch
-from torch import Tensor
 
 from mtl.checks import require
 from mtl.writing import write_text
@@ -14,10 +10,9 @@ from mtl.writing import write_text
 from .cache import locked
 from .download import fetch, place, unpacked
 from .glue_tasks import SITE, SOURCES, Source
-from .reading import parsing, read_lines
+from .reading import read_lines
 
 UTF8 = "utf-8-sig"
-MAX_BYTES = 4_000_000_000  # largest unpacked archive; MNLI's, the largest official one, has about 1.3 GB
 MRPC_TRAIN = ("msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89")
 MRPC_DEV_IDS = ("mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7")
 
@@ -32,7 +27,7 @@ def prepare(root: Path, task: str, download: bool, base_url: str | None = None) 
     for site, name, sha256 in addresses:
         otherwise = "" if missing[0] == root / name else f", or put {' and '.join(map(str, missing))} there"
         url = f"{site.replace(SITE, base_url or SITE)}/{name}"
-        fetch(url, root / name, sha256, download, missing[0], otherwise, MAX_BYTES)
+        fetch(url, root / name, sha256, download, missing[0], otherwise)
     with locked(root / ".fetch.lock", f"unpacking GLUE in {root}"):
         if _missing(root, source):
             _split_mrpc(root) if task == "mrpc" else _unpack(root, source)
@@ -52,7 +47,7 @@ def _addresses(task: str) -> list[tuple[str, str, str]]:
 
 def _unpack(root: Path, source: Source) -> None:
     """Unpack the archive, and move its files into place where they are missing."""
-    with unpacked(root / source.archive, MAX_BYTES) as content:
+    with unpacked(root / source.archive) as content:
         for path in source.paths():
             # Only at the same depth: GLUE's archives also have the original files that its own were made from
             found = [
@@ -74,23 +69,3 @@ def _split_mrpc(root: Path) -> None:
     for stem, content in parts.items():
         if not (folder / f"{stem}.tsv").exists():
             write_text(folder / f"{stem}.tsv", "\n".join(content) + "\n")
-
-
-def read(file: Path, task: str) -> tuple[list[list[str]], Tensor]:
-    """Return the one or two columns of texts of a file, and its labels ``[N]`` (int64 classes, or float32).
-
-    Tabs separate cells, and quotes mean nothing. Raises InputError.
-    """
-    source = SOURCES[task]
-    with parsing(file):
-        lines = read_lines(file, UTF8)["line"]
-        header = list(source.columns) or lines[0].split("\t")
-        places = [header.index(name) for name in (*source.texts, source.label)]
-        cells = lines[not source.columns :].str.split("\t").list
-        rows = pl.DataFrame([cells.get(at, null_on_oob=source.skip_short).alias(f"{at}") for at in places])
-        *texts, labels = rows.drop_nulls().get_columns()
-        labels = labels.str.strip_chars()
-        if source.classes:
-            labels = labels.replace_strict(source.classes, range(len(source.classes)))
-        kind = torch.int64 if source.kind == "multiclass" else torch.float32
-        return [column.to_list() for column in texts], torch.tensor(labels.cast(pl.Float64).to_list(), dtype=kind)

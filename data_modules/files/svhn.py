@@ -20,7 +20,6 @@ FORMAT = 1  # of the cache; increase it when the content changes
 Part = Literal["train", "extra", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 SIDE = 32
-MAX_BYTES = 3_000_000_000  # largest file; the largest official one has 1.3 GB
 
 
 def prepare(folder: Path, part: str, download: bool, base_url: str | None = None) -> None:
@@ -28,7 +27,7 @@ def prepare(folder: Path, part: str, download: bool, base_url: str | None = None
     official, name, md5 = SVHN.split_list[part]
     url = official if base_url is None else f"{base_url.rstrip('/')}/{name}"
     if not (folder / name).exists():
-        fetch(url, folder / name, f"md5:{md5}", download, max_bytes=MAX_BYTES)
+        fetch(url, folder / name, f"md5:{md5}", download)
 
 
 def read(folder: Path, part: str, cache: Path) -> tuple[Tensor, Tensor]:

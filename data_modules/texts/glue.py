@@ -12,7 +12,6 @@ from typing import Any
 import polars as pl
 import torch
 
-from ..files import glue as tables
 from ..files.glue_tasks import SOURCES, Source
 from ..files.reading import parsing, read_lines
 from .rows import Texts
@@ -40,15 +39,28 @@ def read_part(root: Path, task: str, part: str) -> Texts:
     """
     source = SOURCES[task]
     files = [root / path for path in source.paths(part)]
-    if files[0].suffix == ".tsv":
-        return Texts.of(*tables.read(files[0], task))
     with parsing(files[0]):
         groups, rows = zip(*READERS[Path(source.files[0]).suffix](task, source, files, part), strict=True)
-        ids = [source.classes.index(str(row.label).lower()) for row in rows]  # truth values in JSON are true and false
-    labels = torch.tensor(ids, dtype=torch.int64 if source.kind == "multiclass" else torch.float32)
+        if source.classes:
+            values = [source.classes.index(str(row.label).lower()) for row in rows]  # JSON has true and false
+        else:
+            values = [float(row.label) for row in rows]
+    labels = torch.tensor(values, dtype=torch.int64 if source.kind == "multiclass" else torch.float32)
     texts = [list(column) for column in zip(*(row.texts for row in rows), strict=True)]
     grouped = torch.tensor(groups) if len(set(groups)) < len(groups) and task in EXPANDED else None
     return Texts.of(texts, labels, grouped, torch.tensor([row.marks for row in rows]) if source.marked else None)
+
+
+def _tsv(task: str, source: Source, files: Sequence[Path], part: str) -> Iterator[Found]:
+    """Read GLUE's tables: tabs separate cells, and quotes mean nothing."""
+    lines = read_lines(files[0], "utf-8-sig").rows()
+    header = list(source.columns) or lines[0][1].split("\t")
+    places = [header.index(name) for name in (*source.texts, source.label)]
+    for number, line in lines[not source.columns :]:
+        cells = line.split("\t")
+        if len(cells) > max(places) or not source.skip_short:
+            *texts, label = (cells[place] for place in places)
+            yield number, Row(texts, label.strip())
 
 
 def _json_lines(task: str, source: Source, files: Sequence[Path], part: str) -> Iterator[Found]:
@@ -108,4 +120,4 @@ def _csv(task: str, source: Source, files: Sequence[Path], part: str) -> Iterato
         yield number, Row((text,), label)
 
 
-READERS = {".jsonl": _json_lines, ".gz": _archive, ".csv": _csv, ".neg": _lines_of_classes}
+READERS = {".tsv": _tsv, ".jsonl": _json_lines, ".gz": _archive, ".csv": _csv, ".neg": _lines_of_classes}

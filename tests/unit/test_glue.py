@@ -15,6 +15,7 @@ import torch
 from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files.glue_tasks import ARCHIVES, SOURCES
 from mtl.data_modules.glue import TASKS, GlueDataModule
+from mtl.data_modules.texts.glue import read_part
 
 from tests.file_server import serving
 from tests.glue_files import HEADERS, row, write_glue, write_task
@@ -57,7 +58,8 @@ def test_all_tasks_have_the_metrics_and_weights_of_the_paper() -> None:
 def test_every_table_is_read(task: str, tmp_path: Path) -> None:
     write_task(tmp_path, task, train=12)
     [file] = [tmp_path / path for path in SOURCES[task].paths("train")]
-    texts, labels = glue_files.read(file, task)
+    found = read_part(tmp_path, task, "train")
+    texts, labels = [column for column in (found.first, found.second) if column], found.labels
     lines = file.read_text().splitlines()[task in HEADERS :]
     assert len(labels) == len(lines) == 12
     assert all(text in line for column in texts for text, line in zip(column, lines, strict=True))
@@ -67,11 +69,11 @@ def test_every_table_is_read(task: str, tmp_path: Path) -> None:
 
 
 def test_quotes_and_carriage_returns_mean_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "train.tsv"
+    file = tmp_path / "SST-2" / "train.tsv"
+    file.parent.mkdir()
     file.write_bytes('\ufeffsentence\tlabel\r\nhe said "no\t1\r\n"yes" \x85 he said\t0\r\n'.encode())
-    [texts], labels = glue_files.read(file, "sst2")
-    assert texts == ['he said "no', '"yes" \x85 he said']
-    assert labels.tolist() == [1.0, 0.0]
+    rows = read_part(tmp_path, "sst2", "train")
+    assert (rows.first, rows.labels.tolist()) == (['he said "no', '"yes" \x85 he said'], [1.0, 0.0])
 
 
 def test_a_tenth_of_the_training_rows_validates(root: Path) -> None:
@@ -101,11 +103,11 @@ def test_max_rows_draws_training_rows(root: Path) -> None:
 
 def test_short_lines_inside_qqp_are_left_out(tmp_path: Path) -> None:
     """Its older official files have some, and everyone who reads them leaves them out."""
-    file = tmp_path / "train.tsv"
+    file = tmp_path / "QQP" / "train.tsv"
+    file.parent.mkdir()
     file.write_text(HEADERS["qqp"] + "\n1\t2\t3\ta\tb\t1\n1\t2\t3\tbroken\n1\t2\t3\tc\td\t0\n")
-    texts, labels = glue_files.read(file, "qqp")
-    assert texts == [["a", "c"], ["b", "d"]]
-    assert labels.tolist() == [1.0, 0.0]
+    rows = read_part(tmp_path, "qqp", "train")
+    assert (rows.first, rows.second, rows.labels.tolist()) == (["a", "c"], ["b", "d"], [1.0, 0.0])
 
 
 @pytest.fixture
