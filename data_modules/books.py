@@ -13,7 +13,7 @@ from torch import Tensor
 from mtl.checks import require
 from mtl.options import Address, FilePath, Long, Share, validated
 
-from .files.reading import checked, read_lines
+from .files.reading import quote, read_lines, repair
 from .interactions import InteractionsDataModule, columns
 from .sampling import unique
 from .splits import Shares
@@ -108,7 +108,7 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     InputError if the share of malformed rows exceeds ``max_broken``.
     """
     lines = read_lines(file)
-    checked(lines[:1], pl.col("line") == HEADER, file, f"the header {HEADER}")
+    require(lines["line"][0] == HEADER, f"{file} must begin with {HEADER}. {repair(file)}")
     fields = pl.col("line").str.extract_groups(RECORD).struct
     lines = lines[1:].with_columns(
         fields.field("1").cast(pl.Int64).alias("user"),
@@ -117,11 +117,15 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     )
     if len(lines) != ROWS:
         logger.warning("%s has %d records, the published file %d", file, len(lines), ROWS)
-    good = pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")
-    expected = (
-        f"{HEADER}: a whole number, an ISBN and a whole number in 0..10, each in quotes; or raise data.max_broken"
-    )
-    lines = checked(lines, good, file, expected, max_broken)
+    good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
+    bad = lines.filter(~good)
+    if len(bad):
+        here, many = f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])}", f"{len(bad)} of {len(lines)} lines"
+        expected = "a whole number, an ISBN and a whole number in 0..10, each in quotes; or raise data.max_broken"
+        message = f"{here} is damaged, like {many}. Expected {HEADER}: {expected}. {repair(file)}"
+        require(len(bad) <= max_broken * len(lines), message)
+        logger.warning("%s is damaged, like %s; they are skipped", here, many)
+    lines = lines.filter(good)
     require(len(lines) > 0, f"{file} contains no record")
     users, isbns = (lines[name].unique().sort() for name in ("user", "isbn"))
     lines = lines.with_columns(

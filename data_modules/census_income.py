@@ -12,7 +12,7 @@ import torch
 from mtl.options import Address, FilePath, Names, validated
 
 from .files.download import obtain
-from .files.reading import checked, read_lines
+from .files.reading import parsing, read_lines
 from .table import TableDataModule
 from .tables.encoder import numbered
 
@@ -89,16 +89,13 @@ def read_people(file: Path, rows: int) -> pl.DataFrame:
 
     ``rows``: how many the published file has.
     """
-    cells = pl.col("line").str.split(",").list.eval(pl.element().str.strip_chars())
-    lines = read_lines(file).with_columns(cells.alias("cells"))
-    cell = pl.col("cells").list
-    lines = lines.with_columns(cell.get(index, null_on_oob=True).alias(name) for index, name in enumerate(COLUMNS))
-    lines = lines.with_columns(pl.col(NUMBERS).cast(pl.Float64, strict=False))
-    good = (cell.len() == len(COLUMNS)) & pl.col("income").is_in([*INCOMES])
-    good &= pl.all_horizontal(pl.col(name).is_finite() for name in NUMBERS)
-    lines = checked(lines, good, file, f"{len(COLUMNS)} cells, the last one {' or '.join(INCOMES)}")
-    if len(lines) != rows:
-        logger.warning("%s has %d rows, the published file %d", file, len(lines), rows)
-    married = pl.when(pl.col(MARITAL) == NEVER).then(pl.lit("yes")).otherwise(pl.lit("no"))
-    people = lines.with_columns(pl.col("income").replace_strict(INCOMES), never_married=married)
-    return numbered(people.select(*COLUMNS, "never_married"))
+    with parsing(file):
+        cells = read_lines(file)["line"].str.split(",").list.to_array(len(COLUMNS)).to_frame("cells")
+        cell = pl.col("cells").arr
+        people = cells.select(cell.get(index).str.strip_chars().alias(name) for index, name in enumerate(COLUMNS))
+        married = pl.when(pl.col(MARITAL) == NEVER).then(pl.lit("yes")).otherwise(pl.lit("no"))
+        income = pl.col("income").replace_strict(INCOMES)
+        people = people.with_columns(pl.col(NUMBERS).cast(pl.Float64), income, never_married=married)
+    if len(people) != rows:
+        logger.warning("%s has %d rows, the published file %d", file, len(people), rows)
+    return numbered(people)

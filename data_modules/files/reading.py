@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import logging
 import stat
 import zlib
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from pathlib import Path
 import polars as pl
 
 from mtl.checks import InputError, first_line, require
-
-logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 20  # bytes
 
@@ -90,19 +87,6 @@ def parsing(file: Path, again: str = "") -> Iterator[None]:
     except (Exception, pl.exceptions.PanicException) as error:
         why = quote(f"{type(error).__name__}: {first_line(error)}", 200)
         raise InputError(f"{file} is damaged ({why}). {again or repair(file)}") from None
-
-
-def checked(lines: pl.DataFrame, good: pl.Expr, file: Path, expected: str, skipped: float = 0.0) -> pl.DataFrame:
-    """Return the ``good`` lines; raise InputError if more than the share ``skipped`` of the ``lines`` is bad."""
-    bad = lines.filter(good.fill_null(False).not_())
-    if not len(bad):
-        return lines
-    first = (
-        f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])} is damaged, like {len(bad)} of {len(lines)} lines"
-    )
-    require(len(bad) <= skipped * len(lines), f"{first}. Expected {expected}. {repair(file)}")
-    logger.warning("%s; they are skipped", first)
-    return lines.filter(good.fill_null(False))
 
 
 def repair(file: Path) -> str:

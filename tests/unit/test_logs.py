@@ -40,17 +40,14 @@ def test_census_has_the_tasks_and_inputs_of_the_paper(tmp_path: Path) -> None:
     assert {"education", "instance weight"} <= set(whole.row_encoder.columns)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [(", 95, ", ", "), ("50000+.", "50000")],
-)
-def test_a_damaged_line_is_named(old: str, new: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [(", 95, ", ", "), ("50000+.", "50000")])
+def test_a_damaged_line_is_found(old: str, new: str, tmp_path: Path) -> None:
     write_census(tmp_path / "census_income")
     file = tmp_path / "census_income" / "census-income.data"
     head, *lines = file.read_text().splitlines()
     lines[3:5] = [line.replace(old, new) for line in lines[3:5]]
     file.write_text("\n".join([head, *lines]))
-    with pytest.raises(InputError, match=r"census-income.data, line [56]: .* is damaged.*Expected 42 cells, the last"):
+    with pytest.raises(InputError, match=r"census-income\.data is damaged"):
         ready(CensusIncomeDataModule, tmp_path)
 
 
