@@ -76,13 +76,18 @@ HYDRA: dict[str, Any] = {  # Hydra's own keys of a section with _target_
     "_args_": list[Any],
 }
 SomeBatches = Long | Annotated[float, Field(gt=0, le=1)] | None
-TRAINER: dict[str, Any] = {  # options of Lightning's Trainer of which it does not check the range
-    "limit_train_batches": SomeBatches,
-    "limit_test_batches": SomeBatches,
-    "val_check_interval": SomeBatches | str | dict[str, Any],
-    "check_val_every_n_epoch": Long | None,
-    "num_sanity_val_steps": Annotated[int, Field(ge=-1, le=10**9)],
-    "log_every_n_steps": LongOrZero | None,
-    "accumulate_grad_batches": Long,
-    "gradient_clip_val": NotNegative | None,
+FOREIGN: dict[str, dict[str, Any]] = {  # by class: options that Lightning does not check, or only when it is too late
+    "pytorch_lightning.trainer.trainer.Trainer": {
+        "limit_train_batches": SomeBatches,
+        "limit_test_batches": SomeBatches,
+        "val_check_interval": SomeBatches | str | dict[str, Any],
+        "check_val_every_n_epoch": Long | None,
+        "num_sanity_val_steps": Annotated[int, Field(ge=-1, le=10**9)],
+        "log_every_n_steps": LongOrZero | None,
+        "accumulate_grad_batches": Long,
+        "gradient_clip_val": NotNegative | None,
+    },
+    "pytorch_lightning.strategies.ddp.DDPStrategy": dict.fromkeys(
+        ("find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view", "static_graph"), bool
+    ),
 }

@@ -1,8 +1,8 @@
 """Check the composed configuration before anything is built: types, ranges, choices, names.
 
 What a class accepts follows from the annotations of its constructor (see ``mtl.options``), so a new gate, network or
-data set needs no entry here. ``mtl.config.accepted`` covers options that belong to no class, and options of Lightning's
-Trainer of which it does not check the range.
+data set needs no entry here. ``mtl.config.accepted`` covers options that belong to no class, and options that
+Lightning does not check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 
 from mtl.annotations import Described, adapter, in_one_line, listed, sentences, shown, suggestion
 from mtl.checks import InputError, first_line, require
-from mtl.config.accepted import HYDRA, OBJECTS, SEVERAL, TOP, TRAINER
+from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
 from mtl.options import Option, Positive, options_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
@@ -277,7 +277,7 @@ def options(target: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
         inner = inspect.unwrap(function)
         module = str(getattr(inner, "__module__", ""))
         name = f"{module}.{getattr(inner, '__qualname__', '')}".removesuffix(".__init__")
-        table = TRAINER if name == "pytorch_lightning.trainer.trainer.Trainer" else {}
+        table = FOREIGN.get(name, {})
         table = {"lr": Positive} if "lr" in own and module.startswith("torch.optim.") else table  # 0 is no error there
         exact = {key: Option(kind, None, key in own and own[key].required) for key, kind in table.items()}
         known = {**own, **exact, **known}

@@ -109,6 +109,7 @@ def test_wrong_values_get_one_sentence(key: str, value: Any, message: str) -> No
         (ROUTED, "network.layers.0.components.0.kernels", [[1, 2, 3]], "network.layers.0.components.0.kernels[0]"),
         (IMAGES, "recipe.convolutions", [{"channels": 4}], "kernel is missing"),
         ("trainer=ddp_cpu", "trainer.devices", 1000, "only slow each other down"),
+        ("trainer=ddp_cpu", "trainer.strategy.find_unused_parameters", "x", "must be true or false"),
         ("logger=csv", "logger.csv.flush_logs_every_n_steps", 0, "logger.csv.flush_logs_every_n_steps=0"),
     ],
 )  # fmt: skip
