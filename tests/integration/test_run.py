@@ -53,7 +53,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".results")]
     assert record["test"]["flops_selected"] <= record["test"]["flops_dense"]
     routing = {path.name for path in (tmp_path / "routing").iterdir()}
-    names = ("expert_share", "selectors_over_training", "weights_over_training")
+    names = ("expert_share", "weights_over_training")
     assert set(record["training"]) == {"flops_dense", "flops_selected", "binary_after"}
     assert routing == {f"{name}.{kind}" for name in names for kind in ("png", "csv")}
 
@@ -98,7 +98,7 @@ def test_tensorboard_holds_curves_and_pictures(tmp_path: Path) -> None:
     run(compose_small(tmp_path, *words, *DRAWN))
     events = EventAccumulator(str(tmp_path)).Reload()
     tags = events.Tags()
-    names = ("expert_share", "permutation", "selectors_over_training", "weights_over_training")
+    names = ("expert_share", "permutation", "weights_over_training")
     assert {name: len(events.Images(name)) for name in tags["images"]} == {f"views/{name}": 2 for name in names}
     last = events.Images("views/permutation")[-1]
     assert last.encoded_image_string == (tmp_path / "routing" / "permutation.png").read_bytes()
