@@ -80,7 +80,7 @@ def brought(word: str) -> dict[str, str]:
     """Return the choices that a file makes by its defaults, by group."""
     entries = OmegaConf.load(ROOT / "conf" / f"{word.replace('=', '/')}.yaml").get("defaults", ())
     pairs = [pair for entry in entries if isinstance(entry, DictConfig) for pair in entry.items()]
-    own = {str(key).removeprefix("override ").strip("/"): str(name) for key, name in pairs}
+    own = {str(key).removeprefix("override ").strip("/"): str(name) for key, name in pairs if name is not None}
     return {k: v for group, name in own.items() for k, v in brought(f"{group}={name}").items()} | own
 
 
