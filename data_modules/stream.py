@@ -51,8 +51,9 @@ class Window:
         generator = torch.Generator().manual_seed(self.seed)
         ends = (self.counts.cumsum(0) - self.skipped).clamp(max=length).tolist()
         mixed = [first + torch.randperm(end - first, generator=generator) for first, end in pairwise([0, *ends])]
-        # Each batch takes every n-th row, and the incomplete one at the end rows from everywhere
-        rows, (batches, rest) = torch.cat(mixed), divmod(length, self.size)
+        # Each batch takes every n-th row; the incomplete batch at the end takes evenly spaced rows
+        rows = torch.cat(mixed)
+        batches, rest = divmod(length, self.size)
         spread = torch.arange(rest) * length // max(rest, 1)
         dealt = torch.ones(length, dtype=torch.bool).index_fill(0, spread, False)
         return self.skipped + torch.cat([rows[dealt].view(self.size, batches).T.flatten(), rows[spread]])

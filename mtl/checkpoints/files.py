@@ -117,7 +117,7 @@ class CheckpointIO(TorchCheckpointIO):
         ``divided``: tensors that processes divided may be ``Pieces``.
         """
         known, self.known = self.known, None
-        content = known if known is not None and known.path == Path(path) else read(path, divided=divided)
+        content = known if known is not None and known.path == Path(path) else read(path, divided=True)
         return content if divided else joined(content)
 
 

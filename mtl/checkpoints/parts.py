@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,8 +46,8 @@ def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, 
         if hasattr(leaf, "full_tensor"):
             own.append(leaf.detach().to_local().cpu())
             leaves[number] = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-    taken = [int(folder.name.removeprefix(PREFIX)) for folder in path.parent.glob(f"{PREFIX}*")]
-    folder = path.with_name(f"{PREFIX}{gather(max(taken, default=0))[0] + 1}")
+    free = next(number for number in count(1) if not path.with_name(f"{PREFIX}{number}").exists())
+    folder = path.with_name(f"{PREFIX}{gather(free)[0]}")  # process 0 chooses
     with writing(folder / f"{rank}.ckpt") as file:
         torch.save(own, file)
         checksum = seal(file)
@@ -93,5 +94,5 @@ def forget_parts(folder: Path) -> None:
         with suppress(Exception):  # a damaged file needs none
             named.add(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["parts"]["folder"])
     for parts in folder.glob(f"{PREFIX}*"):
-        if parts.name not in named:
+        if parts.name.removeprefix(PREFIX).isdecimal() and parts.name not in named:
             shutil.rmtree(parts, ignore_errors=True)

@@ -47,8 +47,8 @@ class Outcome:
     error: str = ""
 
 
-class Noted(Model, extra="ignore"):
-    """The user attributes of a trial."""
+class TrialAttributes(Model, extra="ignore"):
+    """What mtl tune stores of a trial, beside its parameters and its value."""
 
     starts: int = 0
     seed: int | None = None
@@ -241,12 +241,13 @@ def study_of(name: str, storage: BaseStorage) -> Study | None:
         if name not in optuna.get_all_study_names(storage):
             return None
         study = optuna.load_study(study_name=name, storage=storage)
-        *_, trials = study.direction, study.user_attrs, study.get_trials(deepcopy=False)
+        _ = study.direction, study.user_attrs  # read now, so that damage is found here
+        trials = study.get_trials(deepcopy=False)
     except (AssertionError, LookupError, TypeError, ValueError) as error:  # of Optuna, for values that it did not write
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"study {name}: its storage is damaged ({reason}); put back a copy or begin anew") from error
     for trial in trials:
         where = f"study {name}, trial {trial.number}"
-        valid(Noted, trial.user_attrs, where)
-        require(isinstance(trial.value, float | None), f"{where}: its value is {trial.value!r}, which is no number")
+        valid(TrialAttributes, trial.user_attrs, where)
+        require(isinstance(trial.value, float | None), f"{where}: its value is {trial.value!r}, not a number")
     return study
