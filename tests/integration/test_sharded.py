@@ -79,12 +79,12 @@ def test_divided_equals_one(words: list[str], batch: int, epochs: int, tmp_path:
 
 def test_killed_and_resumed_with_two_or_one(tmp_path: Path, tiny_data: Path) -> None:
     """One of two is killed within an epoch; two go on with the same bits, one with the same numbers up to rounding."""
-    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_steps=2"]
-    words += [SPLIT, "data.batch_size=20", "trainer.accumulate_grad_batches=2"]
+    words = [*WORDS, *MMOE, f"paths.data_dir={tiny_data}", "trainer.max_epochs=2", "callbacks.last.every_steps=5"]
+    words += ["logger.csv.flush_logs_every_n_steps=1", SPLIT, "data.batch_size=20", "trainer.accumulate_grad_batches=2"]
     whole, folder, alone = (tmp_path / name for name in ("whole", "run", "alone"))
     running, last = divided(folder, *words), folder / "checkpoints" / "last.ckpt"
     running.wait_for(last)
-    running.wait_for(last, after=last.stat().st_mtime_ns)
+    running.wait_for(folder / "csv" / "metrics.csv", after=last.stat().st_mtime_ns)  # the saved step is logged, too
     running.signal(signal.SIGKILL, rank=1)
     outcome = running.wait()
     assert "another process of this run has ended; resume with" in outcome.output
