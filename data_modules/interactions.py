@@ -12,8 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.annotations import shown
-from mtl.checks import require
+from mtl.checks import require, shown
 from mtl.options import Address, FilePath, Long, Names, Share, validated
 from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec, check_metrics, metric_family
 

@@ -11,8 +11,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from mtl.annotations import shown
-from mtl.checks import require
+from mtl.checks import require, shown
 from mtl.options import Long, Share
 from mtl.types import Batch
 
@@ -22,12 +21,12 @@ SHARES = "three positive shares (train, val, test) that sum to 1"
 
 def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
     if not math.isclose(sum(shares), 1.0):
-        raise ValueError
+        raise ValueError(f"must be {SHARES}")
     return shares
 
 
-Shares = Annotated[tuple[Share, Share, Share], Field(strict=False, description=SHARES), AfterValidator(_whole)]
-Rows = Annotated[tuple[Long, Long, Long], Field(strict=False, description="three sizes (train, val, test), from 1")]
+Shares = Annotated[tuple[Share, Share, Share], Field(strict=False), AfterValidator(_whole)]
+Rows = Annotated[tuple[Long, Long, Long], Field(strict=False)]
 
 
 def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[str, float]:

@@ -11,8 +11,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.annotations import shown
-from mtl.checks import InputError, require
+from mtl.checks import InputError, require, shown
 from mtl.options import FilePath, Name, validated
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
 

@@ -9,12 +9,10 @@ from typing import Annotated, Any, Literal
 
 import polars as pl
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from mtl.annotations import shown
-from mtl.checks import InputError, require
-from mtl.options import Count, FilePath, Long, Model, Name, Names, validated
+from mtl.checks import InputError, require, shown
+from mtl.options import Count, FilePath, Long, Model, Name, Names, matching, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
@@ -32,10 +30,7 @@ from .tables.reading import NULL_VALUES
 OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
 Separator = Annotated[
     str,
-    Field(
-        pattern=r"^[\x01-\x09\x0b\x0c\x0e-!#-\x7f]$",
-        description="one ASCII character, neither a double quote nor a line break",
-    ),
+    matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
 ]
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 

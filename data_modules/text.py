@@ -35,7 +35,7 @@ class TextOptions(Reading):
     """The options of a task: its file, the one or two columns of texts, the column of the labels and how to read it."""
 
     path: FilePath
-    text: Name | Annotated[Names, Field(min_length=1, max_length=2, description="a list of one or two of them")]
+    text: Name | Annotated[Names, Field(min_length=1, max_length=2)]
     label: Name | int
     gate_from: Name | None = None
     val_path: FilePath | None = None

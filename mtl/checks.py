@@ -1,10 +1,16 @@
-"""Bad input: the error that reports it."""
+"""Bad input: the error that reports it, and the words of its messages. Imports nothing slow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
+LONGEST = 60  # characters of a value that a message repeats
+MOST = 4  # problems that one message names
 
 
 class InputError(ValueError):
@@ -33,3 +39,45 @@ def require(condition: bool, message: str) -> None:
     """Raise ``InputError(message)`` unless ``condition`` holds."""
     if not condition:
         raise InputError(message)
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as in JSON, cut to a readable length; unambiguous text without quotes."""
+    value = str(value) if isinstance(value, Path) else value
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=lambda other: f"a {type(other).__name__}")
+    except (TypeError, ValueError, RecursionError):  # Python refuses to write thousands of digits
+        text = "..."
+    if isinstance(value, str) and value == value.strip() != "" and not _is_json(value):
+        text = value
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float = 0.6) -> str:
+    """Return "; did you mean NAME?" with the most similar of ``names``, "" if none is more similar than ``cutoff``."""
+    if not isinstance(name, str):
+        return ""
+    lower = {other.lower(): other for other in names}
+    near = difflib.get_close_matches(name.lower(), lower, 1, cutoff)
+    return f"; did you mean {before}{lower[near[0]]}?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names with commas, at most twelve of them."""
+    names = list(names)
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def in_one_line(problems: Sequence[str]) -> str:
+    """Return the first ``MOST`` of ``problems`` in one line, and the number of the others."""
+    more = [f"and {len(problems) - MOST} more"] if len(problems) > MOST else []
+    return "; ".join([*problems[:MOST], *more])

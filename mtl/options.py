@@ -12,19 +12,21 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import is_typeddict
 
-from mtl.annotations import CONFIG, adapter, fits, in_one_line, sentences
-from mtl.checks import InputError
+from mtl.checks import InputError, in_one_line, shown, suggestion
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
+# does not know are checked by isinstance
+CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -36,28 +38,43 @@ class Model(BaseModel):
     model_config = CONFIG
 
 
+class Described:
+    """A placeholder for an object that a section with ``_target_`` describes and that is not built yet."""
+
+
+def matching(pattern: str, words: str) -> AfterValidator:
+    """Return the check that a text matches ``pattern``; ``words`` say what is accepted."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {words}")
+        return text
+
+    return AfterValidator(check)
+
+
 def _path(value: Any) -> Any:
     """Return a path with ``~`` expanded; raise ValueError if the system does not allow such a path."""
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
-        raise ValueError
+        raise ValueError("must be a path")
     try:
         expanded = Path(value).expanduser()
-    except RuntimeError as error:  # ~name of an unknown user
-        raise ValueError from error
+    except RuntimeError as error:
+        raise ValueError("must be a path; there is no such user") from error
     if len(os.fsencode(expanded)) > 4000 or any(len(os.fsencode(part)) > 255 for part in expanded.parts):
-        raise ValueError
+        raise ValueError("must be a shorter path")
     return expanded
 
 
 def _no_switch(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError
+        raise ValueError("must not be true or false")
     return value
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
     if any(value in values[:index] for index, value in enumerate(values)):
-        raise ValueError
+        raise ValueError("must not have an entry twice")
     return list(values)
 
 
@@ -73,52 +90,114 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 InnerShare = Annotated[float, Field(gt=0, lt=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
-Name = Annotated[
-    str, Field(pattern=r"^[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*$", description="non-empty text")
-]
-Names = Annotated[
-    Sequence[Name],
-    AfterValidator(_distinct),
-    Field(description="a list of distinct texts; put numbers, true, false and null in quotes"),
-]
-Some = Annotated[
-    Sequence[T],
-    AfterValidator(_distinct),
-    Field(min_length=1, description="a list of distinct names, at least one"),
-]
-FilePath = Annotated[Path, BeforeValidator(_path), Field(description="a path")]
+Name = Annotated[str, matching(r"(?!\s*$)[^\x00-\x1f\x7f\ud800-\udfff]+", "text in one line, not empty")]
+Names = Annotated[Sequence[Name], AfterValidator(_distinct)]
+Some = Annotated[Sequence[T], AfterValidator(_distinct), Field(min_length=1)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
 Address = Annotated[
     str,
-    Field(
-        pattern=r"^https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(/[^\s\x00-\x1f\x7f]*)?$",
-        description="an http:// or https:// address",
+    matching(
+        r"https?://[^\s/:?#]+(:\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(/[^\s\x00-\x1f\x7f]*)?",
+        "an http:// or https:// address",
     ),
     AfterValidator(lambda address: address.rstrip("/")),
 ]
 TaskName = Annotated[
     str,
-    Field(
-        max_length=100,
-        pattern=r"^[^\s./\\\x00-\x1f\x7f]([^./\\\x00-\x1f\x7f]*[^\s./\\\x00-\x1f\x7f])?$",
-        description="text of at most 100 characters without dots, slashes and control characters",
+    matching(
+        r"(?!\s)[^./\\\x00-\x1f\x7f\ud800-\udfff]{1,100}(?<!\s)",
+        "text of at most 100 characters without dots, slashes and control characters",
     ),
 ]
 Chosen = Annotated[T, BeforeValidator(_no_switch)]  # for a Literal of numbers: refuses true, which equals 1
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of a constructor; ``adapter`` validates its values (None: any value is accepted)."""
+@cache
+def adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return the validator of ``annotation``; None if it accepts any value or pydantic cannot handle it."""
+    if annotation is Any:
+        return None
+    # These have a configuration of their own
+    own = is_typeddict(annotation) or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+    try:
+        return TypeAdapter(annotation, config=None if own else CONFIG)
+    except Exception:  # a foreign annotation may be anything
+        return None
 
-    annotation: Any
-    adapter: TypeAdapter[Any] | None
-    required: bool
+
+def fits(annotation: Any, value: Any) -> bool:
+    """Return whether ``annotation`` accepts ``value``."""
+    check = adapter(annotation)
+    try:
+        return check is None or check.validate_python(value) is not Ellipsis
+    except ValidationError:
+        return False
+
+
+def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:
+    """Return a sentence for each wrong entry of ``value``, the value of option ``where``, from pydantic's messages.
+
+    For a union, only the most deeply nested errors are reported. ``Described`` objects are not checked.
+    """
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for problem in error.errors(include_url=False, include_context=False):
+        if _holds_described(problem["input"]):
+            continue
+        place, here, name = list[Any](), value, where
+        for key in problem["loc"]:  # has the entries, and names of the members of unions
+            if isinstance(here, Mapping) and key in here:
+                name, here = f"{name}.{key}" if name else str(key), here[key]
+            elif isinstance(here, list | tuple) and isinstance(key, int) and key < len(here):
+                name, here = f"{name}[{key}]", here[key]
+            else:
+                continue
+            place.append(key)
+        last, words = (problem["loc"] or [""])[-1], problem["msg"].removeprefix("Value error, ")
+        words = re.sub("^(Input|Value|Tuple|List) should", "must", words, count=1)
+        if problem["type"] == "missing":
+            place, text = [*place, last], f"{name}.{last} is missing".removeprefix(".")
+        elif problem["type"] == "extra_forbidden":
+            known = set(_field_names(getattr(adapter(annotation), "core_schema", None)))
+            text = f"{name}: no such option{suggestion(last, known, cutoff=0.7)}"
+        elif last == "[key]":
+            text = f"{name}: this name {words}{suggestion(problem['input'], _quoted(words))}"
+        elif problem["type"] == "string_type" and isinstance(here, int | float) and not isinstance(here, bool):
+            text = f"{name}={shown(here)}: must be text; write \"'{shown(here)}'\""
+        else:
+            text = f"{name}={shown(here)}: {words}{suggestion(here, _quoted(words))}"
+        found.setdefault(tuple(place), []).append(text)
+    deepest = {place: texts for place, texts in found.items() if not any(o[: len(place)] == place != o for o in found)}
+    return [
+        " or ".join([texts[0], *(text.partition(": must be ")[2] or text for text in dict.fromkeys(texts[1:]))])
+        for texts in deepest.values()
+    ]
+
+
+def _holds_described(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_described, value.values()))
+    return isinstance(value, Described) or (isinstance(value, list | tuple) and any(map(_holds_described, value)))
+
+
+def _quoted(words: str) -> list[str]:
+    """Return the names that a message of pydantic's lists in quotes."""
+    return re.findall("'([^']+)'", words)
+
+
+def _field_names(schema: Any) -> Iterator[str]:
+    """Yield the names of the fields of all models and typed dicts in a schema of pydantic's."""
+    if isinstance(schema, dict):
+        fields = schema.get("fields")
+        yield from fields if isinstance(fields, dict) else ()
+    children = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ()
+    for child in children:
+        yield from _field_names(child)
 
 
 @cache
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return the named parameters of ``function`` in order, without ``self``."""
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of the named parameters of ``function`` in order, without ``self``."""
     inner = inspect.unwrap(function)
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -126,11 +205,10 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
             continue
         annotation = _resolved(parameter.annotation, getattr(inner, "__globals__", {}))
         if parameter.default is None and annotation is not Any:
-            annotation = annotation | None if isinstance(annotation, type) else typing.Optional[annotation]  # noqa: UP045
-        required = parameter.default is parameter.empty
-        if not required and not fits(annotation, parameter.default):  # the annotation is wrong
-            annotation = Any
-        found[name] = Option(annotation, adapter(annotation), required)
+            annotation = typing.Optional[annotation]  # noqa: UP045  (an annotation of typing's has no |)
+        if parameter.default is not parameter.empty and not fits(annotation, parameter.default):
+            annotation = Any  # it is wrong
+        found[name] = annotation
     return found
 
 
@@ -162,12 +240,12 @@ def validated(function: F) -> F:
             return function(*args, **kwargs)  # raises Python's own TypeError
         options, problems = options_of(function), []
         for name, value in bound.arguments.items():
-            option = options.get(name)
-            if option is not None and option.adapter is not None:
+            check = adapter(options.get(name, Any))
+            if check is not None:
                 try:
-                    bound.arguments[name] = option.adapter.validate_python(value)
+                    bound.arguments[name] = check.validate_python(value)
                 except ValidationError as error:
-                    problems += sentences(error, option.annotation, name, value)
+                    problems += sentences(error, options[name], name, value)
         if problems:
             raise InputError(in_one_line(problems))
         return function(*bound.args, **bound.kwargs)

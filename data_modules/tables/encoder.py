@@ -14,8 +14,7 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
-from mtl.annotations import shown
-from mtl.checks import require
+from mtl.checks import require, shown
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
 from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled

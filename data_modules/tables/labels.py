@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mtl.annotations import shown
 from mtl.chains import check_chains
-from mtl.checks import InputError, require
+from mtl.checks import InputError, require, shown
 from mtl.objectives import Loss, Objective
 from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics

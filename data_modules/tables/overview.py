@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mtl.annotations import shown
+from mtl.checks import shown
 
 from .columns import as_text, parse
 from .dates import parse_dates

@@ -10,8 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from mtl.annotations import shown
-from mtl.checks import InputError, require
+from mtl.checks import InputError, require, shown
 from mtl.options import CONTROL
 from mtl.types import ROW
 

@@ -16,13 +16,12 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.annotations import sentences
 from mtl.checkpoints.parts import Parts, joined, read_parts
 from mtl.checkpoints.seal import check_seal, seal
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.distributed import Pieces
-from mtl.options import Model
+from mtl.options import Model, sentences
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
 

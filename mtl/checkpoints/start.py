@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from mtl.annotations import listed
 from mtl.checkpoints.files import Checkpoint
-from mtl.checks import InputError
+from mtl.checks import InputError, listed
 
 log = logging.getLogger(__name__)
 

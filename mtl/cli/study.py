@@ -58,7 +58,7 @@ def first_run(words: Sequence[str]) -> DictConfig:
             raise
         raise InputError(sentence) from error
     cfg.label, cfg.paths.run_dir = "trial", "."
-    check(cfg, words)
+    check(cfg)
     return cfg
 
 

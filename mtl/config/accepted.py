@@ -8,21 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from mtl.annotations import CONFIG
-from mtl.options import (
-    Long,
-    LongOrZero,
-    Name,
-    NotNegative,
-    RunSeed,
-)
+from mtl.options import CONFIG, Long, LongOrZero, Name, NotNegative, RunSeed, matching
 
 Label = Annotated[
     str,
-    Field(
-        pattern=r"^[^/\x00-\x1f\x7f]*[^\s/\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$",
-        max_length=75,
-        description="text of 1 to 75 characters, without / and control characters, since it names a folder",
+    matching(
+        r"(?!\s*$)[^/\x00-\x1f\x7f\ud800-\udfff]{1,75}",
+        "text of 1 to 75 characters, without / and control characters, since it names a folder",
     ),
 ]
 

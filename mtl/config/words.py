@@ -10,8 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from mtl.annotations import suggestion
-from mtl.checks import InputError
+from mtl.checks import InputError, suggestion
 from mtl.runs.commands import hydra_text
 
 # Sections whose options have keywords of their own names: the first section that has an option of the name gets it

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.annotations import listed, suggestion
-from mtl.checks import InputError, require
+from mtl.checks import InputError, listed, require, suggestion
 from mtl.types import Bag, Categorical, InputSpec, Numeric
 
 

@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from mtl.annotations import shown
 from mtl.callbacks.epoch_bar import EpochBar
 from mtl.checkpoints.files import read
 from mtl.checkpoints.trust import classes_in
-from mtl.checks import InputError, first_line, require
+from mtl.checks import InputError, first_line, require, shown
 from mtl.cli import resolvers
 from mtl.cli.explain import CONF, explain
 from mtl.cli.folder import claim, give_up

@@ -11,9 +11,8 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from mtl.annotations import listed
 from mtl.chains import check_chains, joint_logits
-from mtl.checks import require
+from mtl.checks import listed, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation

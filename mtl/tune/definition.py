@@ -10,12 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from mtl.checks import InputError, require
-from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, valid
+from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, matching, valid
 from mtl.records import flatten
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
-StudyName = Annotated[str, Field(pattern=r"^[^/\s]([^/]*[^/\s])?$", description="a name without slashes")]
+StudyName = Annotated[str, matching(r"(?!\s)[^/]+(?<!\s)", "a name without slashes")]
 
 
 class Searches(Model):

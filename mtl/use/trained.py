@@ -13,11 +13,10 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from mtl import predictions
-from mtl.annotations import listed
 from mtl.chains import with_earlier
 from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
 from mtl.checkpoints.restore import Purpose, restore_data
-from mtl.checks import InputError, require
+from mtl.checks import InputError, listed, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import Packing

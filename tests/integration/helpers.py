@@ -94,7 +94,7 @@ def accepted(words: Sequence[str]) -> DictConfig:
     """Return the configuration of ``words``, with every value checked."""
     cfg = composed(words)
     cfg.label, cfg.paths.run_dir = "test", "."
-    check(cfg, words)
+    check(cfg)
     return cfg
 
 

@@ -133,7 +133,7 @@ def test_the_last_checkpoint_can_be_the_tested_one(tmp_path: Path) -> None:
     with (tmp_path / "csv" / "metrics.csv").open() as file:
         curve = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
     assert value == results["best_val_loss"] == pytest.approx(curve[-1]) != pytest.approx(min(curve))
-    with pytest.raises(InputError, match="must be one of best, last"):
+    with pytest.raises(InputError, match="must be 'best' or 'last'"):
         run(compose_small(tmp_path, "tested=first"))
 
 

@@ -224,5 +224,5 @@ def test_command_serves_with_its_options(checkpoint: Path) -> None:
     seen: dict[str, Any] = {}
     main([str(checkpoint), "--port", "9000"], server=lambda app, **options: seen.update(options, app=app))
     assert (seen["host"], seen["port"], seen["app"].title) == ("127.0.0.1", 9000, "mtl")
-    with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be a whole number"):
+    with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be greater than"):
         main([str(checkpoint), "--max-batch", "0"])

@@ -134,7 +134,7 @@ def test_missing_and_damaged_files_are_reported_before_data_are_touched(tmp_path
     (tmp_path / "x.ckpt").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"x.ckpt .* is damaged"):
         begin(tmp_path, *words, f"start_from='{tmp_path}/x.ckpt'")
-    with pytest.raises(InputError, match="start_from=5: must be non-empty text or null"):
+    with pytest.raises(InputError, match="start_from=5: must be text"):
         begin(tmp_path, "start_from=5")
 
 

@@ -218,7 +218,7 @@ def test_every_network_routes_by_scenario(case: GateCase, make: Any) -> None:
         (ReMoEGate, {"input_dim": None}, "the ReMoE gate cannot be static"),
         (TopKGate, {"bias_rate": 0.1, "input_dim": None}, r"^bias_rate=0.1: needs a gate that depends on the example"),
         (ReMoEGate, {"k": 6}, "^k=6: cannot select 6 of 5 experts"),
-        (ReMoEGate, {"l1_factor": 1.0}, "^l1_factor=1.0: must be a number greater than 1"),
+        (ReMoEGate, {"l1_factor": 1.0}, "^l1_factor=1.0: must be greater than 1"),
         (TopKGate, {"load_weight": 0.1}, r"^load_weight\b"),
         (CometGate, {"gamma": float("nan")}, r"^gamma\b"),
         (FixedGate, {"weights": [[1, 0]]}, "tasks x experts"),

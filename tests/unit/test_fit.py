@@ -203,8 +203,8 @@ def with_cell(name: str, value: Any) -> Any:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "tasks": ({"tasks": ["clicked"]}, r"tasks=\[clicked\]: must be a dict of names and kinds"),
-    "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be one of .*; did you mean binary"),
+    "tasks": ({"tasks": ["clicked"]}, r"tasks=\[\"clicked\"\]: must be a dict of names and kinds"),
+    "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be 'binary', .*; did you mean binary"),
     "column": (
         {"tasks": {"click": "binary"}},
         "data.tasks.click: frame has no column 'click' \\(did you mean 'clicked'\\?\\)",

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
-    {"annotations", "checks", "compat", "distributed", "dropout", "linear", "memory", "records"},
+    {"checks", "compat", "distributed", "dropout", "linear", "memory", "records"},
     {"objectives"},
     {"options", "types", "writing"},
     {"chains"},

@@ -113,7 +113,7 @@ def test_metrics_of_tasks_and_the_users_whose_rows_are_ranked() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"watch": ["auroc"]}, r"data.metrics={watch: \[auroc\]}: must be lists of metrics for heard and rating"),
+        ({"watch": ["auroc"]}, r"data.metrics={.*}: must be lists of metrics for heard and rating"),
         ({"heard": ["rmse"]}, r"data.metrics.heard: metrics=\[rmse\]: a binary task has auroc"),
     ],
 )

@@ -81,7 +81,7 @@ WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
     (NO_SEEDS, [], None, "best: nothing is searched for dselect_k, "),
     ([], [], "16_tasks,tree", "only=16_tasks,tree: dselect_k_static has the groups 16_tasks, "),
-    (["+scales.laptop.runs=3"], [], None, "runs: no such option; there are seeds, best, n_trials"),
+    (["+scales.laptop.runs=3"], [], None, "scales.laptop.runs: no such option"),
     (["scale=paper"], ["optimizer.lr=1"], None, "optimizer.lr=1: dselect_k_static searches this option"),
     (["+claims=[{text: x, group: no, column: y, gate: comet}]"], [], None, "claims: no is none of 16_tasks, "),
     (["+published.values.no.comet={x: 1}"], [], None, "published.values: no is none of 16_tasks, "),

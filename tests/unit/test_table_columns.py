@@ -199,7 +199,7 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
 def test_metrics_of_a_rare_class(table: tuple[Any, list[str]]) -> None:
     data, lines = table
     assert [task.metrics for task in data.spec.tasks] == [(), ("auroc", "auprc", "accuracy"), (), ()]
-    assert any(line.startswith("task fraud (binary): '0' 98.") for line in lines)
+    assert any(line.startswith('task fraud (binary): "0" 98.') for line in lines)
 
 
 def test_very_wide_tables_show_some_columns_and_every_warning(tmp_path: Path, caplog: Any) -> None:

@@ -146,10 +146,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"path": "{0}/fewer"}, "its files differ: compared with 0.parquet, 1.parquet lacks b; 1.parquet also has z$"),
     ({"tasks": {}}, "data.tasks is empty"),
     ({"tasks": {"z": {"kind": "binary"}}}, "data.tasks.z: .* has no column 'z'; it has a, b, y, city"),
-    ({"tasks": {"y": {"kind": "binary", "positive": "maybe"}}}, "positive=maybe; the labels of .* are '0', '1'"),
+    ({"tasks": {"y": {"kind": "binary", "positive": "maybe"}}}, 'positive=maybe; the labels of .* are "0", "1"'),
     (
         {"tasks": {"y": {"kind": "multiclass", "class_weights": {"9": 2}}}},
-        "class_weights: '9': the labels of .* are '0",
+        'class_weights: "9": the labels of .* are "0',
     ),
     ({"tasks": {"y": {"kind": "binary", "metrics": ["ndcg@5"]}}}, "ndcg@5 ranks the rows of each group; name its col"),
     ({"split": [0.9, 0.1, 0]}, "data.split="),
@@ -409,4 +409,4 @@ def test_unusual_texts_are_read(tmp_path: Path) -> None:
     text = GOOD.replace("a,b,y", "2024,b. [c]/{d} \N{SNOWMAN},1", 1)
     data = module(save(tmp_path / "t.csv", text), {"y": {"kind": "binary", "column": 1, "positive": 0}})
     assert list(data.spec.inputs) == ["b. [c]/{d} \N{SNOWMAN}", NUMERIC]
-    assert "ignore[0]=2024: must be non-empty text" in refusal(tmp_path / "t.csv", ignore=[2024])
+    assert "ignore[0]=2024: must be text" in refusal(tmp_path / "t.csv", ignore=[2024])

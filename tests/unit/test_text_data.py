@@ -94,7 +94,7 @@ def test_empty_cells_are_empty_texts_and_words_are_words(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"label": "spam", "kind": "binary", "text": "body"}, r"tasks\.t=.*: path is missing"),
+        ({"label": "spam", "kind": "binary", "text": "body"}, r"tasks\.t\.path is missing"),
         ({"path": "FILE", **SPAM, "texts": 1}, r"tasks\.t\.texts: no such option; did you mean text\?"),
         ({"path": "FILE", **SPAM, "label": "sham"}, r"data\.tasks\.t: .*no column 'sham' \(did you mean 'spam'\?\)"),
         ({"path": "FILE", **SPAM, "text": "score"}, r"data\.tasks\.t: column 'score' of .* holds Float64, not texts"),

@@ -69,7 +69,10 @@ def old(queue: Queue, number: int) -> None:
 @pytest.mark.parametrize(
     ("forged", "reason"),
     [
-        ("trial_user_attributes set value_json = '5' where key = 'command'", r"trial 0\.command=5: must be a list"),
+        (
+            "trial_user_attributes set value_json = '5' where key = 'command'",
+            r"trial 0\.command=5: must be a valid list",
+        ),
         ("trial_user_attributes set value_json = 'no JSON'", "its storage is damaged"),
         ("trial_params set distribution_json = '[]'", "its storage is damaged"),
         ("trial_values set value = 'x'", "trial 0: its value is 'x', not a number"),
