@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,22 +60,14 @@ def _complete(folder: Path) -> bool:
 
 
 def _fetch(folder: Path, name: str) -> None:
-    """Fetch the official file ``name`` from Google Drive and check its md5; keep nothing if that fails."""
-    try:
-        import_module("gdown")  # torchvision uses it
-    except ImportError:
-        message = f"cannot download {name} from Google Drive without gdown: pip install gdown, or {_by_hand(folder)}"
-        raise InputError(message) from None
+    """Fetch the official file ``name`` from Google Drive and check its md5. Raises InputError."""
     [(identity, md5)] = [(identity, md5) for identity, md5, file in CelebA.file_list if file == name]
-    part = folder / f"{name}.part"
     try:
-        download_file_from_google_drive(identity, folder, part.name, md5)
-        os.replace(part, folder / name)
-    except Exception as error:  # no network, daily quota of the file exceeded, wrong checksum
+        download_file_from_google_drive(identity, folder, name, md5)
+    except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
+        (folder / name).unlink(missing_ok=True)
         reason = quote(str(error), 200)
         raise InputError(f"cannot download {name} from Google Drive: {reason}; {_by_hand(folder)}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _by_hand(folder: Path) -> str:

@@ -25,9 +25,7 @@ def prepare(root: Path, task: str, download: bool, base_url: str | None = None) 
     by_hand = f"{missing[0]} is missing: get {source.archive} from {source.site}, and unpack it in {root}"
     require(bool(addresses), by_hand)
     for site, name, sha256 in addresses:
-        otherwise = "" if missing[0] == root / name else f", or put {' and '.join(map(str, missing))} there"
-        url = f"{site.replace(SITE, base_url or SITE)}/{name}"
-        fetch(url, root / name, sha256, download, missing[0], otherwise)
+        fetch(f"{site.replace(SITE, base_url or SITE)}/{name}", root / name, sha256, download)
     with locked(root / ".fetch.lock", f"unpacking GLUE in {root}"):
         if _missing(root, source):
             _split_mrpc(root) if task == "mrpc" else _unpack(root, source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import stat
 import zlib
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from pathlib import Path
 import polars as pl
 
 from mtl.checks import InputError, first_line, require
-
-CHUNK = 1 << 20  # bytes
 
 
 def regular_size(path: Path, option: str = "") -> int:
@@ -48,20 +45,14 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path} has {size} bytes, more than fit into memory") from None
 
 
-def read_gzip(path: Path, limit: int | None = None) -> bytes:
-    """Return the unpacked content of a gzip file, of at most ``limit`` bytes. Raises InputError."""
-    unpacked = io.BytesIO()
+def read_gzip(path: Path) -> bytes:
+    """Return the unpacked content of a gzip file. Raises InputError."""
     try:
-        with gzip.open(io.BytesIO(read_bytes(path))) as source:
-            while chunk := source.read(CHUNK):
-                unpacked.write(chunk)
-                if limit is not None and unpacked.tell() > limit:
-                    raise InputError(f"{path} unpacks to more than {limit} bytes, which is too large")
+        return gzip.decompress(read_bytes(path))
     except (gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
         raise InputError(f"{path} is damaged or not a gzip file ({error})") from None
     except MemoryError:
         raise InputError(f"{path} unpacks to more than fits into memory") from None
-    return unpacked.getvalue()
 
 
 def read_lines(file: Path, encoding: str = "latin-1") -> pl.DataFrame:

@@ -118,7 +118,7 @@ def test_damaged_files(task: str, line: str, tmp_path: Path) -> None:
 def test_damaged_archive_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rt-polarity\.neg is missing: get rt-polaritydata\.tar\.gz from http.*glue$"):
         glue_files.prepare(tmp_path / "glue", "rt", download=True)
-    with pytest.raises(InputError, match=r"WiC/train\.jsonl is missing and data\.download=false.*v2/WiC\.zip"):
+    with pytest.raises(InputError, match=r"WiC\.zip is missing and data\.download=false.*v2/WiC\.zip"):
         glue_files.prepare(tmp_path / "glue", "wic", download=False)
     (tmp_path / "glue").mkdir()
     (tmp_path / "glue" / "aclImdb_v1.tar.gz").write_bytes(b"nothing")
