@@ -7,13 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mtl.checks import shown
 from mtl.options import Address, FilePath, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files.images import pixel_scale
-from .files.memory import fits_memory
 from .files.mnist import CLASSES, prepare, read
 from .splits import SPLITS, Rows
 
@@ -53,7 +51,6 @@ class MultiMNISTDataModule(TensorDataModule):
         super().__init__(**common)
         self.standardise = standardise
         self.source, self.rows = source, rows
-        fits_memory(f"data.rows={shown(rows)}: its pictures", sum(self.rows) * CANVAS**2)
         self.folder = data_dir / FOLDERS[self.source]
         self.download, self.base_url = download, base_url
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from mtl.checks import InputError, first_line
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
-from .files.reading import regular_size
-from .files.several import files_of
+from .files.reading import files_of, regular_size
 
 INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Bag, Numeric, Image, Tokens)}
 TENSORS = ("counts",)  # fields of inputs that are tensors

@@ -11,7 +11,6 @@ from mtl.options import Count, Share, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
-from .files.memory import fits_memory
 from .splits import Rows, split_rows
 
 EXPERTS_PER_GROUP = 4
@@ -39,8 +38,6 @@ class SyntheticMoEDataModule(TensorDataModule):
         super().__init__(**common)
         self.num_groups, self.tasks_per_group, self.correlation = num_groups, tasks_per_group, correlation
         self.rows, self.input_dim = rows, input_dim
-        width = self.input_dim + self.num_groups * self.tasks_per_group  # numbers in a row
-        fits_memory("data.rows, data.input_dim, data.num_groups and data.tasks_per_group", 8 * width * sum(self.rows))
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -12,7 +12,6 @@ from mtl.checks import require
 from mtl.options import Count, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
-from .files.memory import fits_memory
 from .splits import SPLITS, Rows, split_rows
 from .synthetic_moe import draw_normal
 from .task_batches import TasksDataModule
@@ -46,10 +45,6 @@ class SyntheticPairsDataModule(TasksDataModule):
         require(
             fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
         )
-        # Bytes per row: load_tasks computes one task at a time in float64 and keeps all tasks in float32
-        one_task, all_tasks = 8 * (input_dim + 1 + num_sines), 4 * 2 * num_pairs * (input_dim + 1)
-        size = sum(self.rows) * (one_task + all_tasks) + 8 * 2 * num_pairs * input_dim
-        fits_memory("data.rows, data.input_dim, data.num_pairs and data.num_sines", size)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)

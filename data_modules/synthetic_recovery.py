@@ -12,7 +12,6 @@ from mtl.options import Count, validated
 from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
-from .files.memory import fits_memory
 from .splits import Rows, split_rows
 from .synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
 
@@ -48,8 +47,6 @@ class SyntheticRecoveryDataModule(TensorDataModule):
         require(num_true <= num_experts, f"data.num_true={num_true}: must be at most data.num_experts={num_experts}")
         self.num_experts, self.num_true, self.rows = num_experts, num_true, rows
         self.signal, self.input_dim, self.design = signal, input_dim, design
-        size = (sum(self.rows) * (1 + UNITS * self.num_true) + UNITS * self.num_experts) * self.input_dim
-        fits_memory("data.rows, data.input_dim and data.num_experts", 8 * size)
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)

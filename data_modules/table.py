@@ -15,7 +15,7 @@ from mtl.checks import InputError, require, shown
 from mtl.options import FilePath, Name, validated
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
 
-from .files.several import files_of
+from .files.reading import files_of
 from .splits import SPLITS, divided
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import cell, named, numbers

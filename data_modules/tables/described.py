@@ -11,7 +11,7 @@ import yaml
 
 from mtl.checks import require
 
-from ..files.several import files_of
+from ..files.reading import files_of
 from .columns import named
 from .encoder import check_columns, listing
 from .inferring import Blocks, Column

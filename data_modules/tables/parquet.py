@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,16 +11,15 @@ from typing import Any
 
 import polars as pl
 
-from mtl.checks import InputError, require, shown
+from mtl.checks import require, shown
 from mtl.options import CONTROL
 from mtl.types import ROW
 
 from ..files.cache import versions
-from ..files.reading import parsing, quote
-from ..files.several import files_of
+from ..files.reading import files_of, parsing, quote
 
 SUFFIX = ".parquet"
-LISTED = 10  # differences, and columns of each difference, in a message
+LISTED = 10  # differences in a message
 
 
 @dataclass(frozen=True)
@@ -121,35 +121,22 @@ def check_alike(schemas: Mapping[Path, Mapping[str, pl.DataType]], here: str, ex
 
     ``here`` names the files in the message.
     """
+
+    def fits(one: pl.DataType | None, other: pl.DataType | None) -> bool:
+        if exact or one is None or other is None:
+            return one == other
+        return one == other or pl.Null in (one, other) or (one.is_numeric() and other.is_numeric())
+
     (first, expected), *others = schemas.items()
-    found = [f"{file.name} {one}" for file, schema in others for one in _differences(schema, expected, exact)]
-    more = ", ..." if len(found) > LISTED else ""
-    require(not found, f"{here}: its files differ: compared with {first.name}, {'; '.join(found[:LISTED])}{more}")
-
-
-def _differences(schema: Mapping[str, pl.DataType], expected: Mapping[str, pl.DataType], exact: bool) -> Iterator[str]:
-    for verb, one, other in (("lacks", expected, schema), ("also has", schema, expected)):
-        if names := [shown(name) for name in one if name not in other]:
-            yield f"{verb} {', '.join(names[:LISTED])}"
-    for name, kind in schema.items():
-        before = expected.get(name, kind)
-        fits = not exact and (pl.Null in (kind, before) or (kind.is_numeric() and before.is_numeric()))
-        if kind != before and not fits:
-            yield f"has {kind} in column {shown(name)}, not {before}"
+    for file, schema in others:
+        pairs = {name: (expected.get(name), schema.get(name)) for name in (*expected, *schema)}
+        odd = [f"{shown(name)} ({one} and {other})" for name, (one, other) in pairs.items() if not fits(one, other)]
+        require(not odd, f"{here}: its files {first.name} and {file.name} differ in {', '.join(odd[:LISTED])}")
 
 
 def check_names(names: Sequence[str], path: Path) -> None:
     """Raise InputError if a name is empty or contains control characters, or if several columns have one name."""
-    seen: dict[str, int] = {}
-    for column, name in enumerate((name.strip() for name in names), start=1):
-        require(bool(name), f"{path}: column {column} of {len(names)} has no name: give it one")
-        require(
-            not CONTROL.search(name),
-            f"{path}: the name of column {column}, {quote(name)}, contains line breaks or control characters: rename "
-            "it, and end lines by a line feed",
-        )
-        if name in seen:
-            raise InputError(
-                f"{path}: columns {seen[name]} and {column} are both called {quote(name)}: give each a name of its own"
-            )
-        seen[name] = column
+    for name, count in Counter(name.strip() for name in names).items():
+        good = bool(name) and not CONTROL.search(name)
+        require(good, f"{path}: the name {quote(name)} of a column is empty or contains control characters: rename it")
+        require(count == 1, f"{path}: {count} columns are called {quote(name)}: give each a name of its own")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -13,9 +13,7 @@ import polars as pl
 from mtl.checks import InputError, first_line, require
 from mtl.types import ROW
 
-from ..files.memory import machine_memory
-from ..files.reading import quote, read_bytes, read_gzip, regular_size
-from ..files.several import SUFFIXES, files_of, is_several
+from ..files.reading import SUFFIXES, files_of, is_several, quote, read_bytes, read_gzip, regular_size
 from .columns import FILE
 from .parquet import SUFFIX, ParquetRows, as_read, check_alike, check_names
 
@@ -31,12 +29,12 @@ def read_table(
     """Return the rows of a CSV file (every cell is text or null) or of a Parquet file (typed), numbered in ``ROW``.
 
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
-    unreadable or of another format, if two columns have one name, or if a line has more or fewer cells than the first.
+    unreadable or of another format, if two columns have one name, or if a row has more or fewer cells than there
+    are columns.
     """
-    size, memory = regular_size(path, option), machine_memory()
+    size = regular_size(path, option)
     require(path.name.endswith(SUFFIXES), f"{path}: accepted formats are {', '.join(SUFFIXES)}")
     require(size > 0, f"{path} is empty")
-    require(memory is None or size < memory, f"{path} does not fit into memory: convert it to Parquet files")
     if path.suffix == SUFFIX:
         rows = ParquetRows.of(path, option)
         frames = [frame for frame, _ in rows.frames(list(rows.schema), ROWS)]
@@ -90,83 +88,32 @@ def read_blocks(
 def _text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.DataFrame:
     """Return the rows of a text file.
 
-    polars refuses a line that is too long, but silently fills one that is too short. Therefore the cells are counted:
-    in text without quotes the separators of all lines together, otherwise line by line. The line of a mistake is
-    searched for only if there is one.
+    polars refuses a row that is too long, but silently fills one that is too short. Therefore the cells are counted.
     """
     raw = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
-    raw = raw.removeprefix(BOM).rstrip(b"\r\n")  # empty lines at the end are not rows
-    first = raw.partition(b"\n")[0]
-    require(bool(first.strip()), f"{path} is empty")
-    if b"\r" in first.rstrip(b"\r") and first == raw:
-        _decoded(raw, path)
-        raise InputError(f"{path}: its lines end with carriage returns; save it with line feeds at the ends")
-    separator = "\t" if path.suffix == ".tsv" else given or _recognised(first)
-    mark = separator.encode()
-    even = raw.count(mark) == first.count(mark) * (raw.count(b"\n") + 1)
-    names = first.decode(errors="replace").rstrip("\r").split(separator)
-    if not even or b'"' in raw or b"\0" in raw or "\ufffd" in first.decode(errors="replace"):
-        names = _check_cells(raw, path, separator)
-    check_names(names, path)
     try:
-        frame = pl.read_csv(raw, separator=separator, infer_schema=False, null_values=list(null_values))
-    except (Exception, pl.exceptions.PanicException) as error:
-        _check_cells(raw, path, separator)
-        raise InputError(f"cannot read {path}: {quote(first_line(error), 200)}") from None
-    require(len(frame) > 0, f"{path} has a header but no rows")
-    require(
-        len(frame.columns) == len(names),
-        f"{path}: its first line has {len(names)} or {len(frame.columns)} cells, depending on how its quotes are read",
-    )
-    frame.columns = names  # polars keeps doubled quotes in names
-    return frame
-
-
-def _recognised(header: bytes) -> str:
-    """Return the separator that occurs most often in the first line of a file, outside quotes."""
-    bare = b"".join(header.split(b'"')[::2])
-    return max(SEPARATORS, key=lambda separator: bare.count(separator.encode()))
-
-
-def _check_cells(raw: bytes, path: Path, separator: str) -> list[str]:
-    """Return the names of the columns. Raises InputError, which names the first line with a wrong number of cells."""
-    text = _decoded(raw, path)
-    limit = csv.field_size_limit(len(raw) + 1)  # a setting of the whole process, put back below
-    lines = csv.reader(io.StringIO(text, newline="\n"), delimiter=separator, strict=True)
-    try:
-        names = next(lines)
-        check_names(names, path)
-        begin = lines.line_num + 1
-        for cells in lines:
-            count = len(cells) or 1  # an empty line has one empty cell
-            if count != len(names):
-                raise InputError(
-                    f"{path}, line {begin} has {count} cells, but the first line names {len(names)} "
-                    f"columns (separated by {separator!r}): correct the line, and put cells that contain {separator!r} "
-                    "in double quotes"
-                )
-            begin = lines.line_num + 1
-    except csv.Error as error:
-        raise InputError(
-            f"{path}, line {lines.line_num}: {error}; put cells that contain separators or double "
-            "quotes in double quotes, and double the quotes inside"
-        ) from None
-    finally:
-        csv.field_size_limit(limit)
-    return names
-
-
-def _decoded(raw: bytes, path: Path) -> str:
-    """Return UTF-8 text without NUL bytes; raise InputError, which names the line of the first other byte."""
-    try:
-        text, bad = raw.decode(), [raw.find(b"\0")]
+        text = raw.removeprefix(BOM).decode().rstrip("\r\n")  # empty lines at the end are not rows
     except UnicodeDecodeError as error:
-        text, bad = "", [error.start, raw.find(b"\0")]
-    if wrong := [index for index in bad if index >= 0]:
-        index = min(wrong)
-        line = raw.count(b"\n", 0, index) + 1
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}: {error.reason}; save the table as CSV in UTF-8") from None
+    require(bool(text.strip()), f"{path} is empty")
+    bare = re.sub(r'"[^"]*"', "", text) if '"' in text else text
+    rows = pl.Series([bare]).str.split("\n").explode()
+    separator = "\t" if path.suffix == ".tsv" else given or max(SEPARATORS, key=rows[0].count)
+    cells = rows.str.count_matches(separator, literal=True) + 1
+    uneven = (cells != cells[0]).arg_true()
+    if len(uneven):
         raise InputError(
-            f"{path}, line {line}: the byte {raw[index]:#04x} does not occur in UTF-8 text; save the table as CSV in "
-            "UTF-8"
+            f"{path}, row {uneven[0]} has {cells[uneven[0]]} cells, but the first line names {cells[0]} columns "
+            f"(separated by {separator!r}): correct the row, and put cells that contain {separator!r} in double quotes"
         )
-    return text
+    require(len(rows) > 1, f"{path} has a header but no rows")
+    read = partial(pl.read_csv, text.encode(), separator=separator, infer_schema=False)
+    try:
+        names = [name or "" for name in read(has_header=False, n_rows=1).row(0)]
+        frame = read(null_values=list(null_values))
+    except (Exception, pl.exceptions.PanicException) as error:
+        raise InputError(f"cannot read {path}: {quote(first_line(error), 200)}") from None
+    check_names(names, path)
+    frame.columns = names  # polars adds suffixes to equal names
+    return frame

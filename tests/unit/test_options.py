@@ -13,9 +13,6 @@ from typing import Any, Literal, NotRequired
 
 import pytest
 from hydra import compose
-from mtl.data_modules.files import memory
-from mtl.data_modules.multi_mnist import MultiMNISTDataModule
-from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule
 from mtl.data_modules.text import TextDataModule
 from omegaconf import DictConfig, OmegaConf
 from typing_extensions import TypedDict
@@ -314,14 +311,6 @@ def test_kinds(annotation: Any, value: Any, message: str) -> None:
         return
     with pytest.raises(InputError, match=re.escape(message)):
         valid(annotation, value, "here")
-
-
-def test_rows_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "machine_memory", lambda: 1_000_000)
-    with pytest.raises(InputError, match=r"data\.rows, .* need 0\.0211 GB of memory, this machine has 0\.001 GB"):
-        SyntheticPairsDataModule(batch_size=8, rows=[10_000, 1, 1], input_dim=128)
-    with pytest.raises(InputError, match=r"data\.rows=\[1000, 1, 1\]: its pictures need"):
-        MultiMNISTDataModule("data", rows=[1000, 1, 1], batch_size=8)
 
 
 def test_folders_below_home_and_shares_of_splits_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
