@@ -16,8 +16,7 @@ from pydantic import Field, ValidationError
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from mtl.checkpoints.parts import Parts, joined, read_parts
-from mtl.checkpoints.seal import check_seal, seal
+from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.distributed import Pieces
@@ -108,7 +107,6 @@ class CheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``; raise InputError if it cannot be written."""
         with writing(Path(path)) as file:
             torch.save(dict(checkpoint), file)
-            seal(file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, divided: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint at ``path``; its configuration, which the Trainer does not use, is not checked.
@@ -130,21 +128,17 @@ def file_of(path: str | Path, name: str = "best") -> Path:
     return next((file for file in found if file.is_file()), path)
 
 
-def read(path: str | Path, name: str = "best", sealed: bool = True, divided: bool = False) -> Checkpoint:
+def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpoint:
     """Return the checkpoint that ``file_of`` finds; ``Checkpoint.config`` checks its configuration.
 
-    ``sealed=False``: it need not have the checksum that ``CheckpointIO`` appends, as if another Trainer wrote it.
     ``divided``: tensors that processes divided may be ``Pieces``.
     Raises InputError if it is missing, damaged or not a checkpoint, or if a weight is NaN or infinite.
     """
     path = file_of(path, name)
     require(path.is_file(), f"checkpoint {path}: no such file; give a run folder, or RUN/{CHECKPOINTS}/last.ckpt")
     try:
-        if sealed:
-            check_seal(path)
+        check_zip(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # values are read when used
-    except InputError:
-        raise
     except Exception as error:  # torch raises half a dozen kinds for damaged files
         raise DamagedError(_damage(path, error)) from None
     try:

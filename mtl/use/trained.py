@@ -237,7 +237,7 @@ def load(
         return model_of(checkpoint, config_to_load(checkpoint, trust), device)
     require(network is not None and data is not None, "give network and data together, or neither")
     assert network is not None
-    checkpoint = read(path, sealed=False)
+    checkpoint = read(path)
     data.load_state_dict(checkpoint.data())
     return _model(checkpoint, network, data, device)
 
