@@ -48,6 +48,11 @@ def options(description: str | None, rounds: int, **more: tuple[Callable[[str], 
     return given
 
 
+def listed(text: str) -> list[str]:
+    """Return the parts of an option with commas."""
+    return text.split(",")
+
+
 def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int = 6) -> Seconds:
     """Return the seconds of each call, by contender.
 

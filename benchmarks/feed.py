@@ -17,7 +17,6 @@ import common
 import numpy as np
 import polars as pl
 from mtl.data_modules.table_stream import TableStreamDataModule
-from tables import listed
 
 FILE, BATCH = 500_000, 4096  # rows of a file, and of a global batch
 SIZES = {"user": 100_000, "item": 20_000, "city": 500, "device": 12, "hour": 24, "day": 7, "shop": 2_000}
@@ -63,7 +62,7 @@ def main() -> None:
         __doc__,
         rounds=3,
         rows=(int, 4_000_000, "rows of the table"),
-        processes=(listed, ["1", "2", "4"], "numbers of processes"),
+        processes=(common.listed, ["1", "2", "4"], "numbers of processes"),
     )
     found: dict[int, list[tuple[float, float]]] = {int(number): [] for number in given.processes}
     with tempfile.TemporaryDirectory() as folder:

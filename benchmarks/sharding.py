@@ -1,11 +1,9 @@
 """Memory and time of training a large embedding table in several processes: ``python benchmarks/sharding.py``.
 
-Each process looks up 512 ids of a table of width 16, trains a linear layer on them and updates both with Adam (in
-``rowwise`` the table with row-wise Adagrad). ``--rows`` lists sizes of the table in thousands, ``--ways`` the
-contenders. Memory is the growth of the peak of the largest process after its imports, without checkpoints.
-
-``--estimate`` prints instead how long a step on GPUs takes, and what it keeps, with N whole tables (DDP) and with a
-table divided by rows, for the assumptions in ``step``.
+Each process looks up 512 ids of a table of width 16, trains a linear layer on them and updates both with Adam; in
+``rowwise`` and ``sparse_adam`` it updates the table with row-wise Adagrad and SparseAdam. ``--rows`` lists sizes of the
+table in thousands, ``--ways`` the contenders. Memory is the growth of the peak of the largest process after its
+imports, without checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import Any
 import common
 import torch
 import torch.distributed as dist
-from tables import listed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -30,10 +27,8 @@ from mtl.training.sharding import shard
 from mtl.training.sparse import CompositeOptimizer, RowwiseAdagrad, make_sparse
 
 BATCH, WIDTH, STEPS = 512, 16, 8
-WAYS = {"one": 1, "ddp": 2, "fsdp": 2, "rowwise": 1}  # and the number of processes
-# Assumptions of the estimate: a GPU with 3 TB/s of memory bandwidth and 80 GB, 8 to a machine, links of 400 GB/s inside
-# and 50 GB/s between machines; 4096 rows of 26 columns in each process, one table for all columns
-MEMORY, LINKS, PER_NODE, SPACE, LOOKUPS = 3e12, (4e11, 5e10), 8, 80e9, 4096 * 26
+WAYS = {"one": 1, "ddp": 2, "fsdp": 2, "rowwise": 1, "sparse_adam": 1}  # and the number of processes
+OF_TABLES: dict[str, Any] = {"rowwise": RowwiseAdagrad, "sparse_adam": torch.optim.SparseAdam}
 
 
 class Network(nn.Module):
@@ -58,8 +53,8 @@ def train(rank: int, way: str, rows: int, port: int, results: Any) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     network: nn.Module = Network(rows)
     model, parts = network, []
-    if way == "rowwise":
-        parts = [RowwiseAdagrad(make_sparse(network), lr=1e-3)]
+    if way in OF_TABLES:
+        parts = [OF_TABLES[way](make_sparse(network), lr=1e-3)]
     if way == "fsdp":
         shard(network, nn.Identity(), mesh, split_rows=1)
     if way == "ddp":
@@ -96,42 +91,13 @@ def measured(way: str, rows: int) -> tuple[float, float]:
     return max(seconds for seconds, _ in found), max(growth for _, growth in found)
 
 
-def step(rows: int, processes: int, divided: bool) -> tuple[float, float]:
-    """Return the seconds of a step that tables cost on GPUs, and the bytes that a GPU keeps of them.
-
-    Adam reads the table, its gradient and two moments, writes the table and the moments, and zeroes and fills the
-    gradient: 9 passes. DDP adds an all-reduce of the gradient, 2 (N - 1) / N tables over the slowest link. Divided by
-    rows, ids are gathered, rows reduce-scattered and their gradients gathered: (N - 1) L (8 + 2 x 4 D) bytes into each
-    process, for L lookups in a process.
-    """
-    link = LINKS[0] if processes <= PER_NODE else LINKS[1]
-    table = rows * WIDTH * 4.0
-    if divided:
-        moved = (processes - 1) * LOOKUPS * (8 + 2 * 4 * WIDTH)
-        return 9 * table / processes / MEMORY + moved / link, 4 * table / processes
-    return 9 * table / MEMORY + 2 * (processes - 1) / processes * table / link, 4 * table
-
-
-def estimate() -> None:
-    print("| rows | GPUs | DDP ms | divided ms | DDP GB | divided GB |")
-    print("|---|---|---|---|---|---|")
-    for rows in (10**7, 10**8, 10**9):
-        for processes in (1, 2, 4, 8, 16, 64):
-            found = [step(rows, processes, divided) for divided in (False, True)]
-            times = " | ".join(f"{seconds * 1e3:.1f}" if kept < SPACE else "-" for seconds, kept in found)
-            print(f"| {rows:,} | {processes} | {times} | {' | '.join(f'{kept / 1e9:.1f}' for _, kept in found)} |")
-
-
 def main() -> None:
     given = common.options(
         __doc__,
         rounds=1,
-        rows=(listed, ["1000", "10000"], "thousands of rows"),
-        ways=(listed, list(WAYS), "contenders"),
-        estimate=(int, 0, "1: print the estimate for GPUs"),
+        rows=(common.listed, ["1000", "10000"], "thousands of rows"),
+        ways=(common.listed, list(WAYS), "contenders"),
     )
-    if given.estimate:
-        return estimate()
     print("| thousand rows | way | processes | ms a step | GB of a process | tables |")
     print("|---|---|---|---|---|---|")
     for thousands in map(int, given.rows):
@@ -140,7 +106,6 @@ def main() -> None:
             tables = growth / (thousands * 1000 * WIDTH * 4)
             numbers = f"{seconds * 1e3:.1f} | {growth / 1e9:.2f} | {tables:.1f}"
             print(f"| {thousands:,} | {way} | {WAYS[way]} | {numbers} |", flush=True)
-    return None
 
 
 if __name__ == "__main__":
