@@ -176,7 +176,6 @@ FREE = ("choices", "paths", "ckpt", "evaluate", "trust", "label", "trainer.devic
 FREE += (
     "trainer.fast_dev_run",
     "trainer.max_epochs",
-    "callbacks.best.save_top_k",
     "gate.weights",
     "trainer.accelerator",
     "trainer.precision",

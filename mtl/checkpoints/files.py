@@ -196,14 +196,12 @@ def previous_checkpoint(path: str | Path) -> Path:
 
 
 def keep_previous(path: Path) -> None:
-    """Keep the checkpoint at ``path`` under a second name, before a new one replaces it."""
-    if path.exists():
-        give_second_name(path, previous_checkpoint(path))
+    """Keep the checkpoint at ``path`` under a second name, before a new one replaces it.
 
-
-def give_second_name(path: Path, name: Path) -> None:
-    """Make ``name`` the same file as ``path``, or a copy of it; a reader of ``name`` never sees a partial file."""
-    if name.exists() and name.samefile(path):
+    A reader of the second name never sees a partial file.
+    """
+    name = previous_checkpoint(path)
+    if not path.exists() or (name.exists() and name.samefile(path)):
         return
     temporary = name.with_name(f".{name.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

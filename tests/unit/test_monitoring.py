@@ -90,40 +90,25 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_best_of_several_is_the_best_file(tmp_path: Path) -> None:
-    """Of two steps an epoch, the best are those of epochs 4, 2 and 3."""
-    best = BestCheckpoint(str(tmp_path), save_top_k=3)
-    fit([0.9, 0.8, 0.2, 0.3, 0.1, 0.5, 0.7], [best])
-    kept = ["best_epoch002_step6.ckpt", "best_epoch003_step8.ckpt", "best_epoch004_step10.ckpt"]
-    assert names(tmp_path) == ["best.ckpt", *kept]
-    assert Path(best.best_model_path).name == kept[2]
-    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 10
-    assert float(best.best_model_score) == pytest.approx(0.1)
-
-
 def test_nan_and_infinity_are_never_the_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    best = BestCheckpoint(str(tmp_path), save_top_k=2)
-    fit([math.nan, 0.5, -math.inf], [best])
-    assert names(tmp_path) == ["best.ckpt", "best_epoch001_step4.ckpt"]
+    fit([math.nan, 0.5, -math.inf], [BestCheckpoint(str(tmp_path))])
+    assert step_of(tmp_path / "best.ckpt") == 4
     assert "epoch 0: val/loss is nan, so its checkpoint is not kept" in caplog.text
 
 
 def test_epoch_without_validation_does_not_count(tmp_path: Path) -> None:
-    best, early = BestCheckpoint(str(tmp_path), save_top_k=-1), EarlyStop(patience=2)
-    trainer = fit([0.5, 0.6, 0.7, 0.8], [best, early], max_epochs=8, check_val_every_n_epoch=2)
+    callbacks = [BestCheckpoint(str(tmp_path)), EarlyStop(patience=2)]
+    trainer = fit([0.5, 0.6, 0.7, 0.8], callbacks, max_epochs=8, check_val_every_n_epoch=2)
     assert trainer.current_epoch == 6  # the second and third validation bring no improvement
-    assert names(tmp_path) == [
-        "best.ckpt",
-        *(f"best_epoch{epoch:03d}_step{2 * epoch + 2}.ckpt" for epoch in (1, 3, 5)),
-    ]
+    assert step_of(tmp_path / "best.ckpt") == 4
 
 
-@pytest.mark.parametrize(("top", "how"), [(1, "copied"), (3, "moved")])
-def test_moved_run_goes_on_with_its_best(top: int, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_moved_run_goes_on_with_its_best(how: str, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    fit([0.3, 0.2, 0.6], [BestCheckpoint(str(here), save_top_k=top), LastCheckpoint(str(here))])
+    fit([0.3, 0.2, 0.6], [BestCheckpoint(str(here)), LastCheckpoint(str(here))])
     (shutil.copytree if how == "copied" else shutil.move)(here, there)
-    best = BestCheckpoint(str(there), save_top_k=top)
+    best = BestCheckpoint(str(there))
     fit([0.9], [best, LastCheckpoint(str(there))], there / "last.ckpt", max_epochs=4)
     assert step_of(there / "best.ckpt") == 4
     assert Path(best.best_model_path).parent == there
@@ -132,7 +117,6 @@ def test_moved_run_goes_on_with_its_best(top: int, how: str, tmp_path: Path) -> 
     assert step_of(there / "best.ckpt") == 10
     if how == "copied":
         assert step_of(here / "best.ckpt") == 4
-    assert len([name for name in names(there) if name.startswith("best_")]) == (0 if top == 1 else 3)
 
 
 def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,17 +126,6 @@ def test_resumed_run_without_its_best_file_says_so(tmp_path: Path, caplog: pytes
     fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=2)
     assert caplog.text.count("the best checkpoint so far, best.ckpt, is not in") == 1
     assert float(best.best_model_score) == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
-def test_another_number_of_kept_checkpoints(before: int, after: int, tmp_path: Path) -> None:
-    fit([0.3, 0.1, 0.2], [BestCheckpoint(str(tmp_path), save_top_k=before), LastCheckpoint(str(tmp_path))])
-    best = BestCheckpoint(str(tmp_path), save_top_k=after)
-    fit([0.9], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=4)
-    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 4
-    fit([0.05], [best, LastCheckpoint(str(tmp_path))], tmp_path / "last.ckpt", max_epochs=5)
-    assert step_of(tmp_path / "best.ckpt") == step_of(Path(best.best_model_path)) == 10
-    assert len(best.best_k_models) == min(after, before + 2)
 
 
 def test_early_stopping_says_why_and_takes_a_new_patience(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -143,7 +143,12 @@ def test_any_path_survives_shell_and_hydra(path: str) -> None:
 
 
 def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "callbacks.best.save_top_k=2"]
+    words = [
+        "paths.data_dir=/my sets",
+        "trust=[mine]",
+        "logger.tensorboard.name=x",
+        "callbacks.best.save_weights_only=true",
+    ]
     words += ["gate.k=3", "trainer.max_epochs=2", "trainer=default", "paths.output_dir=out"]
     kept = [word for word in words if not is_harmless(word)]
     assert kept == ["paths.data_dir=/my sets", "trust=[mine]", "logger.tensorboard.name=x", "paths.output_dir=out"]
