@@ -16,7 +16,7 @@ WAITING = 1024  # requests that mtl serve answers at a time; more are refused
 
 
 def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
-    """Return the argument parser of a command on a run; ``out``: the default output of a command that reads data."""
+    """Return the argument parser of a command on a run; ``out``: the default output of a command."""
     parser = ArgumentParser(prog=" ".join(program(name)), description=f"{text}: mtl {name} RUN")
     add = parser.add_argument
     add("run", metavar="RUN", help="the folder of a run, or one of its checkpoints")
@@ -25,7 +25,6 @@ def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
     add("--config-dir", action="append", default=[], metavar="FOLDER", help=own)
     add("--version", action="version", version=f"mtl {__version__}")
     if out:
-        add("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
         add("--out", type=Path, help=f"where to write; default RUN/{out}")
     return parser
 
@@ -85,10 +84,9 @@ def export(arguments: Sequence[str] | None = None) -> None:
         from mtl.use.export import export_run
 
         folder = given.out or beside(given.run, "exported")
-        report = export_run(given.run, folder, given.onnx, given.trust, given.data_dir)
-        rows = "rows of the test split" if report["rows"] == "test" else "made-up rows, since the data are not there"
+        report = export_run(given.run, folder, given.onnx, given.trust)
         for file, value in report["differences"].items():
-            print(f"{folder / file}: differs from the network by at most {value:.1e} on {rows}")
+            print(f"{folder / file}: differs from the network by at most {value:.1e} on random rows")
         if report["dense"]:
             print(f"dense, since the gate depends on the example: {', '.join(report['dense'])}")
         print(f"{folder / 'preprocessing.json'}: how rows become inputs, and what the outputs are")
@@ -106,7 +104,7 @@ def prune(arguments: Sequence[str] | None = None) -> None:
         from mtl.use.prune import prune_run
 
         folder = given.out or beside(given.run, "pruned")
-        report = prune_run(given.run, given.task, folder, given.trust, given.data_dir)
+        report = prune_run(given.run, given.task, folder, given.trust)
         table = Table(title="parameters and FLOPs per sample that each task keeps", title_justify="left")
         for column in ("task", "parameters", "of", "flops", "of", "largest difference"):
             table.add_column(column, justify="left" if column == "task" else "right")
@@ -121,6 +119,7 @@ def importance(arguments: Sequence[str] | None = None) -> None:
     """Write the importance of the hidden units of a dense Transformer run."""
     text = "Rank the hidden units of a dense Transformer run, for network.start=importance"
     parser = parser_of("importance", text, "importance.pt")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="the data; default $MTL_DATA_DIR or data")
     with as_one_message():
         given = read_given(parser, arguments)
         from mtl.use.importance import write_importance

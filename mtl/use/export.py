@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
-from mtl.checkpoints.files import Checkpoint, read
-from mtl.checks import InputError, require
-from mtl.config.resume import config_to_load
+from mtl.checks import require
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import conditional, described
-from mtl.types import Bag, Categorical, Tokens
+from mtl.types import Tokens
 from mtl.use import program
-from mtl.use.trained import TrainedModel, data_of, model_of
+from mtl.use.trained import TrainedModel, load
 from mtl.writing import write_json
 
-ROWS = 256  # on which programs are compared with the network
+ROWS = 256  # random ones, on which programs are compared with the network
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
 MEANINGS = {
     "binary": "probability of the second class, [rows]",
@@ -37,26 +34,21 @@ MEANINGS = {
 
 
 @torch.no_grad()
-def export_run(
-    path: str | Path, folder: Path, onnx: bool = False, trust: Sequence[str] = (), data_dir: str | None = None
-) -> dict[str, Any]:
-    """Export the network of a checkpoint into ``folder``; return the differences by file, and on which rows.
+def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequence[str] = ()) -> dict[str, Any]:
+    """Export the network of a checkpoint into ``folder``; return ``differences`` by file, and ``dense``.
 
-    A difference is the largest one between predictions of the exported file and of the network. ``rows`` says whether
-    it was measured on rows of the test split (``test``) or, without the data, on random ones (``made-up``). ``dense``
-    lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
+    A difference is the largest one between predictions of the exported file and of the network, on random rows;
+    ``dense`` lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
     """
     if onnx:
         program.onnx_runtime()  # a missing package is reported before any work is done
-    checkpoint = read(path)
-    cfg = config_to_load(checkpoint, trust, data_dir)
-    model = model_of(checkpoint, cfg, "cpu")
-    inputs, of_test = rows_to_compare(model, checkpoint, cfg)
+    model = load(path, trust, "cpu")
     marked = [task.name for task in model.spec.tasks if task.marked]
     require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")
+    inputs = program.made_up(model.spec.inputs, ROWS)
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
-    write_json(folder / "preprocessing.json", preprocessing(model, checkpoint, inputs))
+    write_json(folder / "preprocessing.json", preprocessing(model, inputs))
     expected = program.Readable(model.network)(inputs)
     names = list(expected)
     found = program.save(exported, folder / "model.pt2")(inputs)
@@ -71,29 +63,9 @@ def export_run(
             value <= LARGEST,
             f"{folder / file}: its predictions differ from the network's by up to {value:.1e}, more than {LARGEST:g}",
         )
-    dense = [
-        name
-        for name, layer in model.network.named_modules()
-        if isinstance(layer, MixtureOfExperts) and not layer.is_static
-    ]
-    return {"differences": differences, "rows": "test" if of_test else "made-up", "dense": dense}
-
-
-def rows_to_compare(model: TrainedModel, checkpoint: Checkpoint, cfg: DictConfig) -> tuple[dict[str, Tensor], bool]:
-    """Return inputs of the test split and True or, without the data, made-up ones and False.
-
-    ``cfg``: the configuration of the ``checkpoint``. Ids are int64; nothing is downloaded.
-    """
-    try:
-        if "download" in cfg.data:
-            cfg.data.download = False
-        data = data_of(checkpoint, cfg, "test")
-        rows = next(iter(data.test_dataloader())).inputs
-        inputs = {name: rows[name][:ROWS] for name in model.spec.inputs}
-    except (InputError, OSError, KeyError, StopIteration):
-        return program.made_up(model.spec.inputs, ROWS), False
-    whole = (Categorical, Bag, Tokens)
-    return {n: v.long() if isinstance(model.spec.inputs[n], whole) else v for n, v in inputs.items()}, True
+    layers = model.network.named_modules()
+    dense = [name for name, layer in layers if isinstance(layer, MixtureOfExperts) and not layer.is_static]
+    return {"differences": differences, "dense": dense}
 
 
 def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -106,7 +78,7 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
     return max(float((standard(name, found[name]) - standard(name, expected[name])).abs().max()) for name in expected)
 
 
-def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Describe as plain data how rows become ``inputs``, and what the outputs are.
 
     ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
@@ -121,8 +93,4 @@ def preprocessing(model: TrainedModel, checkpoint: Checkpoint, inputs: Mapping[s
         outputs[task.name] = {**described(task), "meaning": MEANINGS[kind]}
         if task.after is not None:
             outputs[conditional(task)] = outputs[task.name] | {"meaning": f"the same, given {task.after}, [rows]"}
-    return {
-        "inputs": described_inputs,
-        "outputs": outputs,
-        "data": checkpoint.data(),
-    }
+    return {"inputs": described_inputs, "outputs": outputs, "data": model.stored["data"]}

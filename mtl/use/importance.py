@@ -17,13 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtl.checkpoints.files import read
+from mtl.checkpoints.restore import restore_data
 from mtl.checks import require
+from mtl.config import build
+from mtl.config.resume import config_to_load
 from mtl.experts.ffn import StackedFFN
 from mtl.networks.packing import Packing
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
-from mtl.use.trained import network_and_data
+from mtl.use.trained import model_of
 from mtl.writing import writing
 
 
@@ -91,8 +95,17 @@ def recording(layers: Sequence[StackedFFN]) -> Iterator[list[Recorder]]:
 def write_importance(
     path: str | Path, file: Path, trust: Sequence[str] = (), data_dir: str | None = None
 ) -> tuple[int, int]:
-    """Write the importance ``[layers, W]`` of a run's network over its validation rows; return the shape."""
-    network, data = network_and_data(path, trust, data_dir)
+    """Write the importance ``[layers, W]`` of a run's network over its validation rows; return the shape.
+
+    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For ``path`` and ``trust`` see
+    ``mtl.load``.
+    """
+    checkpoint = read(path)
+    cfg = config_to_load(checkpoint, trust, data_dir)
+    data: Any = build.build_data(cfg)
+    restore_data(data, checkpoint, "use")
+    data.setup()
+    network = model_of(checkpoint, cfg, "cpu").network
     require(isinstance(network, Transformer), f"{path}: importance is defined for network=transformer")
     assert isinstance(network, Transformer)
     scores = importance(network, {task.name: task for task in network.tasks}, data.val_dataloader())

@@ -18,8 +18,10 @@ from mtl.networks.routed import RoutedLayer
 from mtl.predictions import conditional
 from mtl.use import program
 from mtl.use.program import replace_parts
-from mtl.use.trained import network_and_data
+from mtl.use.trained import load
 from mtl.writing import write_json
+
+ROWS = 256  # random ones, on which programs are compared with the network
 
 
 @torch.no_grad()
@@ -51,32 +53,25 @@ def savings(network: nn.Module, pruned: nn.Module, inputs: Mapping[str, Tensor])
     return found
 
 
-def export(pruned: nn.Module, inputs: Mapping[str, Tensor], path: Path) -> nn.Module:
-    """Export ``pruned`` for any batch size as a program that needs only torch; return the program read back.
-
-    ``torch.export.load(path).module()`` maps a dict like ``inputs`` to probabilities or values, as those of mtl export.
-    """
-    return program.save(program.export(program.Readable(pruned), inputs), path)
-
-
 @torch.no_grad()
 def prune_run(
-    path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = (), data_dir: str | None = None
+    path: str | Path, tasks: Sequence[str], folder: Path, trust: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """Prune the network of a checkpoint for each of ``tasks`` (empty: all); return the savings by task.
 
     Writes ``<task>.pt2`` and ``savings.json`` into ``folder``. ``difference`` is the largest absolute difference
-    between the predictions of the exported program and of the full network on a batch of test rows; for a regression
-    it is in standard units of the labels. Of a task after another, the conditional probability is predicted.
+    between the predictions of the exported program and of the full network on random rows; for a regression it is in
+    standard units of the labels. Of a task after another, the conditional probability is predicted.
     """
-    network, data = network_and_data(path, trust, data_dir)
-    inputs = dict(next(iter(data.test_dataloader())).inputs)
+    model = load(path, trust, "cpu")
+    network, inputs = model.network, program.made_up(model.spec.inputs, ROWS)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
     full, report = program.Readable(network)(inputs), dict[str, dict[str, Any]]()
     for task, pruned in cuts.items():
-        exported = export(pruned, inputs, folder / f"{task.replace('/', '_')}.pt2")
+        cut = program.export(program.Readable(pruned), inputs)
+        exported = program.save(cut, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
         found, expected = exported(inputs)[task], full[conditional(spec) if spec.after else task]
         apart = (spec.standardised(found) - spec.standardised(expected)).abs().max()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mtl import predictions
 from mtl.chains import with_earlier
 from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
-from mtl.checkpoints.restore import Purpose, restore_data
 from mtl.checks import InputError, listed, require
 from mtl.config import build
 from mtl.config.resume import config_to_load
@@ -268,25 +267,6 @@ def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
     is_tested = Path(record.get("checkpoint", "")).name in (path.name, "last weights")  # then there is no other file
     test = record["test"].items() if is_tested else ()
     return {name: value for name, value in test if name in OF_ALL or name.rpartition("/")[0] in names}
-
-
-def network_and_data(path: str | Path, trust: Sequence[str] = (), data_dir: str | None = None) -> tuple[nn.Module, Any]:
-    """Return the trained network of a run, in evaluation mode, and its data module after ``setup()``.
-
-    ``data_dir``: the folder of the data, by default $MTL_DATA_DIR or ``data``. For ``path`` and ``trust`` see ``load``.
-    """
-    checkpoint = read(path)
-    cfg = config_to_load(checkpoint, trust, data_dir)
-    data = data_of(checkpoint, cfg, "use")
-    return model_of(checkpoint, cfg, "cpu").network, data
-
-
-def data_of(checkpoint: Checkpoint, cfg: DictConfig, purpose: Purpose) -> Any:
-    """Return the data module of ``checkpoint``, whose configuration is ``cfg``, after ``setup()``."""
-    data: Any = build.build_data(cfg)
-    restore_data(data, checkpoint, purpose)
-    data.setup()
-    return data
 
 
 def experts_used(weights: Tensor) -> pl.Series:

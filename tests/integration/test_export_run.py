@@ -10,15 +10,10 @@ import torch
 from mtl.data_modules.tables.example import visits
 
 import mtl
-from mtl.checkpoints.files import read
 from mtl.cli.run import run
 from mtl.cli.use import export as main
 from mtl.cli.use import prune as pruned_by
-from mtl.config.resume import config_to_load
 from mtl.use import program
-from mtl.use.export import ROWS, rows_to_compare
-from mtl.use.program import Readable
-from mtl.use.trained import network_and_data
 from tests.disks import largest_file
 from tests.integration.helpers import compose_small, train_table
 
@@ -36,7 +31,6 @@ def test_program_gives_the_predictions_of_the_model(
     checkpoint, out = trained / "checkpoints" / "best.ckpt", tmp_path / "out"
     main([str(checkpoint), "--out", str(out)])
     shown = capsys.readouterr().out
-    assert "on rows of the test split" in shown
     assert "dense, since the gate depends on the example: mixture" in shown
     model, rows = mtl.load(checkpoint, device="cpu"), visits()[300:320]
     found = torch.export.load(out / "model.pt2").module()(model.encode(rows))
@@ -49,18 +43,6 @@ def test_program_gives_the_predictions_of_the_model(
     assert described["data"]["encoder"]["categorical"]["device"]["values"] == list(
         model.encoder.categorical["device"].values
     )
-
-
-def test_without_the_data_rows_are_made_up(trained: Path) -> None:
-    checkpoint, rows = trained / "checkpoints" / "best.ckpt", trained.parent / "rows.csv"
-    model = mtl.load(checkpoint, device="cpu")
-    rows.rename(trained.parent / "away.csv")
-    try:
-        inputs, of_test = rows_to_compare(model, read(checkpoint), config_to_load(read(checkpoint)))
-    finally:
-        (trained.parent / "away.csv").rename(rows)
-    assert not of_test
-    assert len(model.predict(inputs)) == ROWS
 
 
 def test_full_disk_is_one_message_and_keeps_the_previous_program(
@@ -85,8 +67,8 @@ def test_every_task_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pruned_by([str(checkpoint)])
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "pruned" / "savings.json").read_text())
-    network, data = network_and_data(checkpoint)
-    inputs = next(iter(data.test_dataloader())).inputs
+    model = mtl.load(checkpoint, device="cpu")
+    network, inputs = model.network, program.made_up(model.spec.inputs, 3)
     assert list(report) == [task.name for task in network.tasks]
     for task, row in report.items():
         assert task in shown
@@ -94,6 +76,5 @@ def test_every_task_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert row["difference"] <= 1e-5
         assert row["pruned_parameters"] < row["parameters"]
         assert row["pruned_flops"] < row["flops"]
-        program = torch.export.load(tmp_path / "pruned" / f"{task}.pt2").module()
-        some = {name: value[:3] for name, value in inputs.items()}
-        torch.testing.assert_close(program(some)[task], Readable(network)(some)[task], atol=1e-5, rtol=0)
+        found = torch.export.load(tmp_path / "pruned" / f"{task}.pt2").module()(inputs)[task]
+        torch.testing.assert_close(found, program.Readable(network)(inputs)[task], atol=1e-5, rtol=0)

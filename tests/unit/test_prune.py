@@ -23,8 +23,8 @@ from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.networks.routed import RoutedNetwork
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
-from mtl.use.program import Readable, exportable
-from mtl.use.prune import export, prune, savings
+from mtl.use.program import Readable, export, exportable, save
+from mtl.use.prune import prune, savings
 from tests.experts import GatedExperts
 
 TASKS = [
@@ -131,7 +131,7 @@ def test_a_task_without_connections_can_be_pruned_and_exported(experts: Any, tmp
         pruned = prune(network, "d")
         assert torch.allclose(pruned(inputs).predictions["d"], expected, atol=1e-6)
         assert torch.allclose(exportable(network)(inputs).predictions["d"], expected, atol=1e-6)
-    export(pruned, inputs, tmp_path / "program.pt2")
+    export(Readable(pruned), inputs)
 
 
 @pytest.mark.parametrize("name", ["topk", "gated", "conv"])
@@ -171,8 +171,7 @@ def test_exported_program_accepts_any_number_of_rows(name: str, task: str, tmp_p
     torch.manual_seed(3)
     network, kind = NETWORKS[name]()
     inputs = INPUTS[kind]
-    export(prune(network, task), inputs, tmp_path / "program.pt2")
-    program = torch.export.load(tmp_path / "program.pt2").module()
+    program = save(export(Readable(prune(network, task)), inputs), tmp_path / "program.pt2")
     for rows in (1, 2, 8):
         some = {key: value[:rows] for key, value in inputs.items()}
         expected = Readable(network.eval())(some)[task]  # what users read
