@@ -117,7 +117,7 @@ def check_parts(last: Path) -> None:
     assert max(sizes) < 1.2 * min(sizes)
     assert not any(leaf.is_meta for leaf in tree_leaves(dict(content)) if isinstance(leaf, torch.Tensor))
     CheckpointIO().save_checkpoint(bare | {"parts": {"folder": "..", "checksums": []}}, last.with_name("forged.ckpt"))
-    with pytest.raises(InputError, match=r"parts\.folder='\.\.'"):
+    with pytest.raises(InputError, match=r"parts\.folder="):
         read(last.with_name("forged.ckpt"))
     CheckpointIO().save_checkpoint(bare | {"parts": None}, last.with_name("bare.ckpt"))
     with pytest.raises(InputError, match="its parts have other shapes"):
