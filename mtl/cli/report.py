@@ -31,10 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compare_given(given: Sequence[str], **options: Any) -> None:
     """Compare the folders or studies that the words ``given`` name; ``options``: as in ``section_of``."""
-    from mtl.report.heading import heading
     from mtl.report.runs import by_data, read_runs  # slow imports, which --help does not need
     from mtl.report.section import section_of
-    from mtl.report.summary import CSV, MARKDOWN, PAGE, show, write_report
+    from mtl.report.summary import CSV, MARKDOWN, PAGE, heading, show, write_report
     from mtl.report.trials import section_of_trials
 
     pairs = [word.partition("=")[::2] for word in given if word.startswith(WORDS)]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -23,24 +21,12 @@ class SweepTable(Callback):
     are inside the methods, since Hydra creates this object before anything else.
     """
 
-    varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mtl.cli.train import is_override
-        from mtl.runs.commands import GIVEN
-
         atexit.register(self.stopped, config)
-        words = OverridesParser.create().parse_overrides(list(filter(is_override, GIVEN)))
-        swept = [word for word in words if word.is_discrete_sweep()]
-        self.varied = {word.get_key_element(): len(list(word.sweep_string_iterator())) for word in swept}
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
-            words, of = list(config.hydra.overrides.task), ""
-            if self.varied is not None:
-                words = [word for word in words if word.partition("=")[0] in self.varied]
-                of = f" of {math.prod(self.varied.values())}"
-            log.info("job %d%s: %s", config.hydra.job.num + 1, of, " ".join(words))
+            log.info("job %d: %s", config.hydra.job.num + 1, " ".join(config.hydra.overrides.task))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-LOSSES = ("mse", "logloss")  # metrics that are a task's loss under another name, unless it is weighted or standardised
-
 
 class TensorBoardLog(TensorBoardLogger):
     """Write curves and pictures to ``save_dir``, by whose name TensorBoard calls the run.
 
     TensorBoard draws a chart for each name. Values that are not curves are left out: the epoch that Lightning adds to
-    all values, the test results, and a task's ``mse`` or ``logloss`` where it equals the task's loss.
+    all values, and the test results.
     """
 
     def __init__(self, save_dir: str) -> None:
@@ -28,11 +25,7 @@ class TensorBoardLog(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write a point of each curve."""
-        curves = {
-            name: value
-            for name, value in metrics.items()
-            if name != "epoch" and not name.startswith("test") and not _is_loss(name, metrics)
-        }
+        curves = {name: value for name, value in metrics.items() if name != "epoch" and not name.startswith("test")}
         super().log_metrics(curves, step)
 
     @rank_zero_only
@@ -62,13 +55,3 @@ class TensorBoardLog(TensorBoardLogger):
         """Close the file at the end of the run."""
         if self._experiment is not None:
             self.experiment.close()
-
-
-def _is_loss(name: str, metrics: Mapping[str, Any]) -> bool:
-    """Return whether ``name`` is a metric that equals the loss of its task."""
-    group, _, rest = name.partition("/")
-    task, _, metric = rest.rpartition("/")
-    loss = f"{group.removesuffix('_metrics')}/{task}/loss"
-    if metric not in LOSSES or loss not in metrics:
-        return False
-    return math.isclose(float(metrics[name]), float(metrics[loss]), rel_tol=1e-4)

@@ -14,8 +14,7 @@ from rich.table import Table
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.searches import Pairs, judge_search
-from mtl.paper.verdicts import RULES, Judgement, judge
+from mtl.paper.verdicts import RULES, Judgement, Pairs, judge, judge_search
 from mtl.report.grid import listing
 from mtl.report.page import Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs

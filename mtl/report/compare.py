@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,10 +11,9 @@ import polars as pl
 from mtl.checks import InputError
 from mtl.report.delta import DELTA, NOTE, TITLE
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Difference, Interval, Summary, Value, difference, interval, summarise
+from mtl.report.statistics import Difference, Summary, Value, difference, summarise
 
-MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean and the extremes
-EXTREMES = 3  # tasks at each end
+MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 AVERAGES = ("test average", "test small_average")
 
 
@@ -35,11 +33,6 @@ class Quantity:
     def means(self) -> dict[str, Summary]:
         """The mean of each setting."""
         return {name: summarise(list(values.values())) for name, values in self.values.items()}
-
-    @cached_property
-    def intervals(self) -> dict[str, Interval]:
-        """The bootstrap interval of each mean."""
-        return {name: interval(list(values.values())) for name, values in self.values.items()}
 
     @cached_property
     def differences(self) -> dict[str, Difference | None]:
@@ -116,8 +109,8 @@ def _main(runs: Runs) -> tuple[list[Quantity], list[str]]:
     if len(tasks) > MOST_TASKS:
         means = {f"mean {metric}": runs.is_higher_better(metric) for metric in runs.main.values()}
         shown += [Quantity(f"mean over tasks of {name[5:]}", name, higher) for name, higher in means.items()]
-        notes.append(f"Of {len(tasks)} tasks, those with the best and the worst means are shown; summary.csv has all.")
-        tasks = extremes(runs.table, tasks)
+        notes.append(f"summary.csv has the values of each of the {len(tasks)} tasks.")
+        tasks = []
     return [*shown, *tasks], notes
 
 
@@ -145,17 +138,6 @@ def _also(runs: Runs, name: str) -> Quantity:
             return Quantity(name.removeprefix("test "), column, runs.is_higher_better(column))
     known = [column for column in table.columns if table[column].dtype.is_numeric() and "/" not in column]
     raise InputError(f"--also {name}: no run has this column; among those of summary.csv are {', '.join(known)}")
-
-
-def extremes(table: pl.DataFrame, tasks: Sequence[Quantity]) -> list[Quantity]:
-    """Return the tasks with the best and the worst means over all runs, of the metric that most tasks have."""
-    most = statistics.mode(task.column.rpartition("/")[2] for task in tasks)
-    alike = [task for task in tasks if task.column.endswith(f"/{most}") and task.column in table.columns]
-    means = [(summarise(table[task.column].to_list()).mean, task) for task in alike]
-    known = [(mean, task) for mean, task in means if mean is not None]
-    known.sort(key=lambda pair: -pair[0] if pair[1].higher else pair[0])
-    ordered = [task for _, task in known]
-    return [*ordered[:EXTREMES], *ordered[max(EXTREMES, len(ordered) - EXTREMES) :]]
 
 
 def wins(tasks: Sequence[Quantity], name: str, first: str) -> str:

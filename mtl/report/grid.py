@@ -79,7 +79,7 @@ def listing(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], no
 def grid(comparison: Comparison, detailed: bool = False, published: Published | None = None) -> Listing:
     """Return the comparison with a row for each setting, followed by a row of its ``published`` values, if any.
 
-    ``detailed``: with the errors of differences, and bootstrap intervals.
+    ``detailed``: with the errors of differences.
     ``published``: (mean, standard error or None) in our units, by setting and column of the table of runs.
     """
     published, quantities, rows = published or {}, comparison.quantities, list[list[Entry]]()
@@ -102,8 +102,6 @@ def _entry(quantity: Quantity, setting: str, places: int, detailed: bool) -> Ent
     apart, below = quantity.differences.get(setting), []
     if apart:
         below.append(difference_text(apart, places, detailed))
-    if detailed and (ends := quantity.intervals[setting]):
-        below.append(f"[{ends[0]:,.{places}f}, {ends[1]:,.{places}f}]")
     return Entry(value_text(quantity.means[setting], places), tuple(below), setting in quantity.best)
 
 

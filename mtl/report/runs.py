@@ -17,10 +17,12 @@ from pydantic import BaseModel, ValidationError
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
 from mtl.report.delta import DELTA, with_delta
-from mtl.report.labels import Options, differing, given_options, labels
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
+_OWN = ("label", "ckpt", "evaluate", "trust")
+ALL = "all runs"  # if nothing distinguishes them
+Options = dict[str, str]  # of a run, by name
 _PLAIN = ("parameters", "epochs", "seconds_per_epoch")
 _TOTALS = {  # columns that are multiplied by the epochs
     "training flops_selected": "training flops_in_all",
@@ -123,7 +125,8 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
 def read_runs(folders: Sequence[Path]) -> Runs:
     """Return the runs at or below ``folders``; InputError if there are none."""
     paths = find_runs(folders)
-    heading, settings, options = name_settings(paths)
+    options = [given_options(_words(path)) for path in paths]
+    heading, settings = labels(options)
     named: dict[Path, Named] = {path: (setting, None) for path, setting in zip(paths, settings, strict=True)}
     return _table(named, options, heading)
 
@@ -174,11 +177,35 @@ def with_means(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def name_settings(paths: Sequence[Path]) -> tuple[str, list[str], list[Options]]:
-    """Return a heading, the label of each run, and the options by which the runs differ."""
-    options = [given_options(_words(path)) for path in paths]
-    heading, names = labels(options)
-    return heading, names, options
+def given_options(words: Iterable[str]) -> Options:
+    """Return the options that Hydra's overrides ``words`` set, by name, without seeds and folders."""
+    pairs = (word.lstrip("+").partition("=") for word in words)
+    return {name: value for name, _, value in pairs if not _is_own(name)}
+
+
+def differing(options: Sequence[Options]) -> list[str]:
+    """Return the names of the options that differ between runs, in order of appearance."""
+    names = dict.fromkeys(name for each in options for name in each)
+    return [name for name in names if len({each.get(name) for each in options}) > 1]
+
+
+def labels(options: Sequence[Options]) -> tuple[str, list[str]]:
+    """Return a heading and the label of each run, without the options that all runs share.
+
+    If every run was given all differing options, the heading names them and the labels are their values, as in
+    "gate, data.rho" and "topk, 0.5". Otherwise the heading is "setting", and labels are like ``gate=topk
+    data.rho=0.5``.
+    """
+    names = differing(options)
+    if names and all(name in each for each in options for name in names):
+        return ", ".join(names), [", ".join(each[name] for name in names) for each in options]
+    words = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in options]
+    return "setting", [word or ("defaults" if names else ALL) for word in words]
+
+
+def _is_own(name: str) -> bool:
+    """Return whether the runs of one setting differ in this option, as in their seeds and folders."""
+    return "seed" in name.split(".")[-1] or name.startswith(("paths.", "hydra.")) or name in _OWN
 
 
 def _words(path: Path) -> list[str]:

@@ -7,14 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.stats import bootstrap, norm, ttest_ind_from_stats
+from scipy.stats import norm, ttest_ind_from_stats
 from scipy.stats import t as student
 
 Value = float | None
-Interval = tuple[float, float] | None
-LEVEL = 0.95  # of bootstrap intervals
-RESAMPLES = 2000
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
 POWER = 0.8  # with which the number of seeds that is named with an undecided difference would decide
 
@@ -118,16 +114,3 @@ def difference(values: Mapping[int, Value], others: Mapping[int, Value], fewest:
     error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
     p, deviation = welch(list(values.values()), list(others.values())), math.hypot(mine.deviation, theirs.deviation)
     return Difference(mine.mean - theirs.mean, error, 0, p, deviation)
-
-
-def interval(values: Sequence[Value], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Return the percentile bootstrap interval of the mean of the defined values; None with fewer than two of them.
-
-    The interval never leaves the range of the values, so with fewer than about 10 values it is too narrow.
-    """
-    numbers = defined(values)
-    if len(numbers) < 2:
-        return None
-    options = {"n_resamples": resamples, "confidence_level": level, "method": "percentile", "rng": seed}
-    low, high = bootstrap((numbers,), np.mean, **options).confidence_interval
-    return float(low), float(high)

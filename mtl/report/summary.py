@@ -1,4 +1,4 @@
-"""Write a report to files, and print the comparison of its runs."""
+"""Write a report to files, headed by where its numbers come from, and print the comparison of its runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rich.text import Text
 
 from mtl.report.compare import Comparison
 from mtl.report.page import Section, render, render_markdown
-from mtl.report.runs import Runs
+from mtl.report.runs import Results, Runs, command, read_results
 from mtl.report.tables import console_tables, explanation
 from mtl.writing import write_text
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
+_MOST = 3  # different commands, versions or data that are listed
 
 
 def write_report(title: str, intro: str, sections: Sequence[Section], runs: Sequence[Runs], target: Path) -> None:
@@ -42,3 +43,56 @@ def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
     for line in notes:
         console.print(Text(line), soft_wrap=True)
     console.print(Text(files, style="dim"), soft_wrap=True)
+
+
+def heading(runs: Sequence[Path], made_by: str = "") -> str:
+    """Return paragraphs on the finished ones of these run folders; "" without any.
+
+    ``made_by``: the command that started all of them, if there is one, in place of their own commands.
+    """
+    found = [(path, results) for path in runs if (results := read_results(path)[0])]
+    if not found:
+        return ""
+    days = sorted(each.finished[:16].replace("T", " ") for _, each in found if each.finished)
+    when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
+    lines = {
+        "Runs": f"{len(found)} of {len(runs)} finished{when}.",
+        "Budget": _budget([each for _, each in found]),
+        "Data": _several([_data(each, str(command(path).choices.get("data", "unnamed"))) for path, each in found]),
+        "Code": _several([_code(each) for _, each in found]),
+        "Command": made_by or _several([each.command for _, each in found]),
+    }
+    return "\n\n".join(f"{name}: {text}" for name, text in lines.items() if text)
+
+
+def _several(texts: Sequence[str]) -> str:
+    """Join the different texts, at most ``_MOST`` of them."""
+    different = [text for text in dict.fromkeys(texts) if text]
+    more = f"; and {len(different) - _MOST} more" if len(different) > _MOST else ""
+    return "; ".join(different[:_MOST]) + more
+
+
+def _budget(results: Sequence[Results]) -> str:
+    """Return the epochs that the runs trained and the time they took; validation counts, reading data does not."""
+    epochs = [int(each.epochs) for each in results if each.epochs]
+    if not epochs:
+        return ""
+    minutes = sum((each.epochs or 0) * (each.seconds_per_epoch or 0) for each in results) / 60
+    span = f"{min(epochs)}" if min(epochs) == max(epochs) else f"{min(epochs)} to {max(epochs)}"
+    spent = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{minutes:.1f} minutes"
+    return f"{span} epochs a run, {spent} of training in all."
+
+
+def _data(results: Results, name: str) -> str:
+    rows = {split: sum(n.values()) if isinstance(n, dict) else n for split, n in results.data.rows.items()}
+    counts = ", ".join(f"{count:,} {split}" for split, count in rows.items())
+    files = ", ".join(results.data.files)
+    return f"{name}{f' ({files})' if files else ''}{f', rows: {counts}' if counts else ''}"
+
+
+def _code(results: Results) -> str:
+    commit, _, dirty = (results.versions.get("commit") or "").partition("-")
+    names = {"mtl": "mtl", "python": "Python", "torch": "torch", "pytorch_lightning": "Lightning"}
+    shown = [f"{name} {results.versions[key]}" for key, name in names.items() if results.versions.get(key)]
+    changed = " with local changes" if dirty else ""
+    return ", ".join([*shown[:1], *([f"commit {commit[:12]}{changed}"] if commit else []), *shown[1:]])

@@ -13,7 +13,7 @@ from rich.text import Text
 from mtl.report.compare import Comparison
 from mtl.report.grid import Entry, Listing, Published, grid
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import LEVEL, RESAMPLES, SIGNIFICANCE
+from mtl.report.statistics import SIGNIFICANCE
 
 _MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _LONGEST_REASON = 300  # characters
@@ -39,7 +39,7 @@ def console_tables(comparison: Comparison, width: int, mark: str) -> list[Table]
 
 def written(comparison: Comparison, published: Published | None = None) -> Listing:
     """Return the detailed table and its explanation, with settings as columns if there are many quantities."""
-    upright = replace(grid(comparison, True, published), notes=explanation(comparison, "in bold", True))
+    upright = replace(grid(comparison, True, published), notes=explanation(comparison, "in bold"))
     return upright if len(upright.header) <= _MOST_COLUMNS else upright.transposed(upright.header[0])
 
 
@@ -54,7 +54,7 @@ def markdown(table: Listing) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def explanation(comparison: Comparison, best: str, detailed: bool = False) -> list[str]:
+def explanation(comparison: Comparison, best: str) -> list[str]:
     """Return the sentences that belong below a table; ``best`` says how the best values are marked."""
     first, means = next(iter(comparison.runs)), [mean for each in comparison.quantities for mean in each.means.values()]
     lines = [
@@ -72,11 +72,6 @@ def explanation(comparison: Comparison, best: str, detailed: bool = False) -> li
             line += f"; p: {' or '.join(sorted(tests))}, two-sided; *: p < {SIGNIFICANCE:g}, not corrected for the "
             line += "number of settings and columns"
         lines.append(f"{line}.")
-    if detailed and any(mean.count > 1 for mean in means):  # two values have an interval
-        lines.append(
-            f"In brackets: {LEVEL:.0%} percentile bootstrap interval of the mean, of {RESAMPLES} resamples of the "
-            f"{comparison.unit} (seed 0). With fewer than about 10 {comparison.unit} it is too narrow."
-        )
     if any(mean.undefined for mean in means):
         lines.append(
             "(m/n): only m of n runs have a defined value, which the mean is of; such a setting is never best."

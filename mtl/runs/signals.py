@@ -40,9 +40,10 @@ class StopSignals:
         self._message = BEFORE
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, message: str = BEFORE) -> Iterator[None]:
         """Handle the signals inside the ``with`` block; put the earlier handlers back at its end, whatever happens.
 
+        ``message``: what the outermost block says of a stop outside training, after "stopped by SIGNAL".
         A nested block installs our handlers again after Lightning has replaced them. A signal that is ignored stays
         ignored (``nohup``, a background job). Outside the main thread, where Python allows no handlers, this does
         nothing.
@@ -52,7 +53,7 @@ class StopSignals:
             return
         outermost = not self.is_listening
         if outermost:
-            self.number, self._training, self._message = 0, False, BEFORE
+            self.number, self._training, self._message = 0, False, message
         earlier = {number: signal.getsignal(number) for number in NUMBERS}
         try:
             self.is_listening = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,15 +10,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from scipy.stats import spearmanr
 
 from mtl.report.delta import DELTA
 from mtl.report.grid import Listing, listing, p_text
-from mtl.report.heading import heading
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
-from mtl.report.summary import PAGE, write_report
+from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import program
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended
 from mtl.sharing.settings import Comparison
@@ -49,8 +46,6 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     chosen, why = recommended(deltas)
     command = shlex.join([*program("train"), *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
     affinity = found.affinity()
-    both = np.isfinite(found.gains + affinity) & ~np.eye(len(affinity), dtype=bool) & bool(found.pairs)
-    rank = float(spearmanr(affinity[both], found.gains[both]).statistic) if both.sum() > 2 else math.nan
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     by = "the gains of pairs" if found.pairs else "the affinities"
     best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
@@ -63,7 +58,6 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "gains": [asdict(each) | {"verdict": each.verdict, "advice": each.advice} for each in gains],
         "delta_m": {name: _json(values) for name, values in deltas.items()},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
-        "rank_correlation": _json(rank),
     }
     write_json(found.folder / "share.json", content)
     text = "\n\n".join([*(f"{line}." for line in lines), command])
@@ -71,7 +65,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     figures = [picture_of(path, "Gradients of the tasks in a joint run", True) for path in paths if path.exists()][:1]
     sections = [
         Section("Answers", text, listings=[_table(gains)]),
-        Section("Affinities", listings=_matrices(found, affinity, rank), figures=figures),
+        Section("Affinities", listings=_matrices(found, affinity), figures=figures),
         section_of(runs, "Settings"),
     ]
     intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
@@ -83,15 +77,14 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     return content
 
 
-def _matrices(found: Comparison, affinity: np.ndarray, rank: float) -> list[Listing]:
+def _matrices(found: Comparison, affinity: np.ndarray) -> list[Listing]:
     title = "Affinity: fall of the column's loss by a step for the row's task, %"
     note = "TAG's Z(i -> j) (Fifty et al. 2021) on validation rows, mean over the first half of the joint runs."
     if not np.isfinite(affinity).any():
         note += " None was measured: the joint runs have fewer steps than every_steps."
     listings = [_matrix(title, found.tasks, affinity, note)]
     if found.pairs:
-        note = f"Spearman's rank correlation with the affinities: {rank:.2f}."
-        listings.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains, note))
+        listings.append(_matrix("Gain of the column's task paired with the row's, %", found.tasks, found.gains))
     return listings
 
 
@@ -104,9 +97,9 @@ def _table(gains: Sequence[Gain]) -> Listing:
     return listing("Gains", ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows, [RULE])
 
 
-def _matrix(title: str, tasks: list[str], values: np.ndarray, note: str) -> Listing:
+def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Listing:
     cells = [[f"{value:+.2g}" if np.isfinite(value) else "-" for value in row] for row in values]
-    return listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], [note])
+    return listing(title, ["", *tasks], [[task, *row] for task, row in zip(tasks, cells, strict=True)], notes)
 
 
 def _json(values: Any) -> Any:

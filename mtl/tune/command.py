@@ -21,15 +21,17 @@ from mtl.checks import InputError, require
 from mtl.runs.commands import program as own_program
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
+from mtl.runs.signals import stop_signals
 from mtl.tune import definition as definitions
 from mtl.tune.launch import Launch, Launcher
 from mtl.tune.queue import Queue, monitor_of, study_of
 from mtl.tune.space import distributions, short, words
 from mtl.tune.storage import STUDY, open_storage, reached
-from mtl.tune.work import stoppable, work
+from mtl.tune.work import work
 
 Composer = Callable[[Sequence[str]], DictConfig]
 MOST = 10  # trials in a table
+STOPPED = "during a study; the same command, or another worker, goes on"
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 STATES |= {TrialState.RUNNING: "running", TrialState.WAITING: "waiting"}
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # the workers' own lines say the same
@@ -76,7 +78,7 @@ def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage
     """
     make_lasting()
     require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")
-    with reached(cfg.storage, folder), stoppable():
+    with reached(cfg.storage, folder), stop_signals.listening(STOPPED):
         yield open_storage(cfg.storage, folder)
 
 

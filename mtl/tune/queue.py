@@ -25,11 +25,9 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from pydantic import Field
 
-from mtl.checks import InputError, first_line, require
+from mtl.checks import InputError
 from mtl.config import build
-from mtl.options import Model, valid
 from mtl.training.metrics import mode_of
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
@@ -45,18 +43,6 @@ class Outcome:
     value: float | None = None
     pruned: bool = False
     error: str = ""
-
-
-class TrialAttributes(Model, extra="ignore"):
-    """What mtl tune stores of a trial, beside its parameters and its value."""
-
-    starts: int = 0
-    seed: int | None = None
-    folder: str = ""
-    command: list[str] = Field(default_factory=list)
-    seconds: float = 0.0
-    error: str = ""
-    lease: dict[str, Any] | None = None
 
 
 class Queue:
@@ -78,7 +64,6 @@ class Queue:
         self.n_trials, self.heartbeat, self.retries = n_trials, heartbeat, retries
         self.worker = uuid.uuid4().hex
         self.sampler = build.build_part("sampler", definition.sampler)
-        study_of(definition.name, storage)  # check what earlier workers wrote
         self.study = optuna.create_study(
             storage=storage,
             study_name=definition.name,
@@ -236,18 +221,6 @@ def monitor_of(study: Study) -> str:
 
 
 def study_of(name: str, storage: BaseStorage) -> Study | None:
-    """Return the study ``name``, None if the storage has none; InputError if mtl tune did not write what it holds."""
-    try:
-        if name not in optuna.get_all_study_names(storage):
-            return None
-        study = optuna.load_study(study_name=name, storage=storage)
-        _ = study.direction, study.user_attrs  # read now, so that damage is found here
-        trials = study.get_trials(deepcopy=False)
-    except (AssertionError, LookupError, TypeError, ValueError) as error:  # of Optuna, for values that it did not write
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"study {name}: its storage is damaged ({reason}); put back a copy or begin anew") from error
-    for trial in trials:
-        where = f"study {name}, trial {trial.number}"
-        valid(TrialAttributes, trial.user_attrs, where)
-        require(isinstance(trial.value, float | None), f"{where}: its value is {trial.value!r}, not a number")
-    return study
+    """Return the study ``name``, None if the storage has none."""
+    known = name in optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage) if known else None

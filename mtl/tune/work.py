@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 
 from optuna.trial import Trial
 
 from mtl.checks import InputError
-from mtl.runs.signals import Stopped
 from mtl.tune.launch import Launch
 from mtl.tune.queue import Queue
 from mtl.tune.space import short
@@ -72,24 +68,3 @@ def _best(queue: Queue) -> str:
         return ""
     done = sum(trial.state.is_finished() for trial in queue.trials())
     return f"; {done} of {queue.n_trials} done, best {best.value:.6g} (trial {best.number})"
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Raise Stopped on the first signal that asks the program to stop; ignore further signals."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for other in earlier:
-            signal.signal(other, signal.SIG_IGN)
-        name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name}; the same command, or another worker, goes on", number)
-
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        for number, handler in earlier.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, stop)
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

@@ -151,7 +151,7 @@ def test_a_study_of_the_users_own(tmp_path: Path) -> None:
     given = [f"hydra.searchpath=[file://{tmp_path}]", "gate=topk", "show=best", f"paths.output_dir={tmp_path}"]
     for name, message in (
         ("mine", ".*studies/mine: nothing has been run yet"),
-        ("wrong", r"gate\.kk=.: no such option; did you mean gate\.k="),
+        ("wrong", r"gate\.kk=.: no such option; did you mean gate\.k\?"),
     ):
         with pytest.raises(SystemExit, match=f"^error: {message}"):
             tune.main([f"study={name}", *given])

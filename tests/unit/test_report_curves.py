@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy.stats import sem, ttest_ind, ttest_rel
 from torch.utils.tensorboard import SummaryWriter
@@ -15,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from mtl.cli import report
 from mtl.report import curves
 from mtl.report.runs import read_runs
-from mtl.report.statistics import Difference, Summary, difference, interval, summarise, welch
+from mtl.report.statistics import Difference, Summary, difference, summarise, welch
 from tests.run_folders import write_run
 
 
@@ -134,11 +132,3 @@ def test_difference_without_common_seeds_is_that_of_the_means() -> None:
     assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 0, None)
     assert difference({1: None}, {1: 1.0}) is None
     assert difference({1: 1.0}, {}) is None
-
-
-def test_bootstrap_interval_against_all_resamples() -> None:
-    values = [1.0, 2.0, 4.0, 8.0]
-    means = [sum(each) / 4 for each in itertools.product(values, repeat=4)]  # the distribution that resamples draw from
-    low, high = np.quantile(means, [0.05, 0.95])
-    found = interval(values, level=0.9, resamples=20000)
-    assert found == pytest.approx((low, high), abs=0.26)  # means are quarters: at most one step

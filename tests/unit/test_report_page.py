@@ -13,10 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
-from mtl.report.heading import heading
 from mtl.report.page import picture, render
 from mtl.report.runs import read_named_runs
 from mtl.report.section import costs_of, section_of
+from mtl.report.summary import heading
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
@@ -58,8 +58,8 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     [address] = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == drawn.png
     table = {row[0]: row[1:] for row in rows_of(page)[:6]}
-    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.033*[0.6000, 0.6100]", "0.7000 (1/2)-0.0100"]
-    assert table["COMET"][1] == "0.5100 ± 0.0100[0.5000, 0.5200]"
+    assert table[NASTY] == ["2", "0.6050 ± 0.0050+0.0950 ± 0.0050 p=0.033*", "0.7000 (1/2)-0.0100"]
+    assert table["COMET"][1] == "0.5100 ± 0.0100"
     assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
     assert table["alone"] == ["1", "0.5500+0.0500", "0.5000-0.2100"]
     assert table["broken"] == ["0 of 1", "-", "-"]

@@ -12,8 +12,7 @@ import pytest
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.labels import given_options, labels
-from mtl.report.runs import find_runs, read_named_runs, read_runs
+from mtl.report.runs import find_runs, given_options, labels, read_named_runs, read_runs
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}

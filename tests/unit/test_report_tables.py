@@ -87,12 +87,9 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
     table = written(compare(read_runs([sweep])), published)
     lines = markdown(table).splitlines()
     assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
-    assert lines[2] == (
-        "| mmoe | 2 | 0.5000 ± 0.0000<br>[0.5000, 0.5000] | 0.710 ± 0.010<br>[0.700, 0.720] | "
-        "1.60 ± 0.10<br>[1.50, 1.70] |"
-    )
+    assert lines[2] == ("| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |")
     assert lines[4] == "| shared_bottom, published |  | 0.4 | 0.65 ± 0.01 | - |"
-    assert "| **0.795 ± 0.105**<br>-0.010<br>[0.690, 0.900] |" in lines[5]
+    assert "| **0.795 ± 0.105**<br>-0.010 |" in lines[5]
     assert lines[6] == "| gumbel, published |  | 0.25 | - | - |"
     assert any("p: Student's paired t test, two-sided; *: p < 0.05" in line for line in table.notes)
 
@@ -108,15 +105,13 @@ def test_every_size_fits(num_tasks: int, num_settings: int) -> None:
         assert f"gate{setting}" in text
 
 
-def test_many_tasks_are_a_mean_and_extremes() -> None:
+def test_many_tasks_are_a_mean() -> None:
     comparison = compare(many(128, 2))
-    names = ["task_000", "task_001", "task_002", "task_125", "task_126", "task_127"]
-    expected = ["loss", "mean over tasks of mse", *(f"{name} mse" for name in names)]
-    assert [quantity.name for quantity in comparison.quantities] == expected
+    assert [quantity.name for quantity in comparison.quantities] == ["loss", "mean over tasks of mse"]
     mean = comparison.quantities[1]
     assert (mean.means["gate1"].mean, mean.best) == (63.5 + 0.25 - 1, {"gate1"})
     assert comparison.notes == [
-        "Of 128 tasks, those with the best and the worst means are shown; summary.csv has all.",
+        "summary.csv has the values of each of the 128 tasks.",
         "gate1 is better than gate0 on 128 of 128 tasks.",
     ]
 

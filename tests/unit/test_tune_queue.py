@@ -66,28 +66,6 @@ def old(queue: Queue, number: int) -> None:
     queue.set(number, "lease", {"worker": "gone", "time": 0})
 
 
-@pytest.mark.parametrize(
-    ("forged", "reason"),
-    [
-        (
-            "trial_user_attributes set value_json = '5' where key = 'command'",
-            r"trial 0\.command=5: must be a valid list",
-        ),
-        ("trial_user_attributes set value_json = 'no JSON'", "its storage is damaged"),
-        ("trial_params set distribution_json = '[]'", "its storage is damaged"),
-        ("trial_values set value = 'x'", "trial 0: its value is 'x', not a number"),
-        ("study_directions set direction = 'X'", "its storage is damaged"),
-    ],
-)
-def test_what_a_study_cannot_hold_is_one_message(forged: str, reason: str, tmp_path: Path) -> None:
-    queue = worker(f"sqlite:///{tmp_path}/study.db", 1)
-    run(queue, launch=lambda queue, trial: queue.set(trial.number, "command", ["a=1"]) or objective(queue, trial))
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
-        database.execute(f"update {forged}")
-    with pytest.raises(InputError, match=f"study s/g.*{reason}"):
-        worker(f"sqlite:///{tmp_path}/study.db", 1)
-
-
 def test_a_study_has_as_many_trials_as_asked_and_takes_more_later(journal: str) -> None:
     first = worker(journal, 3)
     run(first)

@@ -10,8 +10,7 @@ import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.searches import judge_search
-from mtl.paper.verdicts import Verdict, advantage, judge, seeds_to_decide
+from mtl.paper.verdicts import Verdict, advantage, judge, judge_search, seeds_to_decide
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
 NAMES = {"a": "A", "b": "B", "c": "C"}
