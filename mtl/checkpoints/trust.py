@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml  # type: ignore[import-untyped]  # it has no types of its own
 
 from mtl.checks import InputError, require
@@ -33,16 +34,6 @@ BUILT = {
 }
 OWN = ("callbacks", "logger", "trainer", "paths")  # sections of a checkpoint from which nothing is ever built
 REQUIRED = ("data", "network", "optimizer")
-
-NAMED = {
-    "optimizer": {
-        f"torch.optim.{name}"
-        for name in (
-            *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam"),
-            *("RMSprop", "Rprop", "SGD"),
-        )
-    },
-}
 DEEPEST = 40  # levels of nesting; the deepest published configuration has 7
 
 
@@ -73,7 +64,9 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
 def is_installed(section: str, target: Any) -> bool:
     """Return whether ``target`` is named by the installed ``conf/`` in ``section`` or is an optimizer of torch."""
     allowed = {name for other in BUILT.get(section, (section,)) for name in installed_targets().get(other, ())}
-    return isinstance(target, str) and target in allowed | NAMED.get(section, set())
+    if section == "optimizer":
+        allowed |= {f"torch.optim.{name}" for name in torch.optim.__all__ if name[0].isupper()}  # classes
+    return isinstance(target, str) and target in allowed
 
 
 def check_target(section: str, target: Any, trust: Sequence[str], where: str) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -37,20 +37,6 @@ from mtl.use.frames import to_polars
 from mtl.use.trained import TrainedModel, model_of
 from mtl.writing import write_json
 
-Gate = Literal[
-    "comet",
-    "cosine",
-    "dselect_k",
-    "fixed",
-    "gumbel_matrix",
-    "gumbel_softmax",
-    "hash",
-    "remoe",
-    "softmax",
-    "softmax_selector",
-    "task_top1",
-    "topk",
-]
 Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern
 # The option for the file of a split, and what messages call its rows if they are in memory
 PLACES = {"train": ("data.path", "frame"), "val": ("data.val_path", "valid"), "test": ("data.test_path", "test")}
@@ -65,7 +51,7 @@ def fit(
     frame: Rows,
     tasks: Mapping[str, str | Mapping[str, Any]],
     *,
-    gate: Gate | str = "comet",
+    gate: str = "comet",
     max_epochs: int | None = None,
     seed: int = 0,
     valid: Rows | float | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.chains import joint_logits
@@ -15,9 +16,8 @@ from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, world_size
 from mtl.functional import KeepsDigits, at_least_float32
 from mtl.training.losses import pinball, summed_losses
-from mtl.training.metrics import ALL, Rows, averages, mean_of_defined, metric_names, value_of
-from mtl.training.spans import best_spans
-from mtl.types import TaskSpec, has_float64, labelled, metric_family, widest
+from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
+from mtl.types import RANKING, TaskSpec, has_float64, labelled, metric_family, widest
 
 Columns = dict[str, Tensor]  # [N, ...] each
 
@@ -134,7 +134,7 @@ class Evaluation(KeepsDigits):
         columns = {"prediction": prediction, "label": target}
         if task.kind == "regression":
             return columns
-        ranked = [name for name in shown if "group" in ALL["binary"][metric_family(name)].needs]
+        ranked = [name for name in shown if metric_family(name) in RANKING]
         if ranked and groups is None:
             raise InputError(f"task {task.name!r}: {ranked[0]} ranks the rows of each group; the data have no groups")
         return columns if groups is None else columns | {"groups": groups}
@@ -178,21 +178,13 @@ class Evaluation(KeepsDigits):
             if any(name in part for part in everyone)
         }
 
-    def undefined(self, result: Mapping[str, float]) -> dict[str, str]:
-        """Return the undefined (NaN) values in ``result``, which ``compute`` returned, with what each needs.
+    def undefined(self, result: Mapping[str, float]) -> set[str]:
+        """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
 
-        Averages are included if all of their metrics are NaN. Values that are NaN because a prediction is NaN are not
-        included.
+        If a loss is NaN or infinite, so is a prediction, and no NaN counts as undefined.
         """
-        found: dict[str, str] = dict.fromkeys(self.averages, "a task whose main metric is defined")
-        if not any(task.weight and f"{name}/loss" in result for name, task in self.tasks.items()):
-            found["loss"] = "a label of a task with a weight above 0"
-        for name, task in self.tasks.items():
-            for shown in self.shown[name]:
-                metric = ALL[task.kind].get(metric_family(shown))
-                if metric and metric.needs and math.isfinite(result.get(f"{name}/loss", math.nan)):
-                    found[f"{name}/{shown}"] = metric.needs
-        return {name: needs for name, needs in found.items() if math.isnan(result.get(name, 0.0))}
+        broken = any(not math.isfinite(result.get(f"{name}/loss", 0.0)) for name in self.tasks)
+        return {name for name in self.names() if name not in result or (math.isnan(result[name]) and not broken)}
 
     def main_metrics(self) -> dict[str, str]:
         """Return the name of the first metric of each task."""
@@ -206,6 +198,24 @@ class Evaluation(KeepsDigits):
     def reset(self) -> None:
         self.meter.sums.zero_()
         self._batches = {name: [] for name in self._batches}
+
+
+def best_spans(logits: Tensor, context: Tensor, max_answer: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best span of each row, ``[B, 2]``, its score ``[B]``, and the score ``[B]`` of having no answer.
+
+    ``logits [B, S, 2]`` are the logits s of the first and e of the last token. The best span (i, j) has the largest
+    s_i + e_j among the spans of at most ``max_answer`` tokens from ``context[b, 0]`` to ``context[b, 1]``; its score is
+    -inf if there is no such span. The score of having no answer is s_0 + e_0 (BERT, Devlin et al. 2019).
+    """
+    place = torch.arange(logits.shape[1], device=logits.device)
+    first, last = context.to(logits.device).unbind(1)
+    outside = (place < first[:, None]) | (place > last[:, None])  # [B, S]
+    start, end = logits.masked_fill(outside[..., None], -torch.inf).unbind(-1)
+    longest = min(max_answer, logits.shape[1])
+    ends = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # [B, S, longest]: e_i, e_(i+1), ...
+    score, best = (start[..., None] + ends).flatten(1).max(1)
+    spans = torch.stack([best // longest, best // longest + best % longest], 1)
+    return spans, score, logits[:, 0].sum(-1)
 
 
 def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:

@@ -49,11 +49,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its function of rows, whether higher values are better (None: neither), and when it is defined."""
+    """A metric: its function of rows, and whether higher values are better (None: neither)."""
 
     compute: Callable[..., Tensor]
     higher_is_better: bool | None = True
-    needs: str = ""
 
 
 def positives(rows: Rows) -> Tensor:
@@ -184,11 +183,10 @@ def ranking(rows: Rows, name: str, k: int | None = None) -> Tensor:
     return values[count > 0].mean()  # NaN without groups
 
 
-UNRANKED = "a group with a positive label"
 ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metrics of spans
     "binary": {
-        "auroc": Metric(lambda rows: auroc(rows.prediction, rows.label), needs="positive and negative labels"),
-        "auprc": Metric(average_precision, needs="a positive label"),
+        "auroc": Metric(lambda rows: auroc(rows.prediction, rows.label)),
+        "auprc": Metric(average_precision),
         "accuracy": Metric(lambda rows: (positives(rows) == rows.label).double().mean()),
         "f1": Metric(lambda rows: f1(positives(rows) == 1, rows.label == 1)),
         "matthews": Metric(lambda rows: matthews(positives(rows), rows.label)),
@@ -197,15 +195,15 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metr
             lambda rows: log_loss(torch.where(rows.label == 1, rows.prediction, 1 - rows.prediction)), False
         ),
         "base_rate": Metric(lambda rows: rows.label.double().mean(), None),
-        "ndcg@K": Metric(partial(ranking, name="ndcg"), needs=UNRANKED),
-        "hit_rate@K": Metric(partial(ranking, name="hit_rate"), needs=UNRANKED),
-        "mrr": Metric(partial(ranking, name="mrr"), needs=UNRANKED),
+        "ndcg@K": Metric(partial(ranking, name="ndcg")),
+        "hit_rate@K": Metric(partial(ranking, name="hit_rate")),
+        "mrr": Metric(partial(ranking, name="mrr")),
     },
     "multiclass": {
         "accuracy": Metric(lambda rows: (rows.prediction == rows.label).double().mean()),
         "macro_f1": Metric(macro_f1),
         "matthews": Metric(lambda rows: matthews(rows.prediction, rows.label)),
-        "auroc": Metric(one_versus_rest_auroc, needs="labels of at least two classes"),
+        "auroc": Metric(one_versus_rest_auroc),
         "ece": Metric(lambda rows: calibration_error(rows.confidence, rows.prediction == rows.label), False),
         "logloss": Metric(lambda rows: log_loss(rows.likelihood), False),
     },
@@ -213,7 +211,7 @@ ALL: dict[TaskKind, dict[str, Metric]] = {  # mtl.types.METRICS, except the metr
         "mse": Metric(mean_squared_error, False),
         "mae": Metric(lambda rows: (rows.prediction - rows.label).abs().mean(), False),
         "rmse": Metric(lambda rows: mean_squared_error(rows).sqrt(), False),
-        "r2": Metric(r2, needs="labels that differ"),
+        "r2": Metric(r2),
         "pearson": Metric(lambda rows: pearson(rows.prediction, rows.label)),
         "spearman": Metric(lambda rows: pearson(ranks(rows.prediction), ranks(rows.label))),
         "pinball": Metric(lambda rows: rows.pinball.mean(), False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class MultiTaskModule(LightningModule):
         self.aux_totals: dict[str, Tensor] = {}
         self.aux_batches = 0
         self.evaluation = Evaluation(tasks)
-        self.undefined: dict[str, str] = {}  # in the latest evaluation: undefined values, and what they need
+        self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
         self._is_shown = True  # whether the values of this training step are to be logged
 
@@ -272,24 +272,14 @@ class MultiTaskModule(LightningModule):
     def _log_evaluation(self, stage: str) -> None:
         results = self.evaluation.compute()
         self.evaluation.reset()
-        undefined = {f"{stage}/{name}": needs for name, needs in self.evaluation.undefined(results).items()}
-        absent = {f"{stage}/{name}" for name in self.evaluation.names() if name not in results}  # without labels
-        self.undefined = undefined | dict.fromkeys(absent, "a label")
-        if not self.trainer.sanity_checking:
-            self._warn(stage, undefined.keys() | (absent & {self.config.get("monitor")}), results)
+        self.undefined = {f"{stage}/{name}" for name in self.evaluation.undefined(results)}
+        new = self.undefined - self._named
+        if new and not self.trainer.sanity_checking:
+            log.warning("undefined on these rows, which lack the labels for it: %s", listed(sorted(new)))
+            self._named |= new
         values = {f"{stage}/{name}": value for name, value in results.items()}
         returned = self.trainer.state.fn in (TrainerFn.VALIDATING, TrainerFn.TESTING)
         log_values(self.trainer, values, loggers=() if returned else self.trainer.loggers)
         if returned:  # Trainer.validate and Trainer.test return what Lightning logs
             self.log_dict({name: value for name, value in values.items() if name != f"{stage}/loss"})
         self.log(f"{stage}/loss", results["loss"], prog_bar=True, logger=None if returned else False)
-
-    def _warn(self, stage: str, undefined: Set[str], results: Mapping[str, float]) -> None:
-        """Name once each value of ``stage`` that is ``undefined``, and the tasks without labels."""
-        for name in sorted(undefined - self._named):
-            log.warning("%s is undefined on these rows: it needs %s", name, self.undefined[name])
-        silent = [name for name in self.tasks if f"{name}/loss" not in results]
-        if silent and f"{stage}/loss" not in undefined and stage not in self._named:
-            log.warning("%s/loss covers the other tasks only: no row has a label of %s", stage, listed(silent))
-            self._named.add(stage)
-        self._named |= undefined

@@ -20,10 +20,9 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.training import evaluation as evaluations
 from mtl.training.distillation import prediction_losses
-from mtl.training.evaluation import Evaluation
+from mtl.training.evaluation import Evaluation, best_spans
 from mtl.training.losses import summed_losses
 from mtl.training.module import MultiTaskModule
-from mtl.training.spans import best_spans
 from mtl.types import MISSING_CLASS, Batch, DataSpec, Numeric, TaskSpec
 from mtl.use.importance import importance
 from tests.losses import summed_loss
