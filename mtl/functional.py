@@ -7,10 +7,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mtl.types import has_float64
-
 ENTROPY_EPS = 1e-6  # inside the logarithm of the entropy, as in the reference implementations
 LOG_EPS = 1e-8  # inside COMET's log(v), as in the reference implementation
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether tensors on ``device`` may be float64; on Apple's GPUs (mps) they may not."""
+    return device.type != "mps"
+
+
+def widest(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, or in float32 on a device without float64."""
+    return x.double() if has_float64(x.device) else x.float()
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, on the CPU if its device has no float64."""
+    return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def smooth_step(t: Tensor, gamma: float) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require
+from mtl.functional import has_float64, widest
 from mtl.objectives import OF_QUANTILES, Objective
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
@@ -30,21 +31,6 @@ METRICS: dict[TaskKind, tuple[str, ...]] = {  # metrics that a task may name; mt
 }
 MISSING_CLASS = -100  # a missing class label; a missing float label is NaN
 ROW = "\0row"  # column of a table that numbers its rows from 1, for messages
-
-
-def has_float64(device: torch.device) -> bool:
-    """Return whether tensors on ``device`` may be float64; on Apple's GPUs (mps) they may not."""
-    return device.type != "mps"
-
-
-def widest(x: Tensor) -> Tensor:
-    """Return ``x`` in float64, or in float32 on a device without float64."""
-    return x.double() if has_float64(x.device) else x.float()
-
-
-def in_float64(x: Tensor) -> Tensor:
-    """Return ``x`` in float64, on the CPU if its device has no float64."""
-    return x.double() if has_float64(x.device) else x.cpu().double()
 
 
 def metric_family(name: str) -> str:
@@ -193,29 +179,26 @@ class TaskSpec(Objective):
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"task {self.name!r}: kind={self.kind!r} must be one of {', '.join(KINDS)}")
-        require(self.weight >= 0, f"task {self.name!r}: weight={self.weight} is negative")
-        many = self.kind == "multiclass"
+        def check(fits: bool, message: str) -> None:
+            require(fits, f"task {self.name!r}: {message}")
+
+        binary, many, regression = (self.kind == kind for kind in ("binary", "multiclass", "regression"))
+        check(self.kind in KINDS, f"kind={self.kind!r} must be one of {', '.join(KINDS)}")
+        check(self.weight >= 0, f"weight={self.weight} is negative")
         fits = self.num_classes >= 2 if many else self.num_classes == 1
-        require(fits, f"task {self.name!r}: num_classes={self.num_classes} does not fit kind={self.kind}")
-        fits = self.after is None or self.kind == "binary"
-        require(fits, f"task {self.name!r}: after={self.after} is for kind=binary, not {self.kind}")
-        named = {"binary": 2, "multiclass": self.num_classes}.get(self.kind, 0)
-        require(
-            len(self.classes) in (0, named),
-            f"task {self.name!r}: {len(self.classes)} names of classes, but a task of kind={self.kind} has {named}",
-        )
+        check(fits, f"num_classes={self.num_classes} does not fit kind={self.kind}")
+        check(self.after is None or binary, f"after={self.after} is for kind=binary, not {self.kind}")
+        number, named = len(self.classes), 2 if binary else self.num_classes if many else 0
+        check(number in (0, named), f"{number} names of classes, but a task of kind={self.kind} has {named}")
         self.check(f"task {self.name!r}", self.kind)
         check_metrics(f"task {self.name!r}", self.kind, self.metrics, self.quantiles)
-        finite = math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0
-        require(finite, f"task {self.name!r}: mean={self.mean}, std={self.std}: must be finite, and std positive")
-        plain = self.kind == "regression" or (self.mean, self.std) == (0, 1)
-        require(plain, f"task {self.name!r}: mean={self.mean}, std={self.std}: only a regression has them")
-        fits = self.pos_weight == 1 or (self.kind == "binary" and 0 < self.pos_weight < math.inf)
-        require(fits, f"task {self.name!r}: pos_weight={self.pos_weight} must be a positive number, of a binary task")
+        fits = math.isfinite(self.mean) and 0 < self.std < math.inf and (regression or (self.mean, self.std) == (0, 1))
+        check(fits, f"mean={self.mean}, std={self.std}: must be finite, std positive; 0 and 1 but for regressions")
+        fits = self.pos_weight == 1 or (binary and 0 < self.pos_weight < math.inf)
+        check(fits, f"pos_weight={self.pos_weight} must be a positive number, of a binary task")
         each = self.class_weights
         fits = not each or (many and len(each) == self.num_classes and all(0 <= weight < math.inf for weight in each))
-        require(fits, f"task {self.name!r}: class_weights={list(each)} must be a number of at least 0 for each class")
+        check(fits, f"class_weights={list(each)} must be a number of at least 0 for each class")
 
     @property
     def outputs(self) -> int:

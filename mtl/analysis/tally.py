@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.functional import entropy
-from mtl.types import Routing, widest
+from mtl.functional import entropy, widest
+from mtl.types import Routing
 
 # The largest number of training batches that are kept; beyond it, every second one is dropped
 MOST_SHARES = 1000

@@ -12,10 +12,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from mtl.distributed import broadcast
-from mtl.functional import KeepsDigits, at_least_float32, entropy
+from mtl.functional import KeepsDigits, at_least_float32, entropy, in_float64
 from mtl.gates.base import Gate
 from mtl.options import Count, NotNegative, Positive, validated
-from mtl.types import Routing, in_float64
+from mtl.types import Routing
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mtl.chains import check_chains, joint_logits
 from mtl.checks import listed, require
 from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter
@@ -21,7 +22,7 @@ from mtl.training.losses import summed_losses
 from mtl.training.sparse import CompositeOptimizer, make_sparse, plain_gradients
 from mtl.training.values import log_values
 from mtl.training.weighting import FixedWeighting, Terms, Weighting
-from mtl.types import Batch, NetworkOutput, Routing, TaskSpec, has_float64
+from mtl.types import Batch, NetworkOutput, Routing, TaskSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ with the pre-activation a_sj = w1_j . x_s + b_j, the activation h_sj, and d the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,16 @@ from mtl.writing import writing
 
 
 class Recorder:
-    """Record the input and output of the activation of a dense feed-forward layer, and their gradients."""
+    """Record the input and output of the activation of a dense feed-forward layer, and their gradients.
 
-    def __init__(self, layer: StackedFFN) -> None:
+    The end of ``hooks`` ends the recording.
+    """
+
+    def __init__(self, layer: StackedFFN, hooks: ExitStack) -> None:
         self.bias = layer.up.bias.detach()[0]
         self.values: list[Tensor] = []  # a and h, [N, 1, W] each
-        self.hooks = [
-            layer.up.register_forward_hook(lambda module, args, output: self._keep(output)),
-            layer.down.register_forward_pre_hook(lambda module, args: self._keep(args[0])),
-        ]
+        hooks.enter_context(layer.up.register_forward_hook(lambda module, args, output: self._keep(output)))
+        hooks.enter_context(layer.down.register_forward_pre_hook(lambda module, args: self._keep(args[0])))
 
     def _keep(self, value: Tensor) -> None:
         value.retain_grad()
@@ -64,7 +65,8 @@ def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Ite
     require(all(dense), "importance is defined for dense layers: the run needs network.mixture_layers=[]")
     total: Tensor | None = None
     network.eval()
-    with recording(dense) as recorders, torch.enable_grad():
+    with ExitStack() as hooks, torch.enable_grad():
+        recorders = [Recorder(layer, hooks) for layer in dense]
         for batch in batches:
             if not len(batch):
                 continue
@@ -78,18 +80,6 @@ def importance(network: Transformer, tasks: Mapping[str, TaskSpec], batches: Ite
     require(total is not None, "importance needs at least one batch")
     assert total is not None
     return total
-
-
-@contextmanager
-def recording(layers: Sequence[StackedFFN]) -> Iterator[list[Recorder]]:
-    """Record the activations of ``layers`` inside this context."""
-    recorders = [Recorder(layer) for layer in layers]
-    try:
-        yield recorders
-    finally:
-        for recorder in recorders:
-            for hook in recorder.hooks:
-                hook.remove()
 
 
 def write_importance(

@@ -17,11 +17,11 @@ from tests.conftest import ROOT
 
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
-    {"checks", "compat", "distributed", "dropout", "linear", "memory", "records"},
+    {"checks", "compat", "distributed", "dropout", "functional", "linear", "memory", "records"},
     {"objectives"},
     {"options", "types", "writing"},
     {"chains"},
-    {"checkpoints", "data_modules", "experts", "functional", "loggers", "predictions"},
+    {"checkpoints", "data_modules", "experts", "loggers", "predictions"},
     {"gates", "training"},
     {"networks", "runs"},
     {"analysis"},
