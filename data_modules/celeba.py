@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
+import polars as pl
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
+from torchvision.datasets import CelebA
+from torchvision.datasets.utils import download_file_from_google_drive
 
+from mtl.checks import InputError, require
 from mtl.options import Chosen, FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
-from .files import celeba as celeba_files
-from .files.cache import cached
-from .files.images import pixel_scale, reduced
+from .files.cache import cached, locked, versions
+from .files.download import place, unpacked
+from .files.images import decode, pixel_scale, reduced
+from .files.reading import parsing, quote, read_lines, repair
 from .splits import SPLITS
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of the cache; increase it when the content changes
+IMAGES, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
+ATTRIBUTES_FILE, PARTITION_FILE = "list_attr_celeba.txt", "list_eval_partition.txt"
+SIZE = (218, 178)  # height and width of the images
+CHUNK = 100  # images that a thread decodes at a time
+SITE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+NAMES = """
+    5_o_Clock_Shadow Arched_Eyebrows Attractive Bags_Under_Eyes Bald Bangs Big_Lips Big_Nose Black_Hair Blond_Hair
+    Blurry Brown_Hair Bushy_Eyebrows Chubby Double_Chin Eyeglasses Goatee Gray_Hair Heavy_Makeup High_Cheekbones Male
+    Mouth_Slightly_Open Mustache Narrow_Eyes No_Beard Oval_Face Pale_Skin Pointy_Nose Receding_Hairline Rosy_Cheeks
+    Sideburns Smiling Straight_Hair Wavy_Hair Wearing_Earrings Wearing_Hat Wearing_Lipstick Wearing_Necklace
+    Wearing_Necktie Young
+"""
+ATTRIBUTES = tuple(NAMES.split())
+Attribute: Any = Literal.__getitem__(ATTRIBUTES)
 
 
 class CelebADataModule(TensorDataModule):
@@ -37,7 +62,7 @@ class CelebADataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        attributes: celeba_files.Attribute | Some[celeba_files.Attribute],
+        attributes: Attribute | Some[Attribute],
         scale: Chosen[Literal[1, 2, 4, 8]] = 2,
         download: bool = True,
         standardise: bool = True,
@@ -50,23 +75,36 @@ class CelebADataModule(TensorDataModule):
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:
-        celeba_files.prepare(self.folder, self.download)
+        if not _complete(self.folder):
+            with locked(self.folder / ".fetch.lock", f"fetching CelebA into {self.folder}"):
+                self._fetch()
         self._read()
+
+    def _fetch(self) -> None:
+        folder, images = self.folder, self.folder / IMAGES
+        for name in (ATTRIBUTES_FILE, PARTITION_FILE, *([] if images.is_dir() else [ARCHIVE])):
+            if not (folder / name).exists():
+                require(self.download, f"{folder / name} is missing and data.download=false: {_by_hand(folder)}")
+                _fetch(folder, name)
+        if not images.is_dir():
+            with unpacked(folder / ARCHIVE) as content:
+                place(content, folder)
+        require(images.is_dir(), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 
     def _read(self) -> dict[str, Tensor]:
         """Return ``<split>_image [N, 3, H, W]`` and ``<split>_attributes [N, 40]`` of each split, all uint8."""
-        key = (FORMAT, self.scale, *celeba_files.source_key(self.folder))
+        key = (FORMAT, self.scale, *source_key(self.folder))
         return cached(self.data_dir / "cache" / "celeba.pt", self._parse, key)
 
     def _parse(self) -> dict[str, Tensor]:
-        partition = celeba_files.read_partition(self.folder / celeba_files.PARTITION_FILE)
-        attributes = celeba_files.read_attributes(self.folder / celeba_files.ATTRIBUTES_FILE, list(partition))
-        paths = [self.folder / celeba_files.IMAGES / name for name in partition]
+        partition = read_partition(self.folder / PARTITION_FILE)
+        attributes = read_attributes(self.folder / ATTRIBUTES_FILE, list(partition))
+        paths = [self.folder / IMAGES / name for name in partition]
         part = torch.tensor(list(partition.values()))
         # Sort by split before decoding: the splits are then views, and the images need no copy
         order = part.argsort(stable=True)
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
-        images = celeba_files.decode_all([paths[index] for index in order.tolist()], self.scale)
+        images = decode_all([paths[index] for index in order.tolist()], self.scale)
         content = {}
         for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
             content |= {f"{name}_image": image, f"{name}_attributes": marks}
@@ -75,16 +113,79 @@ class CelebADataModule(TensorDataModule):
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         start = time.perf_counter()
         content, splits = self._read(), {}
-        columns = {name: celeba_files.ATTRIBUTES.index(name) for name in self.attributes}
+        columns = {name: ATTRIBUTES.index(name) for name in self.attributes}
         for name in SPLITS:
             marks = content[f"{name}_attributes"].float()
             targets = {attribute: marks[:, column].contiguous() for attribute, column in columns.items()}
             splits[name] = Batch({"image": content[f"{name}_image"]}, targets)
         mean, std = pixel_scale(content["train_image"], self.standardise)
         spec = DataSpec(
-            {"image": Image(3, *reduced(celeba_files.SIZE, self.scale), mean, std)},
+            {"image": Image(3, *reduced(SIZE, self.scale), mean, std)},
             [TaskSpec(name, "binary", classes=("no", "yes")) for name in self.attributes],
         )
         counts = ", ".join(f"{len(batch)} {name}" for name, batch in splits.items())
         logger.info("CelebA: %s images in %.1f s", counts, time.perf_counter() - start)
         return spec, splits
+
+
+def _complete(folder: Path) -> bool:
+    return (folder / IMAGES).is_dir() and all((folder / name).exists() for name in (ATTRIBUTES_FILE, PARTITION_FILE))
+
+
+def _fetch(folder: Path, name: str) -> None:
+    """Fetch the official file ``name`` from Google Drive and check its md5. Raises InputError."""
+    [(identity, md5)] = [(identity, md5) for identity, md5, file in CelebA.file_list if file == name]
+    try:
+        download_file_from_google_drive(identity, folder, name, md5)
+    except Exception as error:  # no gdown, no network, daily quota of the file exceeded, wrong checksum
+        (folder / name).unlink(missing_ok=True)
+        reason = quote(str(error), 200)
+        raise InputError(f"cannot download {name} from Google Drive: {reason}; {_by_hand(folder)}") from error
+
+
+def _by_hand(folder: Path) -> str:
+    return (
+        f"get {ARCHIVE}, {ATTRIBUTES_FILE} and {PARTITION_FILE} from {SITE} (Align&Cropped Images, Anno, Eval) and put "
+        f"them into {folder}; the images may also be unpacked already, in {folder / IMAGES}"
+    )
+
+
+def source_key(folder: Path) -> list[int]:
+    """Return the number of images, and size and time of each list: the cache depends on them. Raises InputError."""
+    lists = versions(folder / ATTRIBUTES_FILE, folder / PARTITION_FILE)
+    return [sum(file.suffix == ".jpg" for file in (folder / IMAGES).iterdir()), *lists]
+
+
+def read_partition(file: Path) -> dict[str, int]:
+    """Return the split of each image: 0 train, 1 val, 2 test. Raises InputError."""
+    with parsing(file):
+        found = {name: int(part) for name, part in map(str.split, read_lines(file)["line"])}
+    require({*found.values()} == {0, 1, 2}, f"{file} must have images of 0, 1 and 2 (train, val, test). {repair(file)}")
+    return found
+
+
+def read_attributes(file: Path, names: Sequence[str]) -> Tensor:
+    """Return the attributes of the images ``names``, in their order: ``[N, 40]`` uint8, 1 if an image has it."""
+    with parsing(file):
+        words = read_lines(file)["line"].str.extract_all(r"\S+")
+        if words[1].to_list() != [*ATTRIBUTES] or words[2:].list.first().to_list() != names:
+            raise ValueError(f"other attributes or images than {PARTITION_FILE}")
+        values = words[2:].list.slice(1).list.to_array(len(ATTRIBUTES)).explode() == "1"
+        return torch.from_numpy(values.cast(pl.UInt8).to_numpy(writable=True)).view(-1, len(ATTRIBUTES))
+
+
+def decode_all(files: Sequence[Path], scale: int) -> Tensor:
+    """Return the images of ``files`` at 1/``scale`` of full size, ``[N, 3, H, W]`` uint8. Raises InputError."""
+    images = torch.empty(len(files), 3, *reduced(SIZE, scale), dtype=torch.uint8)
+
+    def fill(start: int) -> None:
+        for index, file in enumerate(files[start : start + CHUNK], start):
+            again = f"Delete {file.parent} and start again, with {ARCHIVE} as it was published"
+            images[index] = decode(file, SIZE, "RGB", again, scale).permute(2, 0, 1)
+
+    starts = range(0, len(files), CHUNK)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads suffice: Pillow's decoder releases Python's lock
+        done = pool.map(fill, starts)
+        for _ in track(done, "decoding CelebA", len(starts), console=Console(stderr=True)):
+            pass
+    return images

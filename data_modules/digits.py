@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from .base import TensorDataModule
 from .files import mnist, svhn
 from .files.images import pixel_scale
 from .splits import SPLITS, proportional
-
-logger = logging.getLogger(__name__)
 
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
@@ -94,9 +91,4 @@ def resplit(name: str, count: int, published: Sequence[int], generator: torch.Ge
     """Split ``count`` row indices at random into train, val and test of the ``published`` sizes or, for another count,
     proportions. ``name`` is the data set's name in messages. Raises InputError if a split would be empty.
     """
-    total = sum(published)
-    if count != total:
-        logger.warning(
-            "%s: %d images instead of the published %d; split in the published proportions", name, count, total
-        )
     return list(torch.randperm(count, generator=generator).split(proportional(count, published, f"{name}, images")))

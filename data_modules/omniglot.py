@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torchvision.datasets import Omniglot
 
-from mtl.checks import InputError
+from mtl.checks import require
 from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
-from .files import omniglot as omniglot_files
-from .files.images import pixel_scale
+from .files.cache import cached, versions
+from .files.download import obtain
+from .files.images import decode, pixel_scale
 from .splits import SPLITS, proportional
 from .task_batches import TasksDataModule
 
-logger = logging.getLogger(__name__)
-
+FORMAT = 1  # of the cache; increase it when the content changes
+SIDE = 105
+PARTS = ("images_background", "images_evaluation")
 # The first 20 alphabets in the order that both papers use
 NAMES = """
     Gujarati Sylheti Arcadian Tibetan Old_Church_Slavonic_(Cyrillic) Angelic Malay_(Jawi_-_Arabic) Sanskrit Cyrillic
@@ -44,7 +47,7 @@ class OmniglotDataModule(TasksDataModule):
         self,
         data_dir: FilePath,
         alphabets: Some[TaskName] | None = None,
-        side: Annotated[int, Field(ge=1, le=omniglot_files.SIDE)] = omniglot_files.SIDE,  # pixels
+        side: Annotated[int, Field(ge=1, le=SIDE)] = SIDE,  # pixels
         download: bool = True,
         base_url: Address | None = None,
         **common: Any,
@@ -55,30 +58,32 @@ class OmniglotDataModule(TasksDataModule):
         self.side, self.download, self.base_url = side, download, base_url
 
     def prepare_data(self) -> None:
-        omniglot_files.prepare(self.folder, self.names, self.download, self.base_url)
+        for part in sorted(PARTS, key=lambda part: not (self.folder / f"{part}.zip").exists()):
+            archive, there = self.folder / f"{part}.zip", found_alphabets(self.folder)
+            if not there.keys() >= {*self.names} and (self.download or archive.exists() or not there):
+                url = f"{(self.base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
+                obtain(self.folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", self.download)
         for name in self.names:
             self._read(name)
 
     def _read(self, name: str) -> tuple[Tensor, Tensor]:
-        folder = omniglot_files.alphabets(self.folder).get(name)
-        if folder is None:
-            raise InputError(f"{self.folder} has no alphabet {name}; prepare_data() fetches it")
-        return omniglot_files.read(folder, self.side, self.cache)
+        """Return drawings ``[N, 1, side, side]`` (uint8) and characters ``[N]`` (int64), from the cache if possible."""
+        there = found_alphabets(self.folder)
+        require(name in there, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(there)}")
+        files = drawings(there[name])
+        key = (FORMAT, self.side, *(f"{file.parent.name}/{file.name}" for file in files), *versions(*files))
+        content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(there[name], self.side), key)
+        return content["image"], content["character"]
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
-        specs, odd = [], []
+        specs = []
         tasks: dict[str, dict[str, Batch]] = {split: {} for split in SPLITS}
         for name in self.names:
             image, character = self._read(name)
-            counts = character.bincount()
-            specs.append(TaskSpec(name, "multiclass", len(counts), metrics=("accuracy",)))
-            odd += [f"{name} has {count}" for count in counts.tolist() if count != sum(SHARES)]
+            specs.append(TaskSpec(name, "multiclass", int(character.max()) + 1, metrics=("accuracy",)))
             rows = Batch({"image": image}, {name: character})
             for split, index in zip(SPLITS, resplit(name, character, self.generator(name)), strict=True):
                 tasks[split][name] = rows.select(index)
-        if odd:
-            text = "%d characters do not have %d drawings (%s of one); split in the same proportions"
-            logger.warning(text, len(odd), sum(SHARES), odd[0])
         mean, std = pixel_scale(torch.cat([rows.inputs["image"] for rows in tasks["train"].values()]))
         return DataSpec({"image": Image(1, self.side, self.side, mean, std)}, specs), tasks
 
@@ -97,3 +102,40 @@ def resplit(name: str, character: Tensor, generator: torch.Generator) -> list[Te
         for part, chosen in zip(parts, order.split(sizes), strict=True):
             part.append(chosen)
     return [torch.cat(part) for part in parts]
+
+
+def found_alphabets(folder: Path) -> dict[str, Path]:
+    """Return the name and folder of each alphabet in ``folder``, sorted by name."""
+    found = [path for part in PARTS for path in (folder / part).glob("[!.]*") if path.is_dir()]
+    return {path.name: path for path in sorted(found, key=lambda path: path.name)}
+
+
+def parse(alphabet: Path, side: int) -> dict[str, Tensor]:
+    """Return ``image [N, 1, side, side]`` (uint8) and ``character [N]`` (int64), ordered by file name.
+
+    The files show black strokes on white. The result is inverted, 255 - value: bright strokes on 0. Raises InputError.
+    """
+    names = sorted(path.name for path in alphabet.glob("character*"))
+    require(len(names) >= 2, f"{alphabet} has {len(names)} characters (folders character01, ...): it needs at least 2")
+    files = drawings(alphabet)
+    character = torch.tensor([names.index(file.parent.name) for file in files], dtype=torch.int64)
+    again = f"Delete {alphabet} and start again"
+    image = torch.stack([255 - decode(file, (SIDE, SIDE), "L", again) for file in files])
+    return {"image": reduced(image, side)[:, None], "character": character}
+
+
+def drawings(alphabet: Path) -> list[Path]:
+    return sorted(alphabet.glob("character*/[!.]*.png"))
+
+
+def reduced(images: Tensor, side: int) -> Tensor:
+    """Resize ``images [N, 105, 105]`` to ``[N, side, side]`` (uint8): a new pixel is the mean of the area it covers."""
+    if side == SIDE:
+        return images
+    # weight [side, 105]: how much of new pixel i lies on old pixel j; rows sum to 1
+    edges = torch.arange(side + 1, dtype=torch.float64) * SIDE / side
+    begin, end = edges[:-1, None], edges[1:, None]
+    pixel = torch.arange(SIDE, dtype=torch.float64)
+    overlap = (torch.minimum(end, pixel + 1) - torch.maximum(begin, pixel)).clamp(min=0)
+    weight = (overlap * side / SIDE).float()
+    return (weight @ images.float() @ weight.T).round().to(torch.uint8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +20,9 @@ from mtl.checks import require
 from mtl.options import Address, Count, FilePath, validated
 from mtl.types import DataSpec, TaskSpec
 
-from .files import squad as squad_files
 from .files.cache import cached
-from .files.squad import SOURCES, Question
+from .files.download import fetch
+from .files.reading import parsing, repair
 from .splits import SPLITS
 from .text_tasks import Length, TextTasksDataModule
 from .texts.answers import AnswerScorer
@@ -33,6 +35,29 @@ logger = logging.getLogger(__name__)
 TASK = "squad"
 SHARE = 0.1  # share of the training articles used for validation
 SPECIAL = 4  # the largest number of special tokens in a row
+SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
+FILES = {  # the name of each official file and its sha256
+    "train": ("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+    "dev": ("dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a text, ``context``, of an article.
+
+    ``answers``: each right answer, and the index of its first character in ``context``; empty if there is none.
+    """
+
+    text: str
+    context: str
+    article: int
+    answers: tuple[tuple[str, int], ...]
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and last position of the first answer in ``context``; None if there is no answer."""
+        return next(((start, start + len(text)) for text, start in self.answers), None)
 
 
 class SquadDataModule(TextTasksDataModule):
@@ -71,14 +96,16 @@ class SquadDataModule(TextTasksDataModule):
             f"{SPECIAL} special tokens leave {max(0, longest)} for the text: stride must not be larger",
         )
         self.max_rows, self.published_split = max_rows, published_split
-        self.download, self.base_url = download, base_url
+        self.download, self.base_url = download, base_url or SITE
         self.folder = self.data_dir / "squad"
 
     def prepare_data(self) -> None:
-        squad_files.prepare(self.folder, self.download, self.base_url)
+        for name, sha256 in FILES.values():
+            if not (self.folder / name).exists():
+                fetch(f"{self.base_url}/{name}", self.folder / name, sha256, self.download)
 
     def source_files(self) -> dict[str, Path]:
-        return {source.name: self.folder / source.name for source in SOURCES.values()}
+        return {name: self.folder / name for name, _ in FILES.values()}
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, RaggedRows]]]:
         start = time.perf_counter()
@@ -105,27 +132,18 @@ class SquadDataModule(TextTasksDataModule):
 
     def _read(self) -> tuple[list[Question], list[Question], list[Question]]:
         """Return the questions of train, val and test."""
-        files = {stem: self.folder / source.name for stem, source in SOURCES.items()}
-        read = {stem: squad_files.read(file) for stem, file in files.items()}
-        odd = [
-            f"{files[stem].name} has {len(read[stem])} questions instead of {source.questions}"
-            for stem, source in SOURCES.items()
-            if len(read[stem]) != source.questions
-        ]
-        if odd:
-            logger.warning("results are not comparable with published ones: %s", "; ".join(odd))
-        generator, train = self.generator(TASK), read["train"]
+        train, dev = (read_questions(self.folder / name) for name, _ in FILES.values())
+        generator = self.generator(TASK)
         drawn = torch.randperm(len(train), generator=generator)[: self.max_rows].sort().values.tolist()
         train = [train[index] for index in drawn]
         if self.published_split:
-            return train, read["dev"], read["dev"]
+            return train, dev, dev
         articles = sorted({question.article for question in train})
-        few = f"{files['train']}: validation needs some of the articles, but the {len(train)} questions are of only one"
-        require(len(articles) >= 2, few)
+        require(len(articles) >= 2, f"{self.folder}: validation needs some of the training articles; there is only one")
         order = torch.randperm(len(articles), generator=generator)[: max(1, round(SHARE * len(articles)))]
         held = {articles[index] for index in order.tolist()}
         val = [question for question in train if question.article in held]
-        return [question for question in train if question.article not in held], val, read["dev"]
+        return [question for question in train if question.article not in held], val, dev
 
     def _windows(self, encoder: Encoder, questions: Sequence[Question]) -> Windows:
         """Return the rows of ``questions``; they are kept in ``data_dir``/cache."""
@@ -149,3 +167,18 @@ def rows_between(found: Windows, targets: Tensor, low: int, high: int, pad: int)
     tokens = found.tokens[int(offsets[0]) : int(offsets[-1])]
     inputs = {"row": torch.arange(low, high)}
     return RaggedRows(tokens, offsets - offsets[0], found.boundary[low:high], {TASK: targets[low:high]}, pad, inputs)
+
+
+def read_questions(file: Path) -> list[Question]:
+    """Return the questions of a file whose answers are where it says. Raises InputError."""
+    questions = list[Question]()
+    with parsing(file):
+        for number, article in enumerate(json.loads(file.read_bytes())["data"]):
+            for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
+                for entry in paragraph["qas"]:
+                    answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
+                    if all(start >= 0 and context.startswith(text, start) for text, start in answers):
+                        questions.append(Question(entry["question"] + "", context + "", number, answers))
+    require(bool(questions), f"{file} has no questions whose answers are where it says. {repair(file)}")
+    return questions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mtl.data_modules.files.celeba import ATTRIBUTES, SIZE
+from mtl.data_modules.celeba import ATTRIBUTES, SIZE
 from PIL import Image
 
 from tests.file_server import zipped

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from mtl.data_modules.files.omniglot import SIDE
+from mtl.data_modules.omniglot import SIDE
 from PIL import Image
 
 from tests.file_server import zipped

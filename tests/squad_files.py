@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mtl.data_modules.files.squad import SOURCES
-from mtl.data_modules.squad import SquadDataModule
+from mtl.data_modules.squad import FILES, SquadDataModule
 from mtl.data_modules.texts.windows import Windows
 from torch import Tensor
 
@@ -64,7 +63,7 @@ def write_squad(folder: Path, train: Any = None, dev: Any = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stem, content in {"train": train, "dev": dev}.items():
         text = json.dumps(content or squad(*ARTICLES), ensure_ascii=False)
-        (folder / SOURCES[stem].name).write_text(text, encoding="utf-8")
+        (folder / FILES[stem][0]).write_text(text, encoding="utf-8")
 
 
 def module(root: Path, **options: Any) -> SquadDataModule:

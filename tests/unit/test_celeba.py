@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mtl.data_modules import celeba
 from mtl.data_modules.celeba import CelebADataModule
-from mtl.data_modules.files import celeba as celeba_files
 from torchvision.datasets import CelebA
 
 from mtl.checks import InputError
@@ -51,7 +51,7 @@ def module(root: Path, **options: object) -> CelebADataModule:
 def test_each_image_is_in_its_split(
     root: Path, scale: int, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(celeba_files, "CHUNK", 3)  # images of several threads
+    monkeypatch.setattr(celeba, "CHUNK", 3)  # images of several threads
     data = module(root, scale=scale)
     for name, rows in data.splits.items():
         images = rows.inputs["image"]
@@ -66,7 +66,7 @@ def test_attributes_belong_to_their_images(root: Path) -> None:
     data = module(root)
     for name, rows in data.splits.items():
         for attribute in ATTRIBUTES:
-            column = celeba_files.ATTRIBUTES.index(attribute)
+            column = celeba.ATTRIBUTES.index(attribute)
             assert rows.targets[attribute].tolist() == [float(marks(number)[column]) for number in OWNERS[name]]
     assert list(rows.targets) == ATTRIBUTES
 

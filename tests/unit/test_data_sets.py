@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules import kuairand, movielens
+from mtl.data_modules import kuairand, movielens, squad
 from mtl.data_modules.base import TensorDataModule
 from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.celeba import CelebADataModule
 from mtl.data_modules.census_income import CensusIncomeDataModule
 from mtl.data_modules.digits import DigitsDataModule
-from mtl.data_modules.files import squad as squad_files
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.jester import JesterDataModule
@@ -272,9 +271,9 @@ def omniglot_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def squad_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
-    for stem, source in squad_files.SOURCES.items():
-        file = Path(shutil.copy(tiny / "squad" / source.name, site))
-        patch.setitem(squad_files.SOURCES, stem, replace(source, sha256=digest("sha256", file)))
+    for stem, (name, _) in squad.FILES.items():
+        file = Path(shutil.copy(tiny / "squad" / name, site))
+        patch.setitem(squad.FILES, stem, (name, digest("sha256", file)))
 
 
 def kuairand_site(site: Path, tiny: Path, patch: pytest.MonkeyPatch) -> None:
