@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pytorch_lightning import LightningDataModule
@@ -37,10 +37,11 @@ class TensorDataModule(LightningDataModule):
 
     Every checkpoint contains ``state_dict()``. ``load_state_dict(state)`` before ``setup()`` restores it: the data
     module then learns nothing from its rows, and ``spec`` and ``row_encoder`` are known without any file. A subclass
-    that reads rows from files sets ``row_encoder`` in ``load``, restores it in ``encoder_of(state)``, and returns the
-    files from ``source_files()``. ``load`` may leave out splits that are not in ``wanted``.
+    that reads rows from files sets ``row_encoder``, an ``encoder_kind``, in ``load``, and returns the files from
+    ``source_files()``. ``load`` may leave out splits that are not in ``wanted``.
     """
 
+    encoder_kind: ClassVar[type[RowEncoder]]
     row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
 
     @validated
@@ -71,10 +72,6 @@ class TensorDataModule(LightningDataModule):
 
     def _fingerprints(self) -> dict[str, dict[str, Any]]:
         return {key: fingerprint(path) for key, path in self.source_files().items()}
-
-    def encoder_of(self, state: Mapping[str, Any]) -> RowEncoder:
-        """Restore the encoder from its ``state()``."""
-        raise NotImplementedError
 
     @property
     def spec(self) -> DataSpec:
@@ -129,7 +126,7 @@ class TensorDataModule(LightningDataModule):
             return
         with reading_state():
             self._spec = spec_of(state["spec"])
-            self.row_encoder = None if state["encoder"] is None else self.encoder_of(state["encoder"])
+            self.row_encoder = None if state["encoder"] is None else self.encoder_kind.from_state(state["encoder"])
             self._files_then = dict(state["files"])
         self.wanted = ("test",) if test_only else SPLITS
 

@@ -15,12 +15,12 @@ from mtl.options import Address, FilePath, Long, Share, validated
 
 from .files.reading import quote, read_lines, repair
 from .interactions import InteractionsDataModule, columns
-from .sampling import unique
 from .splits import Shares
 
 logger = logging.getLogger(__name__)
 
 ROWS = 1_149_780  # number of rows of the published file
+BROKEN = 0.001  # the largest share of malformed rows
 HEADER = '"User-ID";"ISBN";"Book-Rating"'
 # a quote inside an ISBN is escaped by a backslash, as in the other files of the release
 RECORD = r'^"([0-9]{1,9})";"((?:[^"\\]|\\.)*)";"(10|[0-9])"$'
@@ -33,8 +33,8 @@ class BooksDataModule(InteractionsDataModule):
     A record with rating 0 only says that the book was read: its rating is NaN, like that of unread pairs.
     Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
     Users and books with fewer than ``min_records`` records are dropped repeatedly until all have enough. If a pair has
-    several records, the last one with a rating counts, or else the last one. Malformed rows are skipped as long as
-    their share is at most ``max_broken``. The archive has no published checksum and comes over plain HTTP, so it is
+    several records, the last one with a rating counts, or else the last one. A few malformed rows
+    are skipped. The archive has no published checksum and comes over plain HTTP, so it is
     fetched only if ``unverified``; every row is checked.
     """
 
@@ -45,7 +45,6 @@ class BooksDataModule(InteractionsDataModule):
         self,
         data_dir: FilePath,
         min_records: Long = 5,
-        max_broken: Share = 0.001,
         alpha: Share = 0.5,
         negatives: Literal["uniform", "per_user"] = "uniform",
         split: Shares = (0.8, 0.1, 0.1),
@@ -55,8 +54,7 @@ class BooksDataModule(InteractionsDataModule):
         **common: Any,
     ) -> None:
         super().__init__(data_dir, alpha, split, download, base_url, negatives, **common)
-        self.min_records, self.max_broken = min_records, max_broken
-        self.unverified, self.key = unverified, (max_broken,)
+        self.min_records, self.unverified = min_records, unverified
         self.folder = self.data_dir / "bookcrossing"
         self.source = self.folder / "BX-Book-Ratings.csv"
         self._names: tuple[list[str], list[str]] = [], []
@@ -65,7 +63,7 @@ class BooksDataModule(InteractionsDataModule):
         self.obtain(self.source, self.folder / "BX-CSV-Dump.zip", None, self.unverified)
 
     def parse(self) -> dict[str, Tensor]:
-        return read_records(self.source, self.max_broken)
+        return read_records(self.source)
 
     def records(self) -> dict[str, Tensor]:
         records = self.parsed()
@@ -76,8 +74,8 @@ class BooksDataModule(InteractionsDataModule):
             f"data.min_records={self.min_records}: none of the {total} records of {self.source} is left if every user "
             f"and every book must have {self.min_records}; lower data.min_records",
         )
-        users, user = unique(records["user"][kept])
-        books, item = unique(records["item"][kept])
+        users, user = torch.unique(records["user"][kept], return_inverse=True)
+        books, item = torch.unique(records["item"][kept], return_inverse=True)
         logger.info("%d of %d records kept: %d users, %d books", len(kept), total, len(users), len(books))
         isbns = bytes(records["isbns"].tolist()).decode().split("\n")
         self._names = [str(n) for n in records["users"][users].tolist()], [isbns[n] for n in books.tolist()]
@@ -101,14 +99,13 @@ def core(user: Tensor, item: Tensor, least: int) -> Tensor:
         kept = kept[enough]
 
 
-def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
+def read_records(file: Path) -> dict[str, Tensor]:
     """Parse the file to ``user``, ``item`` (ranks of user and ISBN) and ``rating``, each ``[R]``, one row per pair.
 
     ``users`` are the numbers of the users by rank, ``isbns`` the UTF-8 bytes of the ISBNs by rank, one per line. Raises
-    InputError if the share of malformed rows exceeds ``max_broken``.
+    InputError if more than a thousandth of the rows is malformed.
     """
     lines = read_lines(file)
-    require(lines["line"][0] == HEADER, f"{file} must begin with {HEADER}. {repair(file)}")
     fields = pl.col("line").str.extract_groups(RECORD).struct
     lines = lines[1:].with_columns(
         fields.field("1").cast(pl.Int64).alias("user"),
@@ -120,11 +117,10 @@ def read_records(file: Path, max_broken: float) -> dict[str, Tensor]:
     good = (pl.col("user").is_not_null() & (pl.col("isbn").str.strip_chars() != "")).fill_null(False)
     bad = lines.filter(~good)
     if len(bad):
-        here, many = f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])}", f"{len(bad)} of {len(lines)} lines"
-        expected = "a whole number, an ISBN and a whole number in 0..10, each in quotes; or raise data.max_broken"
-        message = f"{here} is damaged, like {many}. Expected {HEADER}: {expected}. {repair(file)}"
-        require(len(bad) <= max_broken * len(lines), message)
-        logger.warning("%s is damaged, like %s; they are skipped", here, many)
+        here = f"{file}, line {bad['number'][0]}: {quote(bad['line'][0])}"
+        damaged = f"{here} is damaged, like {len(bad)} of {len(lines)} lines"
+        require(len(bad) <= BROKEN * len(lines), f"{damaged}. Expected {HEADER}. {repair(file)}")
+        logger.warning("%s; they are skipped", damaged)
     lines = lines.filter(good)
     require(len(lines) > 0, f"{file} contains no record")
     users, isbns = (lines[name].unique().sort() for name in ("user", "isbn"))

@@ -19,7 +19,6 @@ from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec,
 from .base import TensorDataModule
 from .files.cache import cached, versions
 from .files.download import obtain
-from .sampling import draw_distinct, unique
 from .splits import SPLITS, Shares, by_split, stratified_split
 from .tables.pairs import Ids, PairEncoder
 
@@ -44,12 +43,12 @@ class InteractionsDataModule(TensorDataModule):
     unseen items drawn for the user; see ``mtl.training.metrics.ranking``. Users without a seen item there are left out.
     """
 
+    encoder_kind = PairEncoder
     task: ClassVar[str]
     input: ClassVar[str]
     item: ClassVar[str]
     folder: Path  # the folder of the files
     source: Path  # the file that messages name
-    key: Sequence[float] = ()  # options that the result of ``parse`` depends on
 
     @validated
     def __init__(
@@ -99,7 +98,7 @@ class InteractionsDataModule(TensorDataModule):
         """Return the result of ``parse`` for these files, from the cache if possible."""
         files = self.source_files()
         require(bool(files), f"{self.source} is missing; prepare_data() fetches it")
-        key = (FORMAT, *self.key, *files, *versions(*files.values()))
+        key = (FORMAT, *files, *versions(*files.values()))
         return cached(self.data_dir / "cache" / f"{self.folder.name}.pt", self.parse, key)
 
     def records(self) -> dict[str, Tensor]:
@@ -113,9 +112,6 @@ class InteractionsDataModule(TensorDataModule):
         """Return the names of users and items in the files, by id; None: the names are numbers from 1."""
         return None, None
 
-    def encoder_of(self, state: Mapping[str, Any]) -> PairEncoder:
-        return PairEncoder.from_state(state)
-
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.seed)
@@ -128,8 +124,8 @@ class InteractionsDataModule(TensorDataModule):
     def pairs(self, generator: torch.Generator) -> tuple[Batch, Tensor, int, int]:
         """Return all rows, the stratum of each ``[N]``, and the numbers of ids of users and items."""
         records = self.records()
-        users, user = unique(records["user"])
-        items, item = unique(records["item"])
+        users, user = torch.unique(records["user"], return_inverse=True)
+        items, item = torch.unique(records["item"], return_inverse=True)
         seen = (user * len(items) + item).sort().values
         unseen = self._draw_unseen(seen, len(users), len(items), generator)
         rows = Batch(
@@ -207,3 +203,36 @@ class InteractionsDataModule(TensorDataModule):
 def columns(frame: pl.DataFrame, *names: str) -> dict[str, Tensor]:
     """Return columns of numbers as tensors ``[N]``."""
     return {name: torch.from_numpy(frame[name].to_numpy(writable=True)) for name in names}
+
+
+def draw_distinct(sizes: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw ``counts[s]`` distinct numbers from each block ``s`` of ``sizes[s]`` numbers.
+
+    Every subset of a block is equally likely. The blocks are consecutive: block ``s`` starts at ``sizes[:s].sum()``.
+    Both arguments are ``[S]`` int64, with counts <= sizes. Returns ``[counts.sum()]``: the blocks in order, the numbers
+    of a block in random order.
+    """
+    starts = sizes.cumsum(0) - sizes
+    dense = counts * 4 > sizes  # random draws would repeat often here: listing all numbers of the block is cheaper
+    pool = _list_blocks(starts[dense], sizes[dense])
+    short = counts.masked_fill(dense, 0)
+    while bool(short.any()):
+        block = torch.repeat_interleave(torch.where(short > 0, short + short // 4 + 8, 0))
+        offset = torch.rand(len(block), generator=generator, dtype=torch.float64) * sizes[block]
+        offset = torch.minimum(offset.long(), sizes[block] - 1)  # the product can round up to the size
+        pool = torch.cat([pool, starts[block] + offset]).unique()
+        owner = torch.searchsorted(starts, pool, right=True) - 1
+        have = torch.bincount(owner, minlength=len(sizes))
+        short = (counts - have).clamp(min=0)
+    owner = torch.searchsorted(starts, pool, right=True) - 1
+    # The pool of a block is a random subset, but may be too large: shuffle each block and keep its first counts[s]
+    order = (owner + torch.rand(len(pool), generator=generator, dtype=torch.float64)).argsort(stable=True)
+    owner = owner[order]
+    have = torch.bincount(owner, minlength=len(sizes))
+    rank = torch.arange(len(pool)) - (have.cumsum(0) - have)[owner]
+    return pool[order[rank < counts[owner]]]
+
+
+def _list_blocks(starts: Tensor, sizes: Tensor) -> Tensor:
+    owner = torch.repeat_interleave(sizes)
+    return torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner] + starts[owner]

@@ -111,9 +111,6 @@ def changes(
         elif key not in before:
             found[key] = f"{key}={sources[key]} was not given"
         elif before[key]["sha256"] != now[key]["sha256"]:
-            old, new = before[key]["size"], now[key]["size"]
-            sizes = f"it has {new:,} bytes, had {old:,}" if old != new else f"other content in the same {old:,} bytes"
-            files = [state[key]["files"] for state in (now, before)]
-            sizes = f"{files[0]} files, before {files[1]}; {sizes}" if files[0] != files[1] else sizes
-            found[key] = f"{key}={sources[key]} has changed ({sizes})"
+            new, old = (f"{one[key]['size']:,} bytes in {one[key]['files']} files" for one in (now, before))
+            found[key] = f"{key}={sources[key]} has changed ({new}, before {old})"
     return found

@@ -11,13 +11,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from mtl.chains import chain
 from mtl.checks import InputError, require, shown
 from mtl.options import Count, FilePath, Long, Model, Name, Names, matching, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split, files_to_read
-from .tables.after import chained
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
 from .tables.inferring import Blocks
@@ -67,6 +67,7 @@ class TableBase(TensorDataModule):
     input, unless ``ignore`` names it.
     """
 
+    encoder_kind = TableEncoder
     frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
 
     @validated
@@ -144,9 +145,6 @@ class TableBase(TensorDataModule):
         """Return the file of each wanted split that has its own file."""
         return files_to_read(self.paths, self.wanted)
 
-    def encoder_of(self, state: Mapping[str, Any]) -> TableEncoder:
-        return TableEncoder.from_state(state)
-
     def learn(self, blocks: Blocks, rows: int, columns: Sequence[str], from_text: bool) -> DataSpec:
         """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""
         inputs, where = self._input_columns(columns), str(self.paths["train"])
@@ -195,3 +193,29 @@ def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
     if len(bad):
         raise InputError(f"{cell(rows, column, bad[0], where)}; accepted are {', '.join(SPLITS)}")
     return split
+
+
+def chained(
+    labels: Sequence[Labels], targets: Mapping[str, Tensor], frame: pl.DataFrame, where: str
+) -> dict[str, Tensor]:
+    """Return ``targets`` for the rows of ``frame``, after a look at the labels of tasks that are after another.
+
+    If no row with a label of 0 has one of the next task, as in a column that is filled for clicks alone, the next label
+    of such a row is 0, since it can be no other. Raises InputError for a row with a purchase but without a click.
+    """
+    found, known = dict(targets), {task.name: task for task in labels}
+    for task in sorted(labels, key=lambda task: len(chain(task, known))):
+        if task.after is None:
+            continue
+        own, never = found[task.name], found[task.after] == 0
+        wrong = (never & (own == 1)).nonzero()
+        if len(wrong):
+            number = int(wrong[0])
+            here, column = cell(frame, task.column, number, where), known[task.after].column
+            raise InputError(
+                f"{here} is the label of a {task.name} without a {task.after}, as column {column!r} of this row says "
+                f"{frame[column][number]!r}, but task {task.name!r} is after {task.after!r}: correct or empty a cell"
+            )
+        if not bool((never & ~own.isnan()).any()):
+            found[task.name] = torch.where(never, 0.0, own)
+    return found

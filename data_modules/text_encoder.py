@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import polars as pl
 import torch
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
 from mtl.checks import InputError, require
@@ -27,7 +28,7 @@ class TextEncoder(RowEncoder):
     The texts of tasks in ``marked`` mark a word, see ``Texts.marked``.
     """
 
-    tokenizer: Encoder
+    tokenizer: Annotated[Encoder, PlainSerializer(Encoder.state), PlainValidator(Encoder.from_state)]
     max_length: Mapping[str, int]
     text: Mapping[str, Sequence[str]]
     separator: str = ","
@@ -67,19 +68,3 @@ class TextEncoder(RowEncoder):
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         return read_blocks(path, self.separator, [""])
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "tokenizer": self.tokenizer.state(),
-            "max_length": dict(self.max_length),
-            "text": {task: list(columns) for task, columns in self.text.items()},
-            "separator": self.separator,
-            "marked": list(self.marked),
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> TextEncoder:
-        text = {str(task): [str(column) for column in columns] for task, columns in state["text"].items()}
-        tokenizer = Encoder.from_state(state["tokenizer"])
-        lengths = {str(task): int(length) for task, length in state["max_length"].items()}
-        return TextEncoder(tokenizer, lengths, text, str(state["separator"]), list(state["marked"]))

@@ -52,6 +52,7 @@ class TextTasksDataModule(TasksDataModule):
         self.encoder: Encoder | None = None  # after ``setup()``
         require_extra("tokenizers", *(["transformers"] if tokenizer else []))
 
+    encoder_kind = TextEncoder
     separator = ","  # of CSV files
 
     def text_columns(self) -> dict[str, Sequence[str]]:
@@ -100,9 +101,6 @@ class TextTasksDataModule(TasksDataModule):
     def length_of(self, task: str) -> int:
         """Return the largest number of tokens in a row of ``task``."""
         return self.max_length
-
-    def encoder_of(self, state: Mapping[str, Any]) -> TextEncoder:
-        return TextEncoder.from_state(state)
 
     def _encoder(self, train: list[Texts]) -> Encoder:
         if self.tokenizer is not None:

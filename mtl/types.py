@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require
@@ -256,7 +257,17 @@ class RowEncoder(Protocol):
         """Yield blocks of the rows of a CSV or Parquet file, each with the share of the file read so far."""
 
     def state(self) -> dict[str, Any]:
-        """Return everything that ``encode`` depends on as plain data: text, numbers, lists and dicts."""
+        """Return everything that ``encode`` depends on as plain data: text, numbers, lists and dicts.
+
+        Here, the fields of a dataclass.
+        """
+        state: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the encoder that returned ``state``."""
+        return TypeAdapter(cls).validate_python(state)
 
 
 def labelled(task: TaskSpec, target: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from torch import Tensor
 
 from mtl.checks import require, shown
@@ -117,17 +117,6 @@ class TableEncoder(RowEncoder):
             yield from read_blocks(path, self.separator, self.null_values)
         finally:
             self.bad.report()
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = STATE.dump_python(self, mode="json")
-        return state
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> TableEncoder:
-        return STATE.validate_python(state)
-
-
-STATE = TypeAdapter(TableEncoder)
 
 
 def ignoring(column: str) -> str:

@@ -14,7 +14,7 @@ from mtl.checks import InputError, require
 from .columns import MISSING, BadCells, Scaling, Vocabulary, advice, as_text, cell, numbers, parse
 from .dates import AGE, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
-from .kinds import FEW, Given, Kind, Parse, check_type, is_named, kind_of
+from .kinds import FEW, Given, Kind, check_type, is_named, kind_of
 from .lists import Elements, listed
 from .statistics import Counts, Moments, bounds_of
 
@@ -88,15 +88,11 @@ class Column:
         """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
         if self.kind is None and self.varies and self.counts is not None:
             table = self.counts.table()
-            self.kind, self.why = kind_of(self.name, table, self.given, lambda read: self._bad(blocks, read))
+            self.kind, self.why = kind_of(self.name, table, self.given, lambda wanted: self._find(blocks, wanted))
             if self.kind == "date":
                 self._note(parse_dates(table["value"], self.form))
         if self.kind == "numeric":
             self.range = bounds_of(parse(sample, self.form))
-
-    def _bad(self, blocks: Blocks, parse_cells: Parse) -> str:
-        """Describe the first cell that ``parse_cells`` cannot read."""
-        return self._find(blocks, lambda column: column.is_not_null() & parse_cells(column).is_null())
 
     def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
         """Describe the first cell that is ``wanted``."""

@@ -109,7 +109,7 @@ def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse
     column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
 
     Raises InputError if a column is mostly numbers or dates (unless ``given.on_bad`` makes the other cells missing
-    values, or the numbers are categories). ``first`` describes the first cell that cannot be parsed, for the message.
+    values, or the numbers are categories). ``first`` describes the first cell that is wanted, for the message.
     """
     table = table.drop_nulls("value")
     values, count, form = table["value"], table["count"], given.formats.get(name, "")
@@ -122,8 +122,9 @@ def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse
         if share < NEARLY:
             return None
         if share < 1.0 and given.on_bad == "error":
+            bad = first(lambda cells: cells.is_not_null() & parse_cells(cells).is_null())
             raise InputError(
-                f"{first(parse_cells)} is not {expected}, but most of the column is. "
+                f"{bad} is not {expected}, but most of the column is. "
                 f"Correct it, or set data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
             )
         return parsed

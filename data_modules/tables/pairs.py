@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import InputError
@@ -75,14 +73,3 @@ class PairEncoder(RowEncoder):
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         return read_blocks(path, ",", [""])
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = STATE.dump_python(self, mode="json")
-        return state
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> PairEncoder:
-        return STATE.validate_python(state)
-
-
-STATE = TypeAdapter(PairEncoder)

@@ -10,7 +10,6 @@ from mtl.checks import InputError, first_line, require
 from ..files.reading import quote
 from .encoder import Encoder
 
-ANSWER = 3.0  # seconds in which the hub has to answer
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # a tokenizer's folder has at least one of these
 OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
 
@@ -24,11 +23,7 @@ def load(name: str) -> Encoder:
         found = _read(folder)
     else:
         found = _read(name)
-        if isinstance(found, Exception):
-            why = unreachable(name)
-            where = "is neither a folder nor in the local cache of Hugging Face, and its hub"
-            require(why is None, f"data.tokenizer={name} {where} cannot provide it: {why}. {OTHERWISE}")
-            found = _read(name, local=False)
+        found = _read(name, local=False) if isinstance(found, Exception) else found
     if isinstance(found, Exception):
         raise InputError(
             f"data.tokenizer={name} cannot be read: {quote(first_line(found), 150)}. {OTHERWISE}"
@@ -46,17 +41,3 @@ def _read(name: str | Path, local: bool = True) -> Any:
         return AutoTokenizer.from_pretrained(str(name), local_files_only=local)
     except Exception as error:  # a missing or damaged file can raise almost any exception
         return error
-
-
-def unreachable(name: str) -> str | None:
-    """Return why the hub does not provide the repository ``name``, or None if it does.
-
-    Loading from a hub that does not answer would be tried again and again, for half a minute.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(name, timeout=ANSWER)
-    except Exception as error:  # no network, no such repository, not a valid name, offline mode
-        return quote(first_line(error), 150)
-    return None

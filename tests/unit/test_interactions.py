@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mtl.data_modules.interactions import InteractionsDataModule
-from mtl.data_modules.sampling import draw_distinct
+from mtl.data_modules.interactions import InteractionsDataModule, draw_distinct
 from mtl.data_modules.splits import stratified_split
 from torch import Tensor
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules import jester, movielens
+from mtl.data_modules import books, jester, movielens
 from mtl.data_modules.books import HEADER, BooksDataModule, core, read_records
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
@@ -197,24 +197,27 @@ def test_users_and_books_with_few_records_are_dropped(tmp_path: Path) -> None:
 
 def test_repeated_records_and_isbns_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     records = [(1, "a", 3), (1, "a", 7), (1, "a", 0), (1, "b", 0), (1, "b", 0), (2, "a", 0), (2, "a", 4), (3, "a", 0)]
-    stored = read_records(write(tmp_path / BOOKS, book_lines(records)), 0.0)
+    stored = read_records(write(tmp_path / BOOKS, book_lines(records)))
     assert stored["user"].tolist() == [0, 0, 1, 2]
     assert stored["item"].tolist() == [0, 1, 0, 0]
     assert stored["rating"].nan_to_num().tolist() == [7, 0, 4, 0]
     assert "4 records repeat a pair" in caplog.text
     lines = [HEADER, r'"5";"0\"432";"8"', '"5";" x";"0"', '"5";"caf\u00e9; no. 2";"10"', '"5";"x";"1"']
-    stored = read_records(write(tmp_path / BOOKS, lines), 0.0)
+    stored = read_records(write(tmp_path / BOOKS, lines))
     assert stored["item"].tolist() == [0, 1, 2, 3]
     assert stored["rating"].nan_to_num().tolist() == [0, 8, 10, 1]  # sorted: " x", "0...", "caf...", "x"
 
 
-def test_broken_rows_within_the_limit_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_rows_within_the_limit_are_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write(tmp_path / BOOKS, [*book_lines(), "x", '"5";"B01";"99"'])
-    assert len(triples(ready(BooksDataModule, tmp_path, max_broken=2 / 162))) == 160
+    with pytest.raises(InputError, match=r"line 162: 'x' is damaged, like 2 of 162 lines. Expected"):
+        ready(BooksDataModule, tmp_path)
+    monkeypatch.setattr(books, "BROKEN", 2 / 162)
+    assert len(triples(ready(BooksDataModule, tmp_path))) == 160
     assert f"{file}, line 162: 'x' is damaged, like 2 of 162 lines; they are skipped" in caplog.text
     assert "BX-Book-Ratings.csv has 162 records, the published file 1149780" in caplog.text
-    with pytest.raises(InputError, match="line 162"):  # the cache of the wider limit is not used
-        ready(BooksDataModule, tmp_path, max_broken=0.01)
 
 
 def test_an_archive_that_cannot_be_verified_is_fetched_only_on_demand(tmp_path: Path) -> None:
