@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mtl.checks import require
 from mtl.options import InnerShare, Long, LongOrZero, Model, Name, Positive, valid
-from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, unique
+from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, key_of, unique
 
 NAMES = {  # names, as in the papers, for parts whose file gives none
     "comet": "COMET",
@@ -247,8 +247,15 @@ class Paper:
         return Definition(name, label, words, space, file.sampler, file.pruner, file.seed)
 
     def space_of(self, group: Part, gate: Part) -> Space:
-        """Return the space that is searched for a row before its runs; {} if there is no search."""
-        return self.file.space | group.space | gate.space if self.scale.n_trials else {}
+        """Return the space that is searched for a row before its runs; {} if there is no search.
+
+        What the scale fixes is not searched.
+        """
+        if not self.scale.n_trials:
+            return {}
+        fixed = {key_of(word) for word in self.scale.fixed}
+        space = self.file.space | group.space | gate.space
+        return {key: values for key, values in space.items() if key not in fixed}
 
 
 def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:

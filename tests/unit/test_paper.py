@@ -76,7 +76,7 @@ def test_runs_and_their_words() -> None:
     assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
 
 
-NO_SEEDS = ["~scales.laptop.seeds", "+scales.laptop.best=3"]
+NO_SEEDS = ["~scales.laptop.seeds", "+scales.laptop.best=3", "scales.laptop.n_trials=0"]
 WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
     (NO_SEEDS, [], None, "best: nothing is searched for dselect_k, "),
