@@ -76,7 +76,16 @@ def test_runs_and_their_words() -> None:
     assert found.published()["alpha_09"]["comet"]["test loss"] == pytest.approx((0.4076, 0.0002))
 
 
-NO_SEEDS = ["~scales.laptop.seeds", "+scales.laptop.best=3", "scales.laptop.n_trials=0"]
+def test_what_a_scale_fixes_is_not_searched() -> None:
+    spaces = {}
+    for scale in ("paper", "laptop"):
+        found = paper("dselect_k_static", scale=scale)
+        spaces[scale] = set(found.space_of(*found.pairs()[0]))
+    assert spaces["laptop"] == {"gate.gamma", "gate.entropy_weight"}
+    assert spaces["paper"] - spaces["laptop"] == {"optimizer.lr", "recipe.max_epochs"}
+
+
+NO_SEEDS = ["scales.laptop.n_trials=0", "~scales.laptop.seeds", "+scales.laptop.best=3"]
 WRONG: list[tuple[list[str], list[str], str | None, str]] = [
     (["+scales.laptop.best=3"], [], None, "scales.laptop: must have either seeds or best"),
     (NO_SEEDS, [], None, "best: nothing is searched for dselect_k, "),
