@@ -12,7 +12,6 @@ from mtl.cli.errors import as_one_message
 from mtl.runs.commands import program
 
 FIRST = 10  # rows that mtl predict prints without -o
-WAITING = 1024  # requests that mtl serve answers at a time; more are refused
 
 
 def parser_of(name: str, text: str, out: str | None = None) -> ArgumentParser:
@@ -140,8 +139,8 @@ def serve(arguments: Sequence[str] | None = None, server: Callable[..., None] | 
         given = read_given(parser, arguments)
         from mtl.use.serve import prepare
 
-        app, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms)
-    (server or run)(app, host=given.host, port=given.port, access_log=False, limit_concurrency=WAITING)
+        app, protocol, run = prepare(given.run, given.trust, given.max_batch, given.max_wait_ms)
+    (server or run)(app, host=given.host, port=given.port, access_log=False, http=protocol)
 
 
 def names(text: str) -> list[str]:

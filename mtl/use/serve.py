@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import queue
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,15 +31,22 @@ from mtl.options import Count, NotNegative, valid
 from mtl.predictions import described
 from mtl.use.trained import TrainedModel, load
 
+WAITING = 1024  # requests that may wait for the network; more are refused
 LARGEST = 16 << 20  # bytes of a request
+PATIENCE = 30.0  # seconds that a client may take to send a request, and to read the answer
 WHERE = "the request"  # name of the rows in messages
 ROWS = 'the request needs a list of rows: {"rows": [{"column": value, ...}, ...]}'
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can hold it, UTF-8 cannot
 
 
 class Request(BaseModel):
     """The body of a request."""
 
     rows: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+class FullError(Exception):
+    """Report that too many requests are waiting."""
 
 
 @dataclass
@@ -56,12 +64,14 @@ class Predictor:
     Use it as a context manager: on exit, it answers all waiting requests.
     """
 
-    def __init__(self, model: TrainedModel, max_batch: int = 256, max_wait: float = 0.002) -> None:
+    def __init__(
+        self, model: TrainedModel, max_batch: int = 256, max_wait: float = 0.002, waiting: int = WAITING
+    ) -> None:
         require(bool(model.columns), "this network reads no rows of a table, so there is nothing to serve")
         spans = [task.name for task in model.spec.tasks if task.kind == "span"]
         require(not spans, f"task {', '.join(spans)} finds answers in texts: it cannot be served")
         self.model, self.max_batch, self.max_wait = model, max_batch, max_wait
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.Queue[Job | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="predictor")
 
     def __enter__(self) -> Predictor:
@@ -73,10 +83,13 @@ class Predictor:
         self._thread.join()
 
     def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
-        """Return the future predictions of ``rows``. Raises InputError for bad rows."""
+        """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
         require(len(rows) <= self.max_batch, f"{len(rows)} rows in a request: at most {self.max_batch} are accepted")
         job = Job(table(rows, self.model.columns, self.model.lists))
-        self._jobs.put(job)
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise FullError from None
         return job.answer
 
     def _work(self) -> None:
@@ -108,9 +121,9 @@ class Predictor:
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].answer.set_exception(error)
-            else:
-                for job in jobs:  # answer the good ones
-                    self._answer([job])
+            else:  # answer the good ones
+                self._answer(jobs[: len(jobs) // 2])
+                self._answer(jobs[len(jobs) // 2 :])
             return
         for job in jobs:
             job.answer.set_result(found[: len(job.frame)])
@@ -146,7 +159,7 @@ def read(cell: Any, separator: str | None, where: str) -> str | list[str | None]
 
 def is_cell(value: Any) -> bool:
     """Return whether ``value`` is empty, text or a number."""
-    return value is None or isinstance(value, int | float | str)
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and not SURROGATE.search(value))
 
 
 def as_text(value: str | float | bool | None) -> str | None:
@@ -169,8 +182,8 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
 
 
 def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
-    """Return the FastAPI application; ``about``: see ``describe``."""
-    import fastapi
+    """Return the FastAPI application; ``about``: see ``describe``. Raises InputError without fastapi."""
+    fastapi, _ = web_packages()
 
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[None]:
@@ -183,7 +196,9 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
         try:
             return {"predictions": await asyncio.wrap_future(predictor.submit(request.rows))}
         except InputError as error:
-            raise fastapi.HTTPException(422, str(error)) from None
+            raise fastapi.HTTPException(422, str(error).encode(errors="backslashreplace").decode()) from None
+        except FullError:
+            raise fastapi.HTTPException(503, "too many requests are waiting; try again later") from None
 
     async def health() -> dict[str, Any]:
         return {"ready": True, **about}
@@ -197,14 +212,46 @@ def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
     return app
 
 
-def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any]:
-    """Return the application that serves the network of a run, and uvicorn's function ``run``."""
-    valid(Count, max_batch, "--max-batch")
-    valid(NotNegative, max_wait_ms, "--max-wait-ms")
+def protocol() -> Any:
+    """Return uvicorn's protocol with time limits: the connection of a client that keeps it waiting is closed.
+
+    uvicorn itself waits for ever for the rest of a request, and for a client that does not read its answer.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc]  # its class depends on the packages that are installed
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch(self)
+
+        def _watch(self, before: Any) -> None:
+            """Close the connection if it still waits for the client at request ``before`` (None: the first request)."""
+            request = self.cycle
+            read = request is not None and not request.more_body
+            ours = read and not request.response_started and not self.flow.write_paused
+            if self.transport.is_closing() or (request is before and not ours):
+                self.transport.abort()  # close() would wait until the client reads the rest
+            else:
+                self.loop.call_later(PATIENCE, self._watch, self if ours else request)
+
+    return Protocol
+
+
+def web_packages() -> tuple[Any, Any]:
+    """Return the modules fastapi and uvicorn. Raises InputError if one is not installed."""
     try:
-        import fastapi  # noqa: F401
+        import fastapi
         import uvicorn
     except ImportError as error:
         raise InputError(f"mtl serve needs the package {error.name}: pip install -e '.[serve]'") from None
+    return fastapi, uvicorn
+
+
+def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
+    """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
+    valid(Count, max_batch, "--max-batch")
+    valid(NotNegative, max_wait_ms, "--max-wait-ms")
+    _, uvicorn = web_packages()
     model = load(path, trust)
-    return application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path)), uvicorn.run
+    app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))
+    return app, protocol(), uvicorn.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -20,7 +21,8 @@ from mtl.data_modules.tables.example import visits
 import mtl
 from mtl.checks import InputError
 from mtl.cli.use import serve as main
-from mtl.use.serve import Predictor, application, describe, table
+from mtl.use import serve
+from mtl.use.serve import FullError, Predictor, application, describe, table
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
 
@@ -41,15 +43,20 @@ def model(checkpoint: Path) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def port(checkpoint: Path, model: TrainedModel) -> Iterator[int]:
-    """Return the port of a server that gathers up to 8 rows; at the end it stops as after a signal."""
+    """Return the port of a server that gathers up to 8 rows; at the end it stops as after a signal.
+
+    It is patient for a fifth of a second.
+    """
     app = application(Predictor(model, max_batch=8, max_wait=0.005), describe(model, checkpoint))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", http=serve.protocol()))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "PATIENCE", 0.2)
+        yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()
@@ -70,6 +77,13 @@ def open_connection(port: int, begin: str) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.sendall(begin.encode())
     return client
+
+
+def send_on(client: socket.socket, content: bytes, pause: float = 0.0) -> None:
+    """Send ``content`` again and again until the server closes the connection, which is a ConnectionError."""
+    while True:
+        client.sendall(content)
+        time.sleep(pause)
 
 
 def everything(client: socket.socket) -> bytes:
@@ -110,7 +124,12 @@ def test_answers_of_many_clients_equal_predict(port: int, model: TrainedModel) -
         ({"rows": [{**rows(3)[2], "age": [1]}]}, r"the request, column 'age', row 1: [1] is neither text nor number"),
         ({"rows": rows(9)}, r"9 rows in a request: at most 8 are accepted"),
         ({"rows": []}, r"the request needs a list of rows"),
-        ("5", r"the request needs a list of rows"),
+        ('"\\ud800"', r"the request needs a list of rows"),
+        (
+            {"rows": [{**rows(3)[2], "device": "a\ud800"}]},
+            r"column 'device', row 1: a\ud800 is neither text nor number",
+        ),
+        ({"rows": [{**rows(3)[2], "age": {"\udfff": 1}}]}, r"column 'age', row 1: {'\udfff': 1} is neither text nor"),
     ],
 )
 def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
@@ -119,9 +138,10 @@ def test_bad_rows_get_one_message(port: int, body: Any, message: str) -> None:
     assert message in answer["detail"]
 
 
-def test_a_list_that_is_none_is_refused() -> None:
+def test_half_a_character_in_a_list_is_refused_and_in_another_column_ignored(port: int) -> None:
     with pytest.raises(InputError, match=r"column 'tags', row 1: .* is not a list"):
-        table([{"tags": ["a", {}]}], ["tags"], {"tags": ""})
+        table([{"tags": ["a", "\ud800"]}], ["tags"], {"tags": ""})
+    assert ask(port, {"rows": [{**rows(3)[2], "more": "\ud800"}]})[0] == 200
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -131,7 +151,35 @@ def test_large_body_is_refused_before_it_is_read(port: int, chunked: bool) -> No
         if chunked:
             for _ in range(17):
                 client.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 413")
+        assert b"HTTP/1.1 413" in everything(client)
+
+
+BEGUN = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+
+
+@pytest.mark.parametrize("begin", ["POST /predict HTTP/1.1\r\nX: ", f"GET /health HTTP/1.1\r\nHost: x\r\n\r\n{BEGUN}"])
+def test_slow_client_is_cut_off(begin: str, port: int) -> None:
+    with open_connection(port, begin) as client:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            send_on(client, b"x", 0.02)
+        assert 0.15 < time.monotonic() - began < 5
+
+
+def test_client_that_does_not_read_is_cut_off(port: int) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", port))
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+        with pytest.raises(ConnectionError):
+            send_on(client, request)
+
+
+def test_answer_may_take_longer_than_a_client(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = TrainedModel.predict
+    monkeypatch.setattr(TrainedModel, "predict", lambda *args, **kwargs: time.sleep(0.5) or found(*args, **kwargs))
+    assert ask(port, {"rows": rows(3)})[0] == 200
 
 
 def test_documentation_and_health(port: int, checkpoint: Path) -> None:
@@ -159,10 +207,13 @@ def test_cells_are_read_as_in_a_text_file() -> None:
     assert found.to_dict(as_series=False) == {"x": ["true", "3", "3", "0.5", "v1.0", "", None]}
 
 
-def test_the_end_answers_what_waits(model: TrainedModel) -> None:
-    predictor = Predictor(model, max_batch=2)
+def test_full_queue_refuses_and_the_end_answers_what_waits(model: TrainedModel) -> None:
+    predictor = Predictor(model, max_batch=2, waiting=3)
     waiting = [predictor.submit(rows(3)[2:]) for _ in range(3)]  # nobody works yet
+    with pytest.raises(FullError):
+        predictor.submit(rows(3)[2:])
     waiting[1].cancel()
+    predictor._jobs.maxsize = 4  # room for the end
     with predictor:
         pass
     assert waiting[0].result(0) == waiting[2].result(0)
