@@ -19,7 +19,7 @@ from torchvision.datasets import CelebA
 from torchvision.datasets.utils import download_file_from_google_drive
 
 from mtl.checks import InputError, require
-from mtl.options import Chosen, FilePath, Some, validated
+from mtl.options import FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
@@ -63,7 +63,7 @@ class CelebADataModule(TensorDataModule):
         self,
         data_dir: FilePath,
         attributes: Attribute | Some[Attribute],
-        scale: Chosen[Literal[1, 2, 4, 8]] = 2,
+        scale: Literal[1, 2, 4, 8] = 2,
         download: bool = True,
         standardise: bool = True,
         **common: Any,

@@ -8,7 +8,6 @@ InputError of one sentence, and ``mtl.config.check`` reads the same annotations 
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import types
 import typing
@@ -54,22 +53,14 @@ def matching(pattern: str, words: str) -> AfterValidator:
 
 
 def _path(value: Any) -> Any:
-    """Return a path with ``~`` expanded; raise ValueError if the system does not allow such a path."""
+    """Return a path with ``~`` expanded; raise ValueError if it cannot be one."""
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
         raise ValueError("must be a path")
     try:
         expanded = Path(value).expanduser()
     except RuntimeError as error:
         raise ValueError("must be a path; there is no such user") from error
-    if len(os.fsencode(expanded)) > 4000 or any(len(os.fsencode(part)) > 255 for part in expanded.parts):
-        raise ValueError("must be a shorter path")
     return expanded
-
-
-def _no_switch(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must not be true or false")
-    return value
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
@@ -109,7 +100,6 @@ TaskName = Annotated[
         "text of at most 100 characters without dots, slashes and control characters",
     ),
 ]
-Chosen = Annotated[T, BeforeValidator(_no_switch)]  # for a Literal of numbers: refuses true, which equals 1
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only
 
 

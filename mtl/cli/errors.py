@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -39,15 +39,18 @@ def lost_peer(error: BaseException) -> bool:
 
 
 @contextmanager
-def as_one_message() -> Iterator[None]:
-    """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it."""
+def as_one_message(own: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
+    """Exit with one message for an error inside this context; with HYDRA_FULL_ERROR=1, raise it.
+
+    ``own`` returns the sentence for the errors that it knows.
+    """
     os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
     try:
         yield
     except SystemExit:
         raise
     except BaseException as error:
-        end(error)
+        end(error, own(error))
 
 
 def end(error: BaseException, sentence: str | None = None) -> NoReturn:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtl.checks import InputError
 from mtl.cli import resolvers
-from mtl.cli.errors import end
+from mtl.cli.errors import as_one_message
 from mtl.cli.explain import CONF, explain
 from mtl.cli.help import print_help
 from mtl.cli.train import composed
@@ -67,13 +67,11 @@ def start(file: str, usage: str, run: Callable[[list[str]], Any], arguments: Seq
     words = with_searched(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(words):
         return print_help(usage, CONF / file, words)
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            run(words)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        sentence = explain(error, words)
+
+    def sentence(error: BaseException) -> str | None:
         if isinstance(error, ModuleNotFoundError) and error.name in ("optuna", "sqlalchemy"):
-            sentence = f"mtl {Path(file).stem} needs the package {error.name}: pip install -e '.[tune]'"
-        end(error, sentence)
+            return f"mtl {Path(file).stem} needs the package {error.name}: pip install -e '.[tune]'"
+        return explain(error, words)
+
+    with as_one_message(sentence), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        run(words)

@@ -52,22 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(given):
         return print_help(USAGE.format(program=" ".join(commands.program())), CONF / "train.yaml", given)
-    # Make Hydra raise errors instead of printing tracebacks. Child processes inherit both variables
-    os.environ.setdefault("MTL_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "0"))
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     commands.GIVEN[:] = given
     Start.argv, Start.checkpoint, Start.words = tuple(sys.argv), None, ()
     try:
-        if not resolvers.RANK.isdecimal():
-            sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
-        read_start(given)
-        # argparse needs flags and their values first
-        sys.argv[1:] = sorted([*Start.words, *given], key=is_override)
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
-    except SystemExit:
-        raise
-    except BaseException as error:
-        errors.end(error, sentence_for(error, given))
+        with errors.as_one_message(lambda error: sentence_for(error, given)):
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing tracebacks
+            if not resolvers.RANK.isdecimal():
+                sys.exit(f"error: RANK={resolvers.RANK}: this environment variable must be the number of this process")
+            read_start(given)
+            # argparse needs flags and their values first
+            sys.argv[1:] = sorted([*Start.words, *given], key=is_override)
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(task)()
     finally:
         sys.argv[:] = Start.argv
 

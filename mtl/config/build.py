@@ -37,23 +37,12 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
 
 def check_options(cfg: DictConfig) -> None:
     """Construct gate and optimizer once, without data, so that their options are checked before any data is touched."""
-    sections = ["optimizer", *(["table_optimizer"] if cfg.get("table_optimizer") else [])]
-    for name in sections:
+    for name in ("optimizer", *(["table_optimizer"] if cfg.get("table_optimizer") else [])):
         try:
             _instantiate(cfg, name)([nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name}: {error}") from None
-    if cfg.get("table_optimizer"):
-        _check_sparse(cfg)
-    if cfg.get("compile"):
-        execution = cfg.network.get("execution", "dense")
-        require(
-            execution == "dense",
-            f"compile=true with network.execution={execution}: compiled code cannot choose experts by the "
-            "routing; use network.execution=dense, or compile=false",
-        )
-    _check_weighting(cfg)
-    _check_divided(cfg)
+    _check_combinations(cfg)
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
@@ -63,21 +52,57 @@ def check_options(cfg: DictConfig) -> None:
         _instantiate(cfg, "gate")(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
 
 
-def _check_sparse(cfg: DictConfig) -> None:
-    """Raise InputError if something in the run cannot take sparse gradients."""
-    dense = "; use table_optimizer=none"
-    require(not cfg.get("compile"), f"compile=true with table_optimizer: torch compiles no sparse gradients{dense}")
-    require(
-        not getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False),
-        f"weighting: this method combines dense gradients of the tasks, not the sparse ones of table_optimizer{dense}",
-    )
-    trainer = cfg.trainer
+def _check_combinations(cfg: DictConfig) -> None:
+    """Raise InputError if two choices do not go together."""
+    trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
+    compiled, tables, divided = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_divided(cfg)
+    combines = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of the tasks
+    conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
-    require(
-        not gpus or (trainer.devices == 1 and trainer.num_nodes == 1),
-        "table_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
-        "table_optimizer=none",
-    )
+    alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and trainer.accumulate_grad_batches == 1
+    why = ": trainer=fsdp and fsdp_cpu divide the parameters among the processes, "
+    for wrong, message in (
+        (
+            compiled and execution != "dense",
+            f"compile=true with network.execution={execution}: compiled code cannot choose experts by the routing; use "
+            "network.execution=dense, or compile=false",
+        ),
+        (
+            compiled and tables,
+            "compile=true with table_optimizer: torch compiles no sparse gradients; use table_optimizer=none",
+        ),
+        (
+            combines and tables,
+            "weighting: this method combines dense gradients of the tasks, not the sparse ones of table_optimizer; use "
+            "table_optimizer=none",
+        ),
+        (
+            tables and gpus and not (trainer.devices == 1 and trainer.num_nodes == 1),
+            "table_optimizer on several GPUs: NCCL does not add sparse gradients; use trainer.devices=1, or "
+            "table_optimizer=none",
+        ),
+        # In float16 the trainer scales the loss, and later divides the gradients of the parameters by the same factor.
+        # The gradients of single tasks, which such a method combines, would stay scaled
+        (
+            combines and str(trainer.precision) in ("16", "16-mixed"),
+            f"trainer.precision={trainer.precision}: it scales the loss of a step, which is undefined for a weighting "
+            "that combines the gradients of tasks; use trainer.precision=bf16-mixed or 32-true, or a method on losses "
+            "such as weighting=uncertainty",
+        ),
+        (
+            combines and alone,
+            "weighting: this method compares the gradients of tasks, and a step of this data has the labels of one "
+            "task; set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
+        ),
+        (divided and tables, f"table_optimizer{why}with dense gradients; use table_optimizer=none"),
+        (divided and compiled, f"compile=true{why}which compiled code does not see; use compile=false"),
+        (divided and combines, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp"),
+        (
+            divided and conflict,
+            f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp",
+        ),
+    ):
+        require(not wrong, message)
 
 
 def _is_divided(cfg: DictConfig) -> bool:
@@ -87,21 +112,6 @@ def _is_divided(cfg: DictConfig) -> bool:
 
 def _is_double(cfg: DictConfig) -> bool:
     return str(cfg.trainer.precision) in ("64", "64-true")
-
-
-def _check_divided(cfg: DictConfig) -> None:
-    """Raise InputError if a run that divides its parameters among processes needs them whole."""
-    if not _is_divided(cfg):
-        return
-    why = ": trainer=fsdp and fsdp_cpu divide the parameters among the processes, "
-    require(not cfg.get("table_optimizer"), f"table_optimizer{why}with dense gradients; use table_optimizer=none")
-    require(not cfg.get("compile"), f"compile=true{why}which compiled code does not see; use compile=false")
-    needs_shared = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)
-    require(not needs_shared, f"weighting{why}and this method combines whole gradients of tasks; use trainer=ddp")
-    conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
-    require(
-        not conflict, f"callbacks.conflict.every_steps={conflict}{why}and conflicts need whole ones; use trainer=ddp"
-    )
 
 
 def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Module:
@@ -140,37 +150,7 @@ def build_module(
 
 def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
     """Return the function that makes the weighting of a network; None if ``cfg`` has no such section."""
-    if not cfg.get("weighting"):
-        return None
-    try:
-        make: Callable[..., Weighting] = _instantiate(cfg, "weighting")
-    except InstantiationException as error:
-        if isinstance(error.__cause__, ImportError):
-            raise InputError(f"weighting: {error.__cause__}; all of it: pip install -e '.[weighting]'") from None
-        if isinstance(error.__cause__, ValueError):
-            raise InputError(f"weighting: {error.__cause__}") from None
-        raise
-    return make
-
-
-def _check_weighting(cfg: DictConfig) -> None:
-    """Raise InputError if a method that compares tasks would see only one task per step, or scaled gradients."""
-    make = _weighting(cfg)
-    kind = getattr(make, "func", None)
-    # In float16 the trainer scales the loss, and later divides the gradients of the parameters by the same factor. The
-    # gradients of single tasks, which such a method combines, would stay scaled
-    require(
-        str(cfg.trainer.precision) not in ("16", "16-mixed") or not getattr(kind, "needs_shared", False),
-        f"trainer.precision={cfg.trainer.precision}: it scales the loss of a step, which is undefined for a weighting "
-        "that combines the gradients of tasks; use trainer.precision=bf16-mixed or 32-true, or a method on losses such "
-        "as weighting=uncertainty",
-    )
-    alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and cfg.trainer.accumulate_grad_batches == 1
-    require(
-        not (alone and getattr(kind, "needs_shared", False)),
-        "weighting: this method compares the gradients of tasks, and a step of this data has the labels of one task; "
-        "set data.tasks_per_step or trainer.accumulate_grad_batches to 2 or more, or use weighting=fixed",
-    )
+    return _instantiate(cfg, "weighting") if cfg.get("weighting") else None
 
 
 def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
@@ -237,9 +217,12 @@ def _plain_errors(where: str) -> Iterator[None]:
             if isinstance(cause, InputError):
                 raise cause from None
             unknown = isinstance(cause, TypeError) and re.search(WRONG_ARGUMENTS, str(cause)) is not None
+            missing = where == "weighting" and isinstance(cause, ImportError)
             refused = isinstance(cause, MisconfigurationException) or (
-                where == "trainer" and isinstance(cause, TypeError | ValueError)
+                where in ("trainer", "weighting") and isinstance(cause, TypeError | ValueError)
             )
+            if missing:
+                raise InputError(f"weighting: {cause}; all of it: pip install -e '.[weighting]'") from None
             if unknown or refused:
                 raise InputError(f"{where}: {cause}") from None
             cause = cause.__cause__

@@ -8,14 +8,13 @@ from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
-    CategoricalChoiceType,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
 )
 from optuna.trial import Trial
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, shown
 from mtl.runs.commands import hydra_text
 
 FORMS = "a list of values, or {low: ..., high: ...} with log: true or step: ..."
@@ -27,21 +26,13 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
 
 
 def _distribution(key: str, described: Any) -> BaseDistribution:
-    if isinstance(described, list):
-        require(len(described) > 0, f"space: {key}=[]: must have at least one value")
-        choices: list[CategoricalChoiceType] = [
-            hydra_text(v, str) if isinstance(v, list | dict) else v for v in described
-        ]
-        return CategoricalDistribution(choices)
-    given = f"space: {key}={described!r}"
-    require(isinstance(described, dict) and {"low", "high"} <= set(described), f"{given}: must be {FORMS}")
-    unknown = set(described) - {"low", "high", "log", "step"}
-    require(not unknown, f"{given}: {', '.join(sorted(unknown))} is not known; accepted is {FORMS}")
-    whole = all(isinstance(described[name], int) for name in ("low", "high"))
     try:
+        if isinstance(described, list):
+            return CategoricalDistribution([hydra_text(v, str) if isinstance(v, list | dict) else v for v in described])
+        whole = isinstance(described["low"], int) and isinstance(described["high"], int)
         return (IntDistribution if whole else FloatDistribution)(**described)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{given}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"space: {key}={shown(described)}: must be {FORMS} ({error})") from None
 
 
 def suggest(trial: Trial, key: str, distribution: BaseDistribution) -> None:

@@ -170,11 +170,11 @@ def test_lists_are_choices_as_words() -> None:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ([], "gate.k=\\[\\]: must have at least one value"),
+        ([], "gate.k=\\[\\]: must be a list of values, or"),
         (3, "gate.k=3: must be a list of values, or"),
         ({"low": 1}, "must be a list of values, or"),
         ({"low": 0.0, "high": 1.0, "log": True}, "gate.k=.*low"),
-        ({"low": 1, "high": 2, "base": 2}, "base is not known"),
+        ({"low": 1, "high": 2, "base": 2}, "unexpected keyword argument 'base'"),
     ],
 )
 def test_a_wrong_space_is_one_message(described: Any, message: str) -> None:
