@@ -21,7 +21,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.metrics import accuracy_score, average_precision_score, mean_squared_error, r2_score, roc_auc_score
 from sklearn.preprocessing import TargetEncoder
 
-from tests.messy import FORMATS, TASKS, messy
+from tests.messy import TASKS, messy
 
 METRICS = {"churned": ["auroc"], "fraud": ["auroc", "auprc"], "plan": ["accuracy"], "spend": ["mse", "r2"]}
 LARGEST = 255  # categories of HistGradientBoosting
@@ -30,8 +30,7 @@ LARGEST = 255  # categories of HistGradientBoosting
 def words(path: Path) -> list[str]:
     """Return the words that train a network on the table."""
     tasks = (f"{name}: {{kind: {task['kind']}, metrics: [{', '.join(METRICS[name])}]}}" for name, task in TASKS.items())
-    formats = ", ".join(f'{name}: "{form}"' for name, form in FORMATS.items())
-    return ["data=table", f"data.path={path}", f"data.tasks={{{', '.join(tasks)}}}", f"data.formats={{{formats}}}"]
+    return ["data=table", f"data.path={path}", f"data.tasks={{{', '.join(tasks)}}}"]
 
 
 def features(data: TableDataModule, split: str) -> tuple[Any, Any, Any]:
@@ -79,7 +78,7 @@ def main() -> None:
     path, seeds = given.out.absolute() / "messy.csv", range(1, given.seeds + 1)
     messy().write_csv(path)
     print(shlex.join(["mtl", "train", "-m", "gate=softmax", *words(path), f"seed={','.join(map(str, seeds))}"]))
-    data = TableDataModule(str(path), TASKS, formats=FORMATS, batch_size=512)
+    data = TableDataModule(str(path), TASKS, batch_size=512)
     data.setup()
     table = pl.DataFrame([{"seed": seed} | trees(data, seed) for seed in seeds])
     print(table.write_csv())

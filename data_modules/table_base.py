@@ -20,8 +20,9 @@ from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split, files_to_read
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
+from .tables.formats import ACCEPTED, is_format
 from .tables.inferring import Blocks
-from .tables.kinds import Given, check_type, is_format
+from .tables.kinds import Given, check_type
 from .tables.labels import Labels
 from .tables.learning import learn
 from .tables.reading import NULL_VALUES
@@ -47,7 +48,7 @@ class TableBase(TensorDataModule):
     ``tasks`` maps names to a kind, binary, multiclass or regression, or to the options of ``Labels``, with a kind.
     An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
-    says how its dates or numbers are written, as in {signup: %m/%d/%Y}, see ``is_format``. Categories become
+    says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
     ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
     frequent ones share id 0. Numbers are scaled to mean 0 and standard deviation 1. ``dates`` and ``lists`` name
     columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
@@ -114,8 +115,7 @@ class TableBase(TensorDataModule):
             separators[column] = read.separator or ""
             targets |= {column: read.target} if read.target is not None else {}
         for column, form in (formats or {}).items():
-            accepted = "give a date as in %d/%m/%Y, or a number: 1,234.5 or 1.234,5"
-            require(is_format(form), f"data.formats.{column}={shown(form)}: {accepted}")
+            require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
         self.given = Given(
             *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
             dict(formats or {}),

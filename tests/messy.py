@@ -22,7 +22,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "plan": {"kind": "multiclass"},
     "spend": {"kind": "regression"},
 }
-FORMATS = {"due": "%b %d, %Y", "weight": "1,234.5", "price": "1,234.5"}  # data.formats; signup's is recognised
 
 
 def messy(rows: int = ROWS, seed: int = 0) -> pl.DataFrame:

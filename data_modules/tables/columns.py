@@ -14,13 +14,13 @@ from mtl.checks import InputError
 from mtl.types import ROW
 
 from ..files.reading import quote
+from .formats import read_numbers
 
 logger = logging.getLogger(__name__)
 
 FILE = "\0file"  # column with the file of each row, if a table has several files; for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
-NUMBERS = {"1,234.5": (",", "."), "1.234,5": (".", ",")}  # formats: the signs for thousands and decimals
 
 
 @dataclass
@@ -79,16 +79,11 @@ def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
 
 
 def parse(column: pl.Series, form: str = "") -> pl.Series:
-    """Return ``column`` as float64, null for cells that are empty or not a number.
-
-    Text is read as ``form``, a key of ``NUMBERS``, perhaps with a unit before or after it; "" is a plain number.
-    """
+    """Return ``column`` as float64, null for cells that are empty or not a number; text is read as ``form``."""
     if column.dtype == pl.String:
+        if form:
+            return read_numbers(column, form)
         column = column.str.strip_chars()
-        if form in NUMBERS:
-            thousands, decimal = NUMBERS[form]
-            digits = column.str.extract(r"^[^\d+-]*([+-]?\d[\d.,]*)\D*$")
-            column = digits.str.replace_all(thousands, "", literal=True).str.replace(decimal, ".", literal=True)
     elif not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
     return column.cast(pl.Float64, strict=False).fill_nan(None)

@@ -7,11 +7,11 @@ from datetime import datetime
 import polars as pl
 
 from .columns import BadCells
+from .formats import read_dates
 
 PARTS = ("month", "day", "weekday", "hour")  # categorical, hour from 0, the others from 1
 AGE = "age"
 SECONDS_PER_DAY = 86_400
-ZONE = r"(:\d\d(?:\.\d+)?)(?:Z|[+-]\d\d:?\d\d)$"  # at the end of a time
 ACCEPTED = "a date as in 2026-03-01 or 2026-03-01 14:30"
 
 
@@ -28,22 +28,17 @@ def expected_date(form: str) -> str:
 def parse_dates(column: pl.Series, form: str = "") -> pl.Series:
     """Return ``column`` as datetimes, to the second; null for cells that are empty or no date.
 
-    Text is read as ``form``, as in %d/%m/%Y; without one, polars finds it if years or days come first. Time zones are
-    dropped.
+    Text is read as ``form`` or ISO 8601. Time zones are dropped, so that times are local.
     """
-    no_dates = pl.Series(column.name, [None] * len(column), dtype=pl.Datetime("us"))
-    if column.dtype == pl.String:
-        try:
-            cells = column.str.strip_chars()
-            cells = cells if form else cells.str.replace(ZONE, "$1")
-            column = cells.str.to_datetime(form or None, strict=False)
-        except pl.exceptions.ComputeError:  # no cell is a date
-            return no_dates
-    if column.dtype == pl.Date:
-        return column.cast(pl.Datetime("us"))
-    if isinstance(column.dtype, pl.Datetime):
+    name, kind = column.name, column.dtype
+    if isinstance(kind, pl.Datetime):
         return column.dt.replace_time_zone(None).dt.cast_time_unit("us").dt.truncate("1s")
-    return no_dates
+    if kind == pl.Date:
+        return column.cast(pl.Datetime("us"))
+    if kind != pl.String:
+        return pl.Series(name, [None] * len(column), dtype=pl.Datetime("us"))
+    found = read_dates(column, form)
+    return found.zip_with(found.is_not_null(), read_dates(column, "")) if form else found
 
 
 def dates(frame: pl.DataFrame, name: str, where: str, bad: BadCells | None = None, form: str = "") -> pl.Series:

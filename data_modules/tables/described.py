@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from .overview import overview
 from .parquet import SUFFIX, ParquetRows
 from .reading import NULL_VALUES, ROWS, read_tables
 
+logger = logging.getLogger(__name__)
+
 HEAD = """# @package _global_
 # The columns of {path}, to be edited. Example: mtl train --config-dir {folder} data={name}
 defaults: [table]
@@ -37,7 +40,7 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     """
     blocks, rows, columns = rows_of(path)
     check_columns(columns, labels, str(path), "")
-    where, given = str(path), Given(on_bad="missing")  # a run on the table names the bad cells
+    where, given = str(path), Given()
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
     kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
@@ -49,6 +52,9 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     require(bool(inputs), f"{where}: no column is left as input")
     found, _, sample = infer(blocks, rows, inputs, targets, where, given)
     overview(found, targets, sample, f"{where}, {rows:,} rows", rows)
+    for column in found:
+        if column.problem:
+            logger.warning("%s", column.problem)
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
 
 
@@ -80,10 +86,12 @@ def lines_of(columns: Sequence[Column], tasks: dict[str, Any]) -> list[str]:
         "categorical": [one.name for one in columns if one.used and one.kind == "categorical"],
         "numeric": [one.name for one in columns if one.used and one.kind == "numeric"],
         "dates": [one.name for one in columns if one.used and one.kind == "date"],
+        "formats": {one.name: one.form for one in columns if one.used and one.form and one.kind != "categorical"},
         "ignore": [one.name for one in columns if not one.used],
     }
     lines = ["  tasks:\n", *(f"    {flow(name)}: {flow(options)}\n" for name, options in tasks.items())]
-    return lines + [f"  {option}: {flow(value)}\n" for option, value in by_kind.items() if value]
+    lines += [f"  {option}: {flow(value)}\n" for option, value in by_kind.items() if value]
+    return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
 
 
 def flow(value: Any) -> str:

@@ -36,7 +36,7 @@ class TableEncoder(RowEncoder):
     the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
     not becomes a missing value, which ``bad`` counts; with "error" it raises InputError.
 
-    ``formats``: how the dates and numbers of a column are written, see ``is_format``; the others are standard.
+    ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
     file, so cells that equal one of ``null_values`` are empty in all rows.

@@ -14,7 +14,7 @@ from mtl.checks import InputError, require
 from .columns import MISSING, BadCells, Scaling, Vocabulary, advice, as_text, cell, numbers, parse
 from .dates import AGE, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
-from .kinds import FEW, Given, Kind, check_type, is_named, kind_of
+from .kinds import FEW, Given, Kind, check_type, format_of, is_named, kind_of
 from .lists import Elements, listed
 from .statistics import Counts, Moments, bounds_of
 
@@ -28,7 +28,7 @@ class Column:
     """The current knowledge about an input column; ``kind`` is None until it can be inferred from the cells.
 
     ``empty``: texts that do not count as elements of a list. ``counts``: how often each value occurs; None if the
-    column has too many values that are no categories.
+    column has too many values that are no categories. ``problem``: why its kind cannot be inferred.
     """
 
     name: str
@@ -37,6 +37,8 @@ class Column:
     bad: BadCells | None
     kind: Kind | None = None
     why: str = ""
+    form: str = ""
+    problem: str = ""
     first: pl.Series | None = None  # the first cell
     varies: bool = False
     missing: int = 0
@@ -58,6 +60,7 @@ class Column:
             check_type(column, where, ignoring(self.name), self.kind)
             target = self.given.targets.get(self.name)
             self.why = f"compared with {target}" if target else "given" if self.name in self.given.columns else ""
+            self.form = format_of(column, self.given, self.kind, lambda row: cell(frame, self.name, row, where))
         self.varies = self.varies or pl.concat([self.first, column]).n_unique() > 1
         self.missing += column.null_count()
         if self.kind == "list":
@@ -88,7 +91,12 @@ class Column:
         """Infer the kind, now that all values are counted, and what an outlier is, from a ``sample`` of the cells."""
         if self.kind is None and self.varies and self.counts is not None:
             table = self.counts.table()
-            self.kind, self.why = kind_of(self.name, table, self.given, lambda wanted: self._find(blocks, wanted))
+            try:
+                found = kind_of(self.name, table, self.given, lambda wanted: self._find(blocks, wanted))
+            except InputError as error:
+                self.problem = str(error)
+                return
+            self.kind, self.why, self.form = found.kind, found.why, found.form
             if self.kind == "date":
                 self._note(parse_dates(table["value"], self.form))
         if self.kind == "numeric":
@@ -101,11 +109,6 @@ class Column:
             if len(found):
                 return cell(frame, self.name, found[0], where)
         return f"column {self.name!r}"
-
-    @property
-    def form(self) -> str:
-        """The format of its numbers or dates."""
-        return self.given.formats.get(self.name, "")
 
     @property
     def used(self) -> bool:

@@ -11,14 +11,14 @@ import polars as pl
 
 from mtl.checks import InputError, require
 
-from .columns import NUMBERS, expected_number, parse
+from .columns import expected_number, parse
 from .dates import expected_date, is_date, parse_dates
+from .formats import DATES, Fit, best, number_formats
 from .lists import is_list
 
 Kind = Literal["categorical", "numeric", "date", "list", "identifier", "free text"]
 OnBad = Literal["error", "missing"]
 
-PATTERN = "%"  # is in the formats of dates
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
 FEW = 32  # and have no more values than this, are taken for categories
@@ -41,8 +41,7 @@ class Given:
     rows that a category needs for its own id. ``max_categories``: the number of ids of a column, for its most
     frequent categories; None: no limit. ``max_length``: the number of elements that are read from a list; None: the
     length of the longest list in the training rows. ``on_bad``: whether a cell that cannot be read as a number or date
-    is an error or a missing value. ``formats``: how the dates or numbers of a column are written, see
-    ``is_format``.
+    is an error or a missing value. ``formats``: how the dates or numbers of a column are written, see ``formats.py``.
     """
 
     categorical: Collection[str] = ()
@@ -75,16 +74,11 @@ class Given:
         for kind, names in kinds.items():
             if column.name in names:
                 return kind
-        if is_date(column) or PATTERN in self.formats.get(column.name, ""):
+        if is_date(column) or self.formats.get(column.name) in DATES:
             return "date"
         if is_list(column):
             return "list"
         return None if column.dtype == pl.String or column.dtype.is_numeric() else "categorical"
-
-
-def is_format(text: str) -> bool:
-    """Return whether ``text`` is a format: of dates, as in %d/%m/%Y or %b %d, %Y %I:%M %p, or a key of ``NUMBERS``."""
-    return PATTERN in text or text in NUMBERS
 
 
 def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "numeric") -> None:
@@ -101,57 +95,103 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
     require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
 
 
-def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse], str]) -> tuple[Kind, str]:
-    """Return what a column of texts or numbers holds from its distinct values, in the columns value and count, and why.
+@dataclass(frozen=True)
+class Inferred:
+    """What a column holds, why, and the format of its dates or numbers."""
 
-    Text holds numbers or dates if all its cells do, and free text if cells are long and mostly distinct. Whole numbers
-    are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier. Such a
-    column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
+    kind: Kind
+    why: str
+    form: str = ""
 
-    Raises InputError if a column is mostly numbers or dates (unless ``given.on_bad`` makes the other cells missing
-    values, or the numbers are categories). ``first`` describes the first cell that is wanted, for the message.
+
+def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse], str]) -> Inferred:
+    """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
+
+    Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
+    Whole numbers are categories if they are few, see ``FEW``, and repeat, or if the column is named like an identifier.
+    Such a column, and any other text, whose cells are nearly all distinct is an identifier. The rest is categories.
+
+    Raises InputError if several formats fit, or if a column is mostly numbers or dates (unless ``given.on_bad`` makes
+    the other cells missing values, or the numbers are categories). ``first`` describes the first cell that is wanted,
+    for the message.
     """
     table = table.drop_nulls("value")
-    values, count, form = table["value"], table["count"], given.formats.get(name, "")
-    text, filled, distinct = values.dtype == pl.String, int(count.sum()), len(table)
+    values, filled, distinct = table["value"], int(table["count"].sum()), len(table)
+    text, forms = values.dtype == pl.String, [given.formats[name]] if name in given.formats else None
 
-    def read(parse_cells: Parse, expected: str) -> pl.Series | None:
-        """Return the cells as ``parse_cells`` reads them, None if it cannot read most."""
-        parsed = parse_cells(values)
-        share = int(count.filter(parsed.is_not_null()).sum()) / max(1, filled)
-        if share < NEARLY:
+    def read(parse_cells: Reader, forms: Sequence[str], expected: Callable[[str], str]) -> tuple[str, pl.Series] | None:
+        """Return the format that reads nearly all cells, and what it reads; None if there is none."""
+        found = best(table, forms, parse_cells)
+        if found.share < NEARLY:
             return None
-        if share < 1.0 and given.on_bad == "error":
-            bad = first(lambda cells: cells.is_not_null() & parse_cells(cells).is_null())
+        form = only(found, name, parse_cells, first)
+        if found.share < 1.0 and given.on_bad == "error":
+            bad = first(lambda cells: cells.is_not_null() & parse_cells(cells, form).is_null())
             raise InputError(
-                f"{bad} is not {expected}, but most of the column is. "
+                f"{bad} is not {expected(form)}, but most of the column is. "
                 f"Correct it, or set data.on_bad=missing, data.categorical=[{name}] or data.ignore=[{name}]"
             )
-        return parsed
+        return form, found.parsed
 
-    numbers = read(lambda cells: parse(cells, form), expected_number(form))
+    if text and forms is None:
+        dates = read(parse_dates, ["", *DATES], expected_date)
+        if dates is not None:
+            return Inferred("date", "", dates[0])
+    numbers = read(parse, forms or ["", *(number_formats(values) if text else ())], expected_number)
     if numbers is not None:
-        return of_numbers(name, table, numbers)
-    if text and read(parse_dates, expected_date("")) is not None:
-        return "date", ""
+        form, parsed = numbers
+        return of_numbers(name, table, parsed, form)
     if text and words(table) > WORDS and distinct > DISTINCT * filled:
-        return "free text", f"{words(table):.1f} words on average"
-    return ("identifier", "like an identifier") if distinct > UNIQUE * filled else ("categorical", "")
+        return Inferred("free text", f"{words(table):.1f} words on average")
+    if distinct > UNIQUE * filled:
+        return Inferred("identifier", "like an identifier")
+    return Inferred("categorical", "")
 
 
-def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series) -> tuple[Kind, str]:
-    """Return what a column of numbers holds, and why; ``parsed`` are the values of ``table``, null for bad cells."""
+def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], str]) -> str:
+    """Return the only format that fits; raise InputError, with a cell that ``first`` describes, if there are two."""
+    form, *others = found.forms
+    if others:
+        differ = first(lambda cells: ~parse_cells(cells, form).eq_missing(parse_cells(cells, others[0])))
+        raise InputError(
+            f"{differ} may be written as {form} or {others[0]}, and no other cell tells: give "
+            f"'data.formats={{{name}: {quoted(form)}}}' or {quoted(others[0])}"
+        )
+    return form
+
+
+def format_of(column: pl.Series, given: Given, kind: Kind | None, describe: Callable[[int], str]) -> str:
+    """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
+
+    ``describe`` describes a cell by its number, for the message of the InputError if two formats fit.
+    """
+    if column.name in given.formats:
+        return given.formats[column.name]
+    if column.dtype != pl.String or kind not in ("numeric", "date"):
+        return ""
+    table = column.rename("value").drop_nulls().value_counts(sort=True)
+    parse_cells, others = (parse_dates, [*DATES]) if kind == "date" else (parse, number_formats(table["value"]))
+    found = best(table, ["", *others], parse_cells)
+
+    def first(wanted: Parse) -> str:
+        return describe(int(wanted(column).arg_true()[0]))
+
+    return only(found, column.name, parse_cells, first) if found.share >= NEARLY else ""
+
+
+def of_numbers(name: str, table: pl.DataFrame, parsed: pl.Series, form: str) -> Inferred:
+    """Return what a column of numbers holds; ``parsed`` are the values of ``table``, null for bad cells."""
     found, count = parsed.drop_nulls(), int(table["count"].filter(parsed.is_not_null()).sum())
     distinct, why = found.n_unique(), ""
     if bool((found == found.round()).all()):
         if is_named(name):
             if distinct > UNIQUE * count:
-                return "identifier", "like an identifier"
-            return "categorical", "named like an identifier"
+                return Inferred("identifier", "like an identifier")
+            return Inferred("categorical", "named like an identifier", form)
         if distinct <= FEW and distinct * ROWS_PER_VALUE <= count:
-            return "categorical", "few whole numbers"
+            return Inferred("categorical", "few whole numbers", form)
         why = "whole numbers" if distinct * ROWS_PER_VALUE <= count else ""
-    return "numeric", why
+    return Inferred("numeric", why, form)
 
 
 def is_named(name: str) -> bool:
@@ -165,4 +205,10 @@ def words(table: pl.DataFrame) -> float:
     return float((table["value"].str.count_matches(r"\S+") * table["count"]).sum() / max(1, table["count"].sum()))
 
 
+def quoted(form: str) -> str:
+    """Return a format as a value of the command line."""
+    return form if form in DATES and "," not in form else f'"{form}"'
+
+
 Parse = Callable[[pl.Series], pl.Series]
+Reader = Callable[[pl.Series, str], pl.Series]  # with the format of the cells

@@ -73,6 +73,7 @@ def learn(
     found, specs, sample = infer(blocks, rows, columns, labels, where, given, encoder.empty, bad)
     overview(found, labels, sample, f"{where}, {rows:,} training rows", rows)
     for column in found:
+        require(not column.problem, column.problem)
         if column.measured and column.kind == "date":
             taken = [part for part in part_names(column.name) if part in columns]
             named = f"the date {column.name!r} becomes parts of this name"

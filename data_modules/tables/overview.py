@@ -2,63 +2,83 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import polars as pl
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from mtl.checks import shown
 
 from .columns import as_text, parse
+from .dates import parse_dates
 from .encoder import listing
 from .inferring import MANY, Column
 from .labels import Labels
+from .leaks import Ordered, classes_of
 
 logger = logging.getLogger(__name__)
 
-WIDTH = 100
-LISTED = 40  # columns in the table
-EXAMPLES, LENGTH = 3, 24  # values of a column, and the length of a text
+WIDTH = 80
+LISTED = 40  # columns in the table, besides those with a warning
+EXAMPLES, LENGTH = 3, 20  # values of a column, and their length in all
 TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number", None: "?"}
-ROWS_PER_VALUE = 10  # a column with fewer rows for each value predicts any label perfectly, by chance
-FEWEST = 5  # rows of a class
-EQUAL = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
+CONSTANT = "constant"
 
 
 def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, title: str, rows: int) -> None:
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
-    style = {"tbl_formatting": "NOTHING", "tbl_hide_dataframe_shape": True, "tbl_hide_column_data_types": True}
-    with pl.Config(**style, tbl_cols=-1, tbl_rows=LISTED, tbl_width_chars=WIDTH, fmt_str_lengths=LENGTH):
-        table = pl.DataFrame([line_of(column, sample[column.name], rows) for column in columns])
-        logger.info("%s\n%s", title, "\n".join(line.strip() for line in str(table).splitlines()))
+    perfect = leaks(columns, labels, sample)
+    logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason in (("identifier", "identifiers (nearly all cells are distinct)"), ("free text", "free text")):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
             logger.warning(
-                "left out, like %s: %s. 'data.categorical=[%s]' uses a column as categories, and data.formats reads "
-                "numbers and dates",
+                "left out, like %s: %s. 'data.categorical=[%s]' uses a column as categories",
                 reason, listing(names), names[0],
             )  # fmt: skip
-    for column in columns:
-        tasks = [task.name for task in labels if column.used and copies(column, task, sample)]
-        if tasks:
-            logger.warning(
-                "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
-                column.name, listing(tasks), column.name,
-            )  # fmt: skip
+    for name, tasks in perfect.items():
+        logger.warning(
+            "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
+            name, listing(tasks), name,
+        )  # fmt: skip
 
 
-def line_of(column: Column, cells: pl.Series, rows: int) -> dict[str, str]:
-    """Return the line of the table about a column, of which ``cells`` are some."""
-    distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
-    return {
-        "column": column.name,
-        "taken for": TAKEN.get(column.kind, str(column.kind)) if column.used else "left out",
-        "distinct": "" if column.kind == "list" else distinct,
-        "missing": f"{column.missing / rows:.1%}" if column.missing else "",
-        "examples": examples(cells),
-        "why": column.why or ("" if column.varies else "constant"),
-    }
+def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int) -> Table:
+    """Return the table of the columns; of very many, the first ones and those with a warning."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("column", max_width=20, overflow="fold")
+    table.add_column("taken for")
+    table.add_column("distinct", justify="right")
+    table.add_column("missing", justify="right")
+    table.add_column("examples", no_wrap=True, max_width=LENGTH)
+    table.add_column("why", min_width=14)
+    hidden = 0
+    for number, column in enumerate(columns):
+        why = [
+            column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
+            f"as in {column.form}" if column.form else "",
+            *(f"predicts {task}" for task in perfect.get(column.name, ())),
+        ]
+        if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
+            hidden += 1
+            continue
+        distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
+        table.add_row(
+            column.name,
+            TAKEN.get(column.kind, column.kind) if column.used else "left out",
+            "" if column.kind == "list" else distinct,
+            f"{column.missing / rows:.1%}" if column.missing else "",
+            examples(sample[column.name]),
+            "; ".join(filter(None, why)),
+        )
+    if hidden:
+        table.add_row(f"... {hidden:,} more")
+    return table
 
 
 def examples(cells: pl.Series) -> str:
@@ -67,21 +87,35 @@ def examples(cells: pl.Series) -> str:
     texts = [text if (text := str(value)).isprintable() else shown(value) for value in values]
     while len(texts) > 1 and len(", ".join(texts)) > LENGTH:
         texts.pop()
-    return ", ".join(texts)
+    return escape(", ".join(texts))
 
 
-def copies(column: Column, task: Labels, sample: pl.DataFrame) -> bool:
-    """Return whether a column has few values, each with one label, or the ranks of a regression's labels."""
-    if column.kind not in ("categorical", "numeric"):
-        return False
-    numeric, regression = column.kind == "numeric", task.kind == "regression"
-    cells, labels = sample[column.name], sample[task.column]
-    x = parse(cells, column.form) if numeric else as_text(cells)
-    rows = pl.DataFrame({"x": x, "y": parse(labels) if regression else as_text(labels)}).drop_nulls("y")
-    classes = rows["y"].value_counts()
-    if len(classes) < (FEWEST if regression else 2) or (not regression and classes["count"].min() < FEWEST):
-        return False
-    if rows["x"].n_unique() * ROWS_PER_VALUE <= len(rows):
-        return bool(rows.group_by("x").agg(pl.col("y").n_unique())["y"].max() == 1)
-    there = rows.drop_nulls()
-    return numeric and regression and abs(there.select(pl.corr("x", "y", method="spearman")).item() or 0.0) > EQUAL
+def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame) -> dict[str, list[str]]:
+    """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
+    targets = {
+        task.name: parse(sample[task.column]).fill_null(float("nan")).to_numpy()
+        if task.kind == "regression"
+        else classes_of(sample[task.column])
+        for task in labels
+    }
+    read: Mapping[str | None, Callable[[pl.Series, str], pl.Series]] = {"numeric": parse, "date": parse_dates}
+    found: dict[str, list[str]] = {}
+    for column in columns if labels else ():
+        if not column.used or column.kind in ("list", None):
+            continue
+        cells = read.get(column.kind, lambda cells, _: as_text(cells))(sample[column.name], column.form)
+        ordered = Ordered(cells, column.kind in read)
+        tasks = [
+            task.name
+            for task in labels
+            if (ordered.predicts_number if task.kind == "regression" else ordered.predicts_class)(targets[task.name])
+        ]
+        found |= {column.name: tasks} if tasks else {}
+    return found
+
+
+def text_of(table: Table) -> str:
+    """Return a table as text without colours, ``WIDTH`` wide."""
+    target = io.StringIO()
+    Console(file=target, width=WIDTH, force_jupyter=False).print(table)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from mtl.data_modules.tables.statistics import bounds_of
 
 from mtl.checks import InputError
 from tests.loaded import loaded
-from tests.messy import FORMATS as FORMATS_OF_MESSY
 from tests.messy import TASKS, messy
 
 ROWS = 200
@@ -44,52 +44,73 @@ KINDS: dict[str, tuple[list[Any], str]] = {  # of a column with this name: its c
     "CustomerID": (list(range(ROWS)), "identifier"),
     "Order ID": ([f"ORD-{i}" for i in range(ROWS)], "identifier"),
     "income": (list(range(ROWS)), "number"),  # whole numbers alone do not make an identifier
-    "signup": ([day.strftime("%d/%m/%Y") for day in DAYS], "date"),
-    "slashes": ([day.strftime("%Y/%m/%d %H:%M:%S") for day in DAYS], "date"),
+    "weight": ([f"{i}.5 kg" for i in range(ROWS)], "1,234.5 kg"),
+    "rate": ([f"{i}%" for i in range(ROWS)], "1,234.5%"),
+    "cost": ([f"€ {i},5" for i in range(ROWS)], "€ 1.234,5"),
+    "price": ([f"{i},234,567.8" for i in range(1, 1 + ROWS)], "1,234.5"),
+    "mixed units": ([f"{i} {'kg' if i % 2 else 'g'}" for i in range(ROWS // 2)] * 2, "category"),
+    "signup": ([day.strftime("%d/%m/%Y") for day in DAYS], "dd/mm/yyyy"),
+    "american": ([day.strftime("%m/%d/%Y %I:%M %p") for day in DAYS], "mm/dd/yyyy"),
+    "german": ([day.strftime("%d.%m.%y") for day in DAYS], "dd.mm.yy"),
+    "long": ([day.strftime("%B %d, %Y") for day in DAYS], "mmm dd, yyyy"),
+    "short": ([day.strftime("%d %b %Y") for day in DAYS], "dd mmm yyyy"),
 }
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_kinds(suffix: str, tmp_path: Path) -> None:
-    encoder = learnt({name: cells for name, (cells, _) in KINDS.items()}, tmp_path, suffix).row_encoder
-    found = {**dict.fromkeys(encoder.numeric, "number"), **dict.fromkeys(encoder.categorical, "category")}
-    found |= dict.fromkeys(encoder.dates, "date")
-    assert {name: found.get(name, "identifier") for name in KINDS} == {name: kind for name, (_, kind) in KINDS.items()}
-
-
-FORMATS: dict[str, tuple[str, list[str]]] = {  # the format of a column, and its cells
-    "weight": ("1,234.5", [f"{i}.5 kg" for i in range(ROWS)]),
-    "rate": ("1,234.5", [f"{i}%" for i in range(ROWS)]),
-    "cost": ("1.234,5", [f"€ -{i},5" for i in range(ROWS)]),
-    "price": ("1,234.5", [f"{i},234,567.8" for i in range(1, 1 + ROWS)]),
-    "american": ("%m/%d/%Y %I:%M %p", [day.strftime("%m/%d/%Y %I:%M %p") for day in DAYS]),
-    "german": ("%d.%m.%y", [day.strftime("%d.%m.%y") for day in DAYS]),
-    "long": ("%B %d, %Y", [day.strftime("%B %d, %Y") for day in DAYS]),
-}
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_formats(suffix: str, tmp_path: Path) -> None:
-    formats = {name: form for name, (form, _) in FORMATS.items()}
-    columns = {name: cells for name, (_, cells) in FORMATS.items()}
-    encoder = learnt(columns, tmp_path, suffix, formats=formats).row_encoder
-    assert encoder.formats == formats
+def test_kinds_and_formats(suffix: str, tmp_path: Path) -> None:
+    columns = {name: cells for name, (cells, _) in KINDS.items()}
+    encoder = learnt(columns, tmp_path, suffix).row_encoder
+    for name, (_, expected) in KINDS.items():
+        kind = {**dict.fromkeys(encoder.numeric, "number"), **dict.fromkeys(encoder.categorical, "category")}
+        assert encoder.formats.get(name, kind.get(name, "identifier")) == expected
     again = TableEncoder.from_state(encoder.state())
     assert again.state() == encoder.state()
     formatted = {name: columns[name][:3] for name in encoder.columns}
     plain = formatted | {
         "weight": [0.5, 1.5, 2.5],
-        "cost": [-0.5, -1.5, -2.5],
+        "cost": [0.5, 1.5, 2.5],
         "rate": [0, 1, 2],
         "price": [1234567.8, 2234567.8, 3234567.8],
-        **dict.fromkeys(("american", "german", "long"), DAYS[:3]),
+        **dict.fromkeys(("signup", "american", "german", "long", "short"), DAYS[:3]),
     }
-    one, other = (again.encode(pl.DataFrame(rows), "rows") for rows in (formatted, plain))
-    assert all(one[name].equal(other[name]) for name in one)
-    with pytest.raises(InputError, match=r"data.formats.american=d/m/y: give a date as in %d/%m/%Y, or a number: "):
-        learnt(columns, tmp_path, formats={"american": "d/m/y"})
-    with pytest.raises(InputError, match=r"row 1: '0.5 kg' is not a date as in %Y"):
-        learnt(columns, tmp_path, formats={"weight": "%Y"})
+    served = plain | {"weight": ["0.5", "1.5 kg", "2.5"], "signup": [str(day) for day in DAYS[:3]]}
+    one, *others = (again.encode(pl.DataFrame(rows), "rows") for rows in (formatted, plain, served))
+    assert all(one[name].equal(other[name]) for name in one for other in others)
+
+
+QUESTIONS: dict[str, tuple[list[str], str]] = {
+    "may be day or month": (
+        ["03/03/2024", "03/04/2024", "05/06/2024", "11/12/2024"] * 50,
+        r"row 2: '03/04/2024' may be written as dd/mm/yyyy or mm/dd/yyyy, and no other cell tells: give "
+        r"'data.formats=\{c: dd/mm/yyyy\}' or mm/dd/yyyy",
+    ),
+    "may be thousands": (
+        ["12", "1,234", "25,500", "7"] * 50,
+        r"row 2: '1,234' may be written as 1,234.5 or 1.234,5, .* 'data.formats=\{c: \"1,234.5\"\}' or \"1.234,5\"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_columns_that_can_be_read_in_two_ways_are_asked_about(name: str, tmp_path: Path, caplog: Any) -> None:
+    cells, message = QUESTIONS[name]
+    caplog.set_level(logging.INFO)
+    with pytest.raises(InputError, match=message):
+        learnt({"c": cells, "x": range(ROWS)}, tmp_path)
+    assert re.search(r"^c +\? ", caplog.text, re.MULTILINE)  # the table of columns is shown
+    options = {"formats": {"c": "1.234,5" if name == "may be thousands" else "mm/dd/yyyy"}}
+    encoder = learnt({"c": cells, "x": range(ROWS)}, tmp_path, **options).row_encoder
+    assert "c" in encoder.columns
+    assert encoder.formats == options["formats"]
+
+
+def test_formats_of_columns_whose_kind_is_given(tmp_path: Path) -> None:
+    columns = {name: KINDS[name][0] for name in ("weight", "signup", "income")}
+    encoder = learnt(columns, tmp_path, numeric=["weight"], dates=["signup"]).row_encoder
+    assert encoder.formats == {"weight": "1,234.5 kg", "signup": "dd/mm/yyyy"}
+    with pytest.raises(InputError, match=r"data.formats.signup=d/m/y: give a date such as dd/mm/yyyy, "):
+        learnt(columns, tmp_path, formats={"signup": "d/m/y"})
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "userId", "movieid", "zip code", "Order Key", "user", "Unnamed: 0"])
@@ -100,7 +121,8 @@ def test_names_of_identifiers(name: str) -> None:
 
 LEAKS: dict[str, Any] = {
     "copy": LABEL.replace_strict({0: "no", 1: "yes"}),
-    "number": LABEL * 100.5,
+    "number": LABEL * 100.0 + pl.Series(range(ROWS)) / ROWS,
+    "refunded on": [str(DAYS[i].date()) if LABEL[i] else None for i in range(ROWS)],
     "noise": [(7 * i) % 11 + 0.5 for i in range(ROWS)],
     "group": [f"g{i // 2}" for i in range(ROWS)],
 }
@@ -110,7 +132,7 @@ LEAKS: dict[str, Any] = {
 def test_columns_that_predict_a_label_perfectly(suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     learnt(LEAKS, tmp_path, suffix)
     leaking = [text.split(" predicts y perfectly")[0] for text in caplog.messages if "predicts y perfectly" in text]
-    assert leaking == ["copy", "number"]
+    assert leaking == ["copy", "number", "refunded on"]
     caplog.clear()
     price = pl.Series("y", [(13 * i) % 101 + 0.25 for i in range(ROWS)])
     learnt({"in cents": (price * 100).round(), "noise": LEAKS["noise"]}, tmp_path, suffix, label=price)
@@ -138,7 +160,7 @@ def test_separators_are_recognised(separator: str, tmp_path: Path) -> None:
     pl.DataFrame({"a, b": ["1,5", "2,25"] * 20, "c": range(40), "y": [0, 1] * 20}).write_csv(path, separator=separator)
     data = TableDataModule(str(path), {"y": {"kind": "binary"}}, batch_size=8)
     data.setup()
-    assert data.row_encoder.columns == ["a, b", "c"]
+    assert data.row_encoder.formats == {"a, b": "1.234,5"}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +174,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
     logger.addHandler(handler)
     folder = tmp_path_factory.mktemp("messy")
     messy(4_000).write_csv(folder / "messy.csv")
-    data = TableDataModule(str(folder / "messy.csv"), TASKS, formats=FORMATS_OF_MESSY, batch_size=32)
+    data = TableDataModule(str(folder / "messy.csv"), TASKS, batch_size=32)
     data.setup()
     logger.removeHandler(handler)
     logger.setLevel(before)
@@ -162,7 +184,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
 def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     data, lines = table
     encoder = data.row_encoder
-    assert list(encoder.dates) == ["signup", "ordered", "due"]
+    assert [*encoder.formats.values()] == ["dd/mm/yyyy", "mmm dd, yyyy", "1,234.5 kg", "1,234.5"]
     assert [name for name in encoder.numeric if "age" not in name] == ["Age", "income", "weight", "price"]
     assert [name for name in encoder.categorical if " " not in name] == ["customer_id", "Country"]
     assert not {"Order ID", "currency"} & set(encoder.columns)
@@ -170,7 +192,7 @@ def test_messy_table_is_understood(table: tuple[Any, list[str]]) -> None:
     assert "left out" in rows["Order ID"]
     assert "3,200" in rows["Order ID"]
     assert "constant" in rows["currency"]
-    assert max(map(len, rows.values())) <= 100
+    assert max(map(len, rows.values())) <= 80
     assert sum("left out, like identifiers" in line for line in lines) == 1
 
 
@@ -180,11 +202,12 @@ def test_metrics_of_a_rare_class(table: tuple[Any, list[str]]) -> None:
     assert any(line.startswith('task fraud (binary): "0" 98.') for line in lines)
 
 
-def test_very_wide_tables_show_some_columns(tmp_path: Path, caplog: Any) -> None:
+def test_very_wide_tables_show_some_columns_and_every_warning(tmp_path: Path, caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     columns = {f"c{number}": [(number + 1) * i % 101 + 0.5 for i in range(ROWS)] for number in range(100)}
     learnt(columns | {"key": range(ROWS)}, tmp_path)
     [shown] = [text for text in caplog.messages if "taken for" in text]
-    assert "c9 " in shown
-    assert "c50 " not in shown
+    assert "c39 " in shown
+    assert "c40 " not in shown
+    assert "... 60 more" in shown
     assert "key " in shown

@@ -1,0 +1,114 @@
+"""Read dates and numbers that are written in other ways than 2026-03-01 and 1234.5.
+
+A format is an example: ``dd/mm/yyyy``, or ``1.234,5 kg`` for numbers with a decimal comma and the unit kg; "" is the
+standard one, ISO 8601 or a plain number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+ISO = "%Y-%m-%d"
+DATES = {  # a time of the day, as in 14:30 or 2:30 PM, may follow each
+    "dd/mm/yyyy": "%d/%m/%Y",
+    "mm/dd/yyyy": "%m/%d/%Y",
+    "yyyy/mm/dd": "%Y/%m/%d",
+    "dd.mm.yyyy": "%d.%m.%Y",
+    "dd-mm-yyyy": "%d-%m-%Y",
+    "mm-dd-yyyy": "%m-%d-%Y",
+    "dd mmm yyyy": "%d %B %Y",  # mmm: a month's English name, in full or its first letters
+    "dd-mmm-yyyy": "%d-%B-%Y",
+    "mmm dd, yyyy": "%B %d, %Y",
+    "dd/mm/yy": "%d/%m/%y",
+    "mm/dd/yy": "%m/%d/%y",
+    "dd.mm.yy": "%d.%m.%y",
+}
+NUMBERS = {"1,234.5": (",", "."), "1.234,5": (".", ",")}  # the signs for thousands and decimals
+ACCEPTED = f"a date such as {', '.join(DATES)}, or a number such as {' or '.join(NUMBERS)}, perhaps with its unit"
+
+CLOCK = r"[ T]+(\d{1,2}:\d{2})(:\d{2})?(?:[.,]\d+)?\s*(?:([AaPp][Mm])|Z|[+-]\d{2}(?::?\d{2})?)?$"
+CURRENCY = r"[€$£¥₹]|EUR|USD|GBP|CHF"
+UNIT = r"%|[€$£¥₹]|[\p{L}°µ][\p{L}\d²³/]{0,7}"
+WITH_UNIT = rf"^({CURRENCY})?(\s*)[+-]?\d(?:[\d.,'\s]*\d)?(\s*)({UNIT})?$"
+SOME = 200  # values that rule out most formats
+LEAST_YEAR = 1000  # of a year with four digits
+
+
+def is_format(text: str) -> bool:
+    return text in DATES or any(number in text for number in NUMBERS)
+
+
+def read_dates(text: pl.Series, form: str) -> pl.Series:
+    """Return texts as datetimes, to the second; null for cells that do not fit ``form``, a key of ``DATES`` or ""."""
+    cells = text.str.strip_chars().alias("cell").to_frame()
+    minutes, seconds, half = (pl.col("cell").str.extract(CLOCK, group) for group in (1, 2, 3))
+    clock = minutes.fill_null("0:00") + seconds.fill_null(":00")
+    time = (
+        pl.when(half.is_null())
+        .then(clock.str.to_time("%H:%M:%S", strict=False))
+        .otherwise((clock + " " + half.str.to_uppercase()).str.to_time("%I:%M:%S %p", strict=False))
+    )
+    day = pl.col("cell").str.replace(CLOCK, "").str.to_date(DATES.get(form, ISO), strict=False)
+    found = cells.select(
+        pl.when(day.dt.year() >= (LEAST_YEAR if form else 1)).then(day.dt.combine(time)).alias(text.name)
+    )
+    return found.to_series().cast(pl.Datetime("us"))
+
+
+def read_numbers(text: pl.Series, form: str) -> pl.Series:
+    """Return texts as float64; null for cells that do not fit ``form``, a key of ``NUMBERS`` with its unit.
+
+    A cell may lack the unit.
+    """
+    [(prefix, suffix, (thousands, decimal))] = [
+        (*form.split(number, 1), signs) for number, signs in NUMBERS.items() if number in form
+    ]
+    before, behind = (re.escape(part.strip()) for part in (prefix, suffix))
+    group = rf"[{re.escape(thousands)}'\s]"
+    digits = rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?"
+    found = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)
+    return found.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
+
+
+def number_formats(text: pl.Series) -> list[str]:
+    """Return the formats that the numbers in texts may have, all with the unit of the first of them."""
+    parts = some(text).str.strip_chars().str.extract_groups(WITH_UNIT).struct.unnest()
+    parts = parts.filter(pl.any_horizontal(pl.all().is_not_null()))
+    before, one, other, behind = ("" if part is None else part for part in (parts.row(0) if len(parts) else [""] * 4))
+    return [f"{before}{one if before else ''}{number}{other if behind else ''}{behind}" for number in NUMBERS]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The formats that fit the most cells, what the first of them reads, and their share of the cells."""
+
+    forms: list[str]
+    parsed: pl.Series
+    share: float
+
+
+def best(table: pl.DataFrame, forms: Sequence[str], read: Callable[[pl.Series, str], pl.Series]) -> Fit:
+    """Return the formats that fit the most cells of distinct texts, in the columns value and count.
+
+    Formats that read all texts alike count once, and the standard format, if it fits, is the only one.
+    """
+    values, count = table["value"], table["count"]
+    few = some(values)
+    likely = [form for form in forms if read(few, form).count() * 2 >= len(few)]
+    found = {form: read(values, form) for form in likely}
+    cells = {form: int(count.filter(parsed.is_not_null()).sum()) for form, parsed in found.items()}
+    fitting = [form for form in likely if cells[form] == max(cells.values())]
+    if not fitting:
+        return Fit([], values.clear(), 0.0)
+    parsed = found[fitting[0]]
+    others = [form for form in fitting[1:] if fitting[0] and not found[form].equals(parsed)]
+    return Fit([fitting[0], *others], parsed, cells[fitting[0]] / max(1, int(count.sum())))
+
+
+def some(values: pl.Series) -> pl.Series:
+    """Return some values from all parts of a column."""
+    return values.gather_every(max(1, len(values) // SOME))
