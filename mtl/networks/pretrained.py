@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ import torch
 from mtl.checks import InputError, first_line, require
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
-FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 
 
 def require_transformers(what: str) -> None:
@@ -37,11 +35,12 @@ def encoder(
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # else it reports missing weights
-    folder = find_folder(pretrained) if pretrained is not None and (weights or config is None) else None
-    if folder is not None and config is None:
-        where, built = f"network.pretrained={pretrained}", transformers.AutoConfig.from_pretrained(folder)
+    where = "network.config"
+    if pretrained is None or config is not None:
+        built = from_scratch(dict(config or {}), vocab)
     else:
-        where, built = "network.config", from_scratch(dict(config or {}), vocab)
+        where = f"network.pretrained={pretrained}"
+        built = read(transformers.AutoConfig, pretrained, trust_remote_code=False)
     require(built.model_type in TYPES, f"{where}: model_type {built.model_type!r} is not one of {', '.join(TYPES)}")
     require(built.hidden_act == "gelu", f"{where}: hidden_act={built.hidden_act!r}: only gelu is supported")
     require(
@@ -53,14 +52,9 @@ def encoder(
         built.hidden_dropout_prob = built.attention_probs_dropout_prob = dropout
     model = {"bert": transformers.BertModel, "electra": transformers.ElectraModel}[built.model_type]
     options: dict[str, Any] = {"add_pooling_layer": False} if built.model_type == "bert" else {}
-    if folder is None or not weights:
+    if pretrained is None or not weights:
         return model(built, **options).to(torch.get_default_dtype())
-    try:
-        loaded, info = model.from_pretrained(
-            folder, config=built, local_files_only=True, output_loading_info=True, dtype="float32", **options
-        )
-    except Exception as error:  # whatever a damaged file makes its libraries raise
-        raise InputError(f"network.pretrained={pretrained}: {first_line(error)}") from error
+    loaded, info = read(model, pretrained, config=built, output_loading_info=True, dtype="float32", **options)
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     require(not wrong, f"network.pretrained={pretrained} lacks the weights {', '.join(map(str, sorted(wrong)[:4]))}")
     return loaded.to(torch.get_default_dtype()).train()  # from_pretrained returns it in evaluation mode
@@ -93,32 +87,15 @@ def from_scratch(config: dict[str, Any], vocab: int) -> Any:
         raise InputError(f"network.config: {error}") from error
 
 
-def find_folder(pretrained: str) -> str:
-    """Return the folder with the files of ``pretrained``: a folder, or a name looked up in the cache, then on the hub.
+def read(kind: Any, pretrained: str, **options: Any) -> Any:
+    """Return what the class ``kind`` of `transformers` reads from a folder, from its cache, or else from the hub.
 
-    Raises InputError if it is neither.
+    Raises InputError if it cannot.
     """
-    here = f"network.pretrained={pretrained}"
-    if Path(pretrained).is_dir():
-        require((Path(pretrained) / "config.json").is_file(), f"{here}: has no config.json")
-        return pretrained
-    looks_local = pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1
-    require(not looks_local, f"{here}: no such folder")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    files, problem = [*FILES, "tokenizer*", "vocab.txt", "special_tokens_map.json"], ""
+    problem = ""
     for local in (True, False):
         try:
-            folder = snapshot_download(repo_id=pretrained, allow_patterns=files, local_files_only=local)
-            found = [(Path(folder) / name).is_file() for name in FILES]
-            if found[0] and any(found[1:]):  # the cache may hold the tokenizer alone
-                return str(folder)
-        except HFValidationError as error:
-            raise InputError(f"{here}: neither a folder nor a name on the hub") from error
-        except (OSError, HfHubHTTPError) as error:
-            problem = f" ({first_line(error)})"
-    raise InputError(
-        f"{here} is not on this machine, and the hub does not give it{problem}. Without the network: download it "
-        "elsewhere and give its folder, or give network.config instead"
-    )
+            return kind.from_pretrained(pretrained, local_files_only=local, **options)
+        except Exception as error:  # whatever a missing or damaged file makes its libraries raise
+            problem = first_line(error)
+    raise InputError(f"network.pretrained={pretrained}: {problem}")
