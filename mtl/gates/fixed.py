@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import require
 from mtl.gates.base import Gate, check_k
 from mtl.options import Count, NotNegative, Seed, validated
 from mtl.types import Routing
@@ -38,14 +38,7 @@ class FixedGate(Gate):
         **common: Any,
     ) -> None:
         super().__init__(num_tasks, num_experts, None, **common)
-        if weights is not None:
-            try:
-                table = torch.tensor([list(row) for row in weights], dtype=torch.get_default_dtype())
-            except (TypeError, ValueError) as error:
-                raise InputError(f"weights={weights!r}: must be a list of numbers for each task ({error})") from None
-            self._check_weights(table)
-        else:
-            table = self._pattern(pattern, k, seed)
+        table = self._pattern(pattern, k, seed) if weights is None else self._given([list(row) for row in weights])
         self.register_buffer("weights", table / table.sum(-1, keepdim=True))
 
     @classmethod
@@ -55,13 +48,13 @@ class FixedGate(Gate):
         gate.weights = weights
         return gate
 
-    def _check_weights(self, table: Tensor) -> None:
-        wanted = (self.num_gates, self.num_experts)
-        require(tuple(table.shape) == wanted, f"weights: {tuple(table.shape)} given, tasks x experts is {wanted}")
-        valid = bool((table >= 0).all()) and torch.allclose(
-            table.sum(-1), torch.ones(self.num_gates, dtype=table.dtype)
-        )
-        require(valid, "weights: every row must be >= 0 and sum to 1")
+    def _given(self, rows: list[list[float]]) -> Tensor:
+        fits = [len(row) for row in rows] == [self.num_experts] * self.num_gates
+        require(fits, f"weights={rows}: must have {self.num_gates} rows of {self.num_experts} numbers, tasks x experts")
+        table = torch.tensor(rows, dtype=torch.get_default_dtype())
+        valid = torch.allclose(table.sum(-1), table.new_ones(self.num_gates))
+        require(valid, "weights: every row must sum to 1")
+        return table
 
     def _pattern(self, pattern: str, k: int, seed: int) -> Tensor:
         table = torch.zeros(self.num_gates, self.num_experts)

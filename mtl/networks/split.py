@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 
 
 def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> Tensor:
@@ -51,13 +49,11 @@ def read_importance(path: str | None, depth: int, width: int) -> Tensor:
     """Return the importance ``[depth, width]`` of hidden units that ``mtl importance`` wrote to ``path``."""
     how = "mtl importance RUN writes such a file for a dense run"
     require(path is not None, f"network.start=importance needs network.importance=FILE; {how}")
-    assert path is not None
-    require(Path(path).is_file(), f"network.importance={path}: no such file; {how}")
     try:
-        scores: Any = torch.load(path, weights_only=True, map_location="cpu")["importance"]
-    except Exception as error:  # whatever a damaged or foreign file makes torch raise
-        raise InputError(f"network.importance={path}: not a file of importance; {how}") from error
-    good = isinstance(scores, Tensor) and tuple(scores.shape) == (depth, width)
-    shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-    require(good, f"network.importance={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons")
+        scores: Tensor = torch.load(str(path), weights_only=True, map_location="cpu")["importance"]
+        shape = list(scores.shape)
+    except Exception as error:  # whatever a missing, damaged or foreign file makes torch raise
+        raise InputError(f"network.importance={path}: {first_line(error)}; {how}") from error
+    fits = shape == [depth, width]
+    require(fits, f"network.importance={path}: holds {shape}, but this encoder has {depth} layers of {width} neurons")
     return scores
