@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 
 from pytorch_lightning import Callback, Trainer
 
-from mtl.checks import require
+from mtl.checks import listed, require, suggestion
 from mtl.training.module import MultiTaskModule
 
 from .length import ends_epoch
 
 KNOWN = ("mtl.callbacks.", "pytorch_lightning.")  # callbacks of other packages may log what they like
-MOST = 12  # names in a message
 
 
 class Watcher(Callback):
@@ -62,8 +60,6 @@ class MonitorCheck(Callback):
 
 def require_logged(given: str, monitor: str, names: Sequence[str]) -> None:
     """Raise InputError unless ``monitor`` is among the logged ``names``; ``given`` is the option as given."""
-    near = difflib.get_close_matches(monitor, names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
     general = sorted(names, key=lambda name: name.count("/"))  # names of single tasks and experts come last
-    shown = ", ".join(general[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
-    require(monitor in names, f"{given}: no value of this name is logged; there are {shown or 'none'}.{hint}")
+    known = f"there are {listed(general) or 'none'}{suggestion(monitor, names)}"
+    require(monitor in names, f"{given}: no value of this name is logged; {known}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -17,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from mtl.checks import LARGEST_WHOLE, require
+from mtl.checks import LARGEST_WHOLE, require, suggestion
 from mtl.functional import has_float64, widest
 from mtl.objectives import OF_QUANTILES, Objective
 
@@ -47,9 +46,7 @@ def check_metrics(where: str, kind: TaskKind, names: Sequence[str], quantiles: S
     """
     known = (*METRICS[kind], *OF_QUANTILES) if quantiles else METRICS[kind]
     unknown = [name for name in names if metric_family(name) not in known]
-    accepted = f"a {kind} task has {', '.join(known)}"
-    near = [*get_close_matches(unknown[0], known, 1)] if unknown else []
-    hint = f"; did you mean {near[0]}?" if near else ""
+    accepted, hint = f"a {kind} task has {', '.join(known)}", suggestion(unknown[0], known) if unknown else ""
     require(not unknown, f"{where}: metrics=[{', '.join(names)}]: {accepted}; not {', '.join(unknown)}{hint}")
 
 

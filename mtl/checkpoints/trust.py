@@ -46,8 +46,6 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
     """
     where = f"checkpoint {path}"
     require(isinstance(config, Mapping), f"{where}: its configuration is a {type(config).__name__}, not a dict")
-    whole = all(isinstance(config.get(name), Mapping) and "_target_" in config[name] for name in REQUIRED)
-    require(whole, f"{where}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program")
     for key, value in leaves(config, where=where):
         for text in (*key, value):
             require(
@@ -57,6 +55,8 @@ def check_config(config: Any, trust: Sequence[str], path: str | Path) -> None:
             )
         if key[-1] == "_target_" and key[0] not in OWN:
             check_target(str(key[0]), value, trust, f"{where}: {'.'.join(map(str, key[:-1]))}")
+    whole = all(isinstance(config.get(name), Mapping) and "_target_" in config[name] for name in REQUIRED)
+    require(whole, f"{where}: its configuration lacks one of {', '.join(REQUIRED)}; it was not written by this program")
 
 
 def is_installed(section: str, target: Any) -> bool:

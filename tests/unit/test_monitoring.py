@@ -152,7 +152,7 @@ def test_unknown_monitor_stops_the_run_before_its_first_step(watcher: Any) -> No
         checked(watcher)
     message = str(error.value)
     assert ".monitor=val/los: no value of this name is logged; there are val/loss, train/step_loss" in message
-    assert message.endswith("Did you mean val/loss?")
+    assert message.endswith("did you mean val/loss?")
 
 
 def test_known_monitors_pass() -> None:

@@ -147,7 +147,7 @@ def test_options_that_contradict_each_other() -> None:
     with pytest.raises(InputError, match=r"monitor=train/loss: must be a value of the validation"):
         PlateauRate(monitor="train/loss")
     module = SimpleNamespace(logged_names=lambda: ["val/loss"], config={})
-    with pytest.raises(InputError, match=r"callbacks.lr_schedule.monitor=val/los: .* Did you mean val/loss"):
+    with pytest.raises(InputError, match=r"callbacks.lr_schedule.monitor=val/los: .* did you mean val/loss"):
         MonitorCheck().on_fit_start(SimpleNamespace(callbacks=[PlateauRate("val/los")]), module)
 
 
