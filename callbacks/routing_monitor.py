@@ -41,7 +41,7 @@ PASSES = 3  # a step costs about as much as three forward passes: the backward p
 class RoutingMonitor(Callback):
     """Log, draw and save how the gate of each mixture or routed layer routes.
 
-    Scalars over each validation and test pass, ``<stage>/<scalar>`` (in loggers ``<stage>_routing/<scalar>``):
+    Scalars over each validation and test pass, ``<stage>/<scalar>``:
 
     * ``experts_per_sample``: number of weights of at least 1e-5, mean over samples and tasks
     * ``union_per_sample``: number of experts that at least one task of the sample uses
@@ -131,7 +131,7 @@ class RoutingMonitor(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)
-        log_values(trainer, {f"val/{name}": value for name, value in report.scalars().items()}, _curve_name)
+        log_values(trainer, {f"val/{name}": value for name, value in report.scalars().items()})
         due = self.pictures_every and (trainer.current_epoch + 1) % self.pictures_every == 0
         if due and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, report)
@@ -151,7 +151,7 @@ class RoutingMonitor(Callback):
         for name in compared[0][1] if compared else ():
             values[name] = sum(rows * each[name] for rows, each in compared) / sum(rows for rows, _ in compared)
         flops, training = self._flops(pl_module, report)
-        log_values(trainer, {f"test/{name}": value for name, value in (values | flops).items()}, _curve_name)
+        log_values(trainer, {f"test/{name}": value for name, value in (values | flops).items()})
         parts = {f"test/{name}": value for name, value in report.parts(self.max_shares).items()}
         parts |= {f"training/{name}": value for name, value in (training | report.binary_after(self._trained)).items()}
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in parts.items()})  # for the results
@@ -233,8 +233,3 @@ def _extras(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return what the data module knows beside the rows."""
     spec = getattr(getattr(trainer, "datamodule", None), "spec", None)
     return spec.extras if spec else {}
-
-
-def _curve_name(name: str) -> str:
-    """Return the name of the curve of a value: ``val_routing/dead_experts`` for ``val/dead_experts``."""
-    return name.replace("/", "_routing/", 1)

@@ -13,8 +13,7 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import look
-from mtl.checks import InputError
-from mtl.training.values import curve_name
+from mtl.checks import InputError, require
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
@@ -26,18 +25,17 @@ _FAINT, _FAINTEST = 0.25, 0.05  # opacity of the bands, which are fainter if the
 def read_course(folder: Path, metric: str) -> pl.DataFrame:
     """Return the values of ``metric`` that the run in ``folder`` logged, as columns ``step`` and ``value``.
 
-    ``metric`` is the name of a curve, or of the value that monitors use, such as ``val/click/auroc``; InputError if
-    the run has no such curve. If a step was trained twice, the last value counts.
+    Raises InputError if there are none. If a step was trained twice, the last value counts.
     """
     log = folder / CSV_LOG
     if log.is_file():
         table = pl.read_csv(log, infer_schema_length=None)
-        curve = _known(folder, metric, [name for name in table.columns if "/" in name])
-        course = table.select("step", pl.col(curve).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
+        _check(folder, metric, [name for name in table.columns if "/" in name])
+        course = table.select("step", pl.col(metric).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
     else:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-        curve = _known(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
-        points = [(event.step, event.value) for event in events.Scalars(curve)]
+        _check(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
+        points = [(event.step, event.value) for event in events.Scalars(metric)]
         course = pl.DataFrame(points, {"step": pl.Int64, "value": pl.Float64}, orient="row")
     return course.unique("step", keep="last").sort("step")
 
@@ -48,12 +46,9 @@ def smoothed(course: pl.DataFrame, window: int) -> pl.DataFrame:
     return means.filter(pl.col("step") >= pl.col("step").min() + window - 1)
 
 
-def _known(folder: Path, metric: str, names: Sequence[str]) -> str:
-    """Return the logged name that ``metric`` stands for."""
-    for name in (metric, curve_name(metric)):
-        if name in names:
-            return name
-    raise InputError(f"{folder}: no metric {metric}; it has {', '.join(sorted(names)) or 'none'}")
+def _check(folder: Path, metric: str, names: Sequence[str]) -> None:
+    """Raise InputError unless ``metric`` is among the ``names`` that a run logged."""
+    require(metric in names, f"{folder}: no metric {metric}; it has {', '.join(sorted(names)) or 'none'}")
 
 
 def curves_of(runs: Sequence[tuple[str, str]], metric: str, window: int = 1) -> tuple[pl.DataFrame, list[InputError]]:

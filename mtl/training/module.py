@@ -47,7 +47,7 @@ class MultiTaskModule(LightningModule):
     ``train/aux/<name>``, and ``{val,test}/average`` and ``small_average``, the means of the tasks' main metrics, if
     there are any (see ``mtl.training.metrics.averages``). Logged per step: ``train/step_loss``, the weighted sum on the
     batch, and ``train/weight/<task>`` if the weighting changes its weights. Logged losses do not include these weights.
-    Monitors and results use these names; ``mtl.training.values`` says how loggers name the curves.
+    Monitors, results and loggers use these names.
     """
 
     def __init__(

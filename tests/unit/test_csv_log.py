@@ -16,7 +16,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from torch import Tensor
 
 from mtl.loggers.csv import CSVLog
-from mtl.training.values import curve_name, log_values
+from mtl.training.values import log_values
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -91,14 +91,6 @@ def test_a_file_that_is_no_table_is_replaced(tmp_path: Path) -> None:
     assert rows(tmp_path) == [{"step": "0", "train/step_loss": "1.5"}]
 
 
-@pytest.mark.parametrize("name", ["train/step_loss", "val/click/loss", "train/aux/entropy", "test/click/auroc"])
-def test_only_metrics_of_the_validation_have_a_group_of_their_own(name: str) -> None:
-    """TensorBoard sorts groups by name and opens the first two, which should be the losses of train and val."""
-    assert curve_name(name) == name
-    assert curve_name("val/click/auroc") == "val_metrics/click/auroc"
-    assert sorted(["val_metrics", "train", "val"])[:2] == ["train", "val"]
-
-
 class Kept(DummyLogger):
     """Keep what is logged."""
 
@@ -150,7 +142,7 @@ def test_values_have_the_steps_of_lightning_and_monitors_see_them(tmp_path: Path
     theirs = [(step, row["epoch"]) for step, row in logger.rows if "lightning" in str(row)]
     assert theirs == [(2, 0), (2, 0), (5, 1), (5, 1), (6, 2)]
     assert [(step, row.pop("epoch")) for step, row in ours] == theirs
-    curves = {"val_metrics/a/auroc": pytest.approx(0.1), "val/b/loss": 2.0}
+    curves = {"val/a/auroc": pytest.approx(0.1), "val/b/loss": 2.0}
     assert [row for _, row in ours[2:]] == [
         curves,
         {"train/a/auroc": pytest.approx(0.1), "train/b/loss": 2.0},

@@ -17,10 +17,10 @@ from mtl.loggers.wandb import WandbLog, earlier_id
 VALUES = {
     "val/loss": 3.0,
     "val/a/loss": 2.0,
-    "val_metrics/a/mse": 2.00001,
-    "val_metrics/a/mae": 2.0,
+    "val/a/mse": 2.00001,
+    "val/a/mae": 2.0,
     "val/b/loss": 1.0,
-    "val_metrics/b/mse": 4.0,
+    "val/b/mse": 4.0,
 }
 
 
@@ -32,7 +32,7 @@ def test_tensorboard_gets_curves_alone(tmp_path: Path) -> None:
     logger = TensorBoardLog(str(tmp_path))
     logger.log_metrics(VALUES | {"epoch": 1}, 5)
     logger.finalize("success")
-    logger.log_metrics({"test/loss": 1.0, "test_routing/dead_experts": 0.0, "val/loss": 2.5}, 9)
+    logger.log_metrics({"test/loss": 1.0, "test/dead_experts": 0.0, "val/loss": 2.5}, 9)
     logger.close()
     found = events(tmp_path)
     assert set(found.Tags()["scalars"]) == VALUES.keys()
