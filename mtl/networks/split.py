@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtl.checks import InputError, first_line, require
+from mtl.experts.ffn import StackedFFN
+
+
+class ExpertStart:
+    """How the experts of an encoder with ``depth`` layers start, see ``Transformer``."""
+
+    def __init__(self, kind: str, importance: str | None, shared: int | None, depth: int) -> None:
+        self.kind, self.importance, self.shared, self.depth = kind, importance, shared, depth
+
+    def weights(self, layer: int, experts: Any, dense: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of ``experts``, made of the weights of the ``dense`` part of layer number ``layer``."""
+        width = dense["up.weight"].shape[1]
+        if self.kind == "copy":
+            require(
+                experts.width == width,
+                f"network.start=copy: experts have {experts.width} neurons (experts.width), the dense layer that they "
+                f"copy has {width}; give experts.width={width}, or use network.start=importance",
+            )
+            neurons = torch.arange(width).expand(experts.num_experts, -1)
+        else:
+            if self.kind == "random":
+                order = torch.randperm(width)
+            else:
+                scores = read_importance(self.importance, self.depth, width)
+                order = scores[layer].argsort(descending=True, stable=True)
+            shared = experts.width * 2 // 3 if self.shared is None else self.shared
+            neurons = expert_neurons(order.cpu(), experts.num_experts, experts.width, shared)
+        known = set(experts.state_dict())
+        return {name: value for name, value in split_ffn(dense, neurons).items() if name in known}
+
+
+def dense_ffn(layer: Any) -> StackedFFN:
+    """Return the feed-forward part of a layer of `transformers` as one expert."""
+    up, down = layer.intermediate.dense, layer.output.dense
+    dense = StackedFFN(1, up.in_features, up.out_features)
+    weights = {"up.weight": up.weight, "up.bias": up.bias, "down.weight": down.weight, "down.bias": down.bias}
+    dense.load_state_dict({name: value.detach()[None] for name, value in weights.items()})
+    return dense.to(up.weight.dtype)
 
 
 def expert_neurons(order: Tensor, num_experts: int, width: int, shared: int) -> Tensor:

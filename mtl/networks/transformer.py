@@ -20,7 +20,7 @@ from mtl.networks.heads import Heads, wanted_tasks
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.packing import Packing
 from mtl.networks.pretrained import encoder
-from mtl.networks.split import expert_neurons, read_importance, split_ffn
+from mtl.networks.split import ExpertStart, dense_ffn
 from mtl.options import Count, CountOrZero, Dropout, validated
 from mtl.types import Categorical, DataSpec, NetworkOutput, Routing, TaskSpec, Tokens, sum_losses
 
@@ -110,7 +110,6 @@ class Transformer(nn.Module):
         require(isinstance(tokens, Tokens), f"network=transformer reads tokens; this data has {', '.join(spec.inputs)}")
         assert isinstance(tokens, Tokens)
         self.tasks, self.pad, self.by_sentence = list(spec.tasks), tokens.pad, route == "sentence"
-        self.start, self.importance, self.shared_neurons = start, importance, shared_neurons
         model = encoder(pretrained, config, tokens.vocab, dropout, fresh)
         size, depth = model.config.hidden_size, model.config.num_hidden_layers
         longest = model.config.max_position_embeddings
@@ -123,7 +122,7 @@ class Transformer(nn.Module):
         require(not wrong, f"network.mixture_layers={wrong}: the layers of this encoder are 0 to {depth - 1}")
         self.encoder_config: dict[str, Any] = model.config.to_diff_dict()
         self.attention_config = model.config
-        self.depth, self.vocabulary = depth, tokens.digest
+        self.start, self.vocabulary = ExpertStart(start, importance, shared_neurons, depth), tokens.digest
         self.embeddings = model.embeddings
         self.project = getattr(model, "embeddings_project", nn.Identity())
         names = [task.name for task in self.tasks]
@@ -147,7 +146,7 @@ class Transformer(nn.Module):
             )
             if fresh:
                 weights = dense.state_dict() | {"norm_weight": norm.weight[None], "norm_bias": norm.bias[None]}
-                built.load_state_dict(self._expert_weights(built, weights, self._order(index, dense.width)))
+                built.load_state_dict(self.start.weights(index, built, weights))
             layers.append(TransformerLayer(layer.attention, mixture, norm))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(model.config.hidden_dropout_prob)
@@ -235,9 +234,8 @@ class Transformer(nn.Module):
             if layer.mixture is None or not dense:
                 state |= {f"{prefix}dense.{name}": value for name, value in dense.items()}
                 continue
-            order = self._order(index, dense["up.weight"].shape[1])
             dense |= {f"norm_{kind}": state[f"{prefix}norm.{kind}"][None] for kind in ("weight", "bias")}
-            experts = self._expert_weights(layer.mixture.experts, dense, order)
+            experts = self.start.weights(index, layer.mixture.experts, dense)
             state |= {f"{prefix}mixture.experts.{name}": value for name, value in experts.items()}
         for task in self.tasks:
             if task.gate_from not in (None, "random"):
@@ -248,31 +246,6 @@ class Transformer(nn.Module):
                 )
                 state |= copies
         return state
-
-    def _expert_weights(self, experts: Any, dense: Mapping[str, Tensor], order: Tensor | None) -> dict[str, Tensor]:
-        """Return the weights of ``experts`` made of a dense layer; ``order [W]`` ranks its neurons (None: copies)."""
-        width, own = dense["up.weight"].shape[1], dict(dense)
-        if order is None:
-            require(
-                experts.width == width,
-                f"network.start=copy: experts have {experts.width} neurons (experts.width), the dense layer that they "
-                f"copy has {width}; give experts.width={width}, or use network.start=importance",
-            )
-            neurons = torch.arange(width).expand(experts.num_experts, -1)
-        else:
-            shared = experts.width * 2 // 3 if self.shared_neurons is None else self.shared_neurons
-            neurons = expert_neurons(order.cpu(), experts.num_experts, experts.width, shared)
-        known = set(experts.state_dict())
-        return {name: value for name, value in split_ffn(own, neurons).items() if name in known}
-
-    def _order(self, layer: int, width: int) -> Tensor | None:
-        """Return the ranking ``[W]`` of the neurons of a dense layer, best first, None if experts are copies."""
-        if self.start == "copy":
-            return None
-        if self.start == "random":
-            return torch.randperm(width)
-        scores = read_importance(self.importance, self.depth, width)
-        return scores[layer].argsort(descending=True, stable=True)
 
     def _predict(
         self, states: Tensor, packing: Packing, wanted: Sequence[int], inputs: Mapping[str, Tensor]
@@ -305,12 +278,3 @@ def outputs(task: TaskSpec) -> TaskSpec:
     """Return the task whose head gives the outputs of ``task``: a span task has two of each token."""
     task = replace(task, marked=False)
     return replace(task, kind="multiclass", num_classes=2, metrics=()) if task.kind == "span" else task
-
-
-def dense_ffn(layer: Any) -> StackedFFN:
-    """Return the feed-forward part of a layer of `transformers` as one expert."""
-    up, down = layer.intermediate.dense, layer.output.dense
-    dense = StackedFFN(1, up.in_features, up.out_features)
-    weights = {"up.weight": up.weight, "up.bias": up.bias, "down.weight": down.weight, "down.bias": down.bias}
-    dense.load_state_dict({name: value.detach()[None] for name, value in weights.items()})
-    return dense.to(up.weight.dtype)

@@ -105,7 +105,7 @@ def test_pretrained_encoder_is_not_read_again(data: Path, pretrained: Path, tmp_
     for folder in ("parts", "own"):
         go_on(tmp_path / folder, f"paths.data_dir={data}")
     assert_same(tmp_path / "parts", tmp_path / "whole")
-    with pytest.raises(InputError, match=f"data.tokenizer={pretrained} is neither a folder nor"):
+    with pytest.raises(InputError, match=f"data.tokenizer={pretrained} "):
         run(compose_small(tmp_path / "new", *own))
 
 
