@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.io import loadmat
 from torch import Tensor
+from torchvision.datasets import SVHN
 
 from mtl.options import Address, FilePath, Some, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
-from .files import mnist, svhn
+from .files import mnist
+from .files.cache import cached, versions
+from .files.download import fetch
 from .files.images import pixel_scale
+from .files.reading import parsing
 from .splits import SPLITS, proportional
 
 MNIST_ROWS = (50_000, 10_000, 10_000)  # train, val, test
 SVHN_ROWS = (480_420, 75_000, 75_000)
-SIDE = svhn.SIDE
+SIDE = 32
+FORMAT = 1  # of SVHN's cache; increase it when the content changes
+Part = Literal["train", "extra", "test"]  # of SVHN
+PARTS: tuple[Part, ...] = get_args(Part)
 BORDER = 2  # black pixels added to each side of MNIST's 28 x 28 images
 
 
@@ -37,7 +48,7 @@ class DigitsDataModule(TensorDataModule):
     def __init__(
         self,
         data_dir: FilePath,
-        svhn_parts: Some[svhn.Part] = svhn.PARTS,
+        svhn_parts: Some[Part] = PARTS,
         download: bool = True,
         standardise: bool = True,
         mnist_url: Address | None = None,
@@ -46,7 +57,7 @@ class DigitsDataModule(TensorDataModule):
     ) -> None:
         super().__init__(**common)
         self.standardise = standardise
-        self.parts = [part for part in svhn.PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
+        self.parts = [part for part in PARTS if part in svhn_parts]  # in a fixed order, on which the split depends
         self.data_dir, self.download = data_dir, download
         self.mnist, self.svhn = self.data_dir / "MNIST", self.data_dir / "SVHN"
         self.mnist_url, self.svhn_url = mnist_url, svhn_url
@@ -54,12 +65,19 @@ class DigitsDataModule(TensorDataModule):
     def prepare_data(self) -> None:
         mnist.prepare(self.mnist, "mnist", self.download, self.mnist_url)
         for part in self.parts:
-            svhn.prepare(self.svhn, part, self.download, self.svhn_url)
+            official, name, md5 = SVHN.split_list[part]
+            url = official if self.svhn_url is None else f"{self.svhn_url.rstrip('/')}/{name}"
+            if not (self.svhn / name).exists():
+                fetch(url, self.svhn / name, f"md5:{md5}", self.download)
         for part in self.parts:
             self._read_svhn(part)
 
     def _read_svhn(self, part: str) -> tuple[Tensor, Tensor]:
-        return svhn.read(self.svhn, part, self.data_dir / "cache")
+        """Return images ``[N, 3, 32, 32]`` (uint8) and digits ``[N]`` (int64), from the cache if possible."""
+        file = self.svhn / SVHN.split_list[part][1]
+        key = (FORMAT, *versions(file))
+        content = cached(self.data_dir / "cache" / f"svhn-{part}.pt", lambda: parse_svhn(file), key)
+        return content["image"], content["digit"]
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         grey, grey_digits = join([mnist.read(self.mnist, part) for part in ("train", "t10k")])
@@ -92,3 +110,15 @@ def resplit(name: str, count: int, published: Sequence[int], generator: torch.Ge
     proportions. ``name`` is the data set's name in messages. Raises InputError if a split would be empty.
     """
     return list(torch.randperm(count, generator=generator).split(proportional(count, published, f"{name}, images")))
+
+
+def parse_svhn(file: Path) -> dict[str, Tensor]:
+    """Return ``image [N, 3, 32, 32]`` (uint8) and ``digit [N]`` (int64, 0..9) of a file ``*_32x32.mat``."""
+    with parsing(file), warnings.catch_warnings():
+        warnings.simplefilter("error")  # scipy only warns about some kinds of damage
+        content = loadmat(file, variable_names=["X", "y"])
+        image = torch.from_numpy(np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1)))
+        digit = torch.from_numpy(content["y"].reshape(-1).astype(np.int64)) % 10  # SVHN labels the digit 0 as 10
+        if image.dtype != torch.uint8 or image.shape != (len(digit), 3, SIDE, SIDE):
+            raise ValueError(f"images {list(image.shape)} of {image.dtype} and {len(digit)} labels")
+        return {"image": image, "digit": digit}

@@ -51,10 +51,10 @@ class TableDataModule(TableBase):
         if self.example is not None:
             path, tasks = self.example / NAME, TASKS
         super().__init__(path, tasks, **common)
-        self.weight_columns |= {} if weight_column is None else {"data.weight_column": weight_column}
-        for option, column in self.weight_columns.items():
-            twice = f"{option}={shown(column)}: this column is also named as an input"
-            require(column not in self.given.columns, twice)
+        self.weight_column = weight_column
+        self.weight_columns += [] if weight_column is None else [weight_column]
+        twice = f"data.weight_column={shown(weight_column)}: this column is also named as an input"
+        require(weight_column not in self.given.columns, twice)
 
     def prepare_data(self) -> None:
         if self.example is not None:
@@ -80,7 +80,7 @@ class TableDataModule(TableBase):
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
         rows, columns = checked_rows(frame, Path(where)), [task.column for task in self.labels]
-        check_columns(named(rows), [*columns, *self.weight_columns.values()], where, "")
+        check_columns(named(rows), [*columns, *self.weight_columns], where, "")
         return self._batch(rows, self.spec.tasks, where, grouped=True)
 
     def _batch(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str, grouped: bool) -> Batch:
@@ -140,10 +140,9 @@ class TableDataModule(TableBase):
         """
         if not self.weight_columns:
             return {}
-        everyone, weights = self.weight_columns.get("data.weight_column"), dict[str, Tensor]()
-        read = {name: self._read_weights(frame, option, name, where) for option, name in self.weight_columns.items()}
-        for task in tasks:
-            column = self.weight_columns.get(f"data.tasks.{task.name}.weight_column", everyone)
+        weights, read = dict[str, Tensor](), {name: read_weights(frame, name, where) for name in self.weight_columns}
+        for known, task in zip(self.labels, tasks, strict=True):
+            column = known.weight_column or self.weight_column
             raw = torch.ones(len(frame)) if column is None else read[column]
             mask = labelled(task, targets[task.name])
             mean = float(raw[mask].mean()) if bool(mask.any()) else 1.0
@@ -151,11 +150,11 @@ class TableDataModule(TableBase):
             weights[task.name] = (raw / mean).float()
         return weights
 
-    def _read_weights(self, frame: pl.DataFrame, option: str, name: str, where: str) -> Tensor:
-        """Return a column of weights ``[N]``, float64, which ``option`` names. Raises InputError."""
-        column = numbers(frame, name, where)
-        bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
-        accepted = f"is not a weight; {option} takes numbers from 0 to {HEAVIEST:g}"
-        if len(bad):
-            raise InputError(f"{cell(frame, name, bad[0], where)} {accepted}")
-        return torch.from_numpy(column.to_numpy(writable=True))
+
+def read_weights(frame: pl.DataFrame, name: str, where: str) -> Tensor:
+    """Return a column of weights ``[N]``, float64. Raises InputError, which names the first bad cell."""
+    column = numbers(frame, name, where)
+    bad = (~(column.is_not_nan() & (column >= 0) & (column <= HEAVIEST))).arg_true()
+    if len(bad):
+        raise InputError(f"{cell(frame, name, bad[0], where)} is not a weight, a number from 0 to {HEAVIEST:g}")
+    return torch.from_numpy(column.to_numpy(writable=True))

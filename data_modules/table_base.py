@@ -99,9 +99,7 @@ class TableBase(TensorDataModule):
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
         self.labels = Labels.each(tasks)
-        self.weight_columns = {  # by the option that names them
-            f"data.tasks.{task.name}.weight_column": task.weight_column for task in self.labels if task.weight_column
-        }
+        self.weight_columns = [task.weight_column for task in self.labels if task.weight_column is not None]
         files = {"train": path, "val": val_path, "test": test_path}
         self.paths = {name: file for name, file in files.items() if file is not None}
         own_files = [name for name in self.paths if name != "train"]
@@ -131,8 +129,8 @@ class TableBase(TensorDataModule):
         require(not twice, f"data.{options}: {', '.join(map(shown, twice))} is named more than once")
         for task in self.labels:
             here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
-            inputs = f"{here}: its column {task.column!r} is also named as an input"
-            require(task.column not in self.given.columns, inputs)
+            for column in (task.column, task.weight_column):
+                require(column not in self.given.columns, f"{here}: its column {column!r} is also named as an input")
             grouped = (
                 f"{', '.join(ranking)} ranks the rows of each group; name its column, as in data.group_column=user"
             )
@@ -168,21 +166,15 @@ class TableBase(TensorDataModule):
 
     def _input_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""
-        used = {*self.ignore, self.split_column, *self.weight_columns.values(), *(task.column for task in self.labels)}
+        used = {*self.ignore, self.split_column, *self.weight_columns, *(task.column for task in self.labels)}
         return [name for name in columns if name not in used]
 
     def _check_named(self, columns: Sequence[str], path: Path) -> None:
         """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
-        wanted = {f"data.tasks.{task.name}": [task.column] for task in self.labels}
-        for option in ("split_column", "group_column"):
-            wanted[f"data.{option}"] = [getattr(self, option)] if getattr(self, option) is not None else []
-        wanted |= {option: [column] for option, column in self.weight_columns.items()}
+        names = [*(task.column for task in self.labels), self.split_column, self.group_column, *self.weight_columns]
         if self.row_encoder is None:  # a restored encoder knows its columns
-            wanted |= {f"data.{option}": [*getattr(self.given, option)] for option in Given.NAMING}
-            wanted["data.lists"] += self.given.targets.values()
-            wanted |= {"data.formats": [*self.given.formats], "data.ignore": [*self.ignore]}
-        for option, names in wanted.items():
-            check_columns(columns, names, f"{option}: {path}", "")
+            names += [*self.given.columns, *self.given.formats, *self.ignore]
+        check_columns(columns, [name for name in dict.fromkeys(names) if name is not None], str(path), "")
 
 
 def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:

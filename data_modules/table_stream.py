@@ -73,8 +73,7 @@ class TableStreamDataModule(TableBase):
     @validated
     def __init__(self, *args: Any, window_rows: Long = 1 << 20, **common: Any) -> None:
         super().__init__(*args, **common)
-        none = f"{', '.join(self.weight_columns)}: rows of data=table_stream have no weights; use data=table"
-        require(not self.weight_columns, none)
+        require(not self.weight_columns, "weight_column: rows of data=table_stream have no weights; use data=table")
         self.window_rows = window_rows
         self.parts: dict[str, Part] = {}
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mtl.data_modules import digits
-from mtl.data_modules.digits import DigitsDataModule, resplit
-from mtl.data_modules.files import svhn
+from mtl.data_modules.digits import DigitsDataModule, parse_svhn, resplit
 from mtl.data_modules.files.images import pixel_scale
 from mtl.data_modules.four_mnists import FourMNISTsDataModule
 from mtl.data_modules.multi_mnist import MultiMNISTDataModule, compose
@@ -48,7 +47,7 @@ def test_svhn_images_are_read_unchanged(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     pixels, labels = random.integers(256, size=(32, 32, 3, 12), dtype=np.uint8), np.array([10, 9, *range(1, 11)])
     savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": labels.astype(np.uint8)[:, None]})
-    image, digit = svhn.read(tmp_path, "train", tmp_path / "cache")
+    image, digit = parse_svhn(tmp_path / "train_32x32.mat").values()
     assert digit.tolist() == [0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
     assert (image.dtype, digit.dtype) == (torch.uint8, torch.int64)
     assert image.is_contiguous()

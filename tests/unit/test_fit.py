@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be 'binary', .*; did you mean binary"),
     "column": (
         {"tasks": {"click": "binary"}},
-        "data.tasks.click: frame has no column 'click' \\(did you mean 'clicked'\\?\\)",
+        "frame has no column 'click' \\(did you mean 'clicked'\\?\\)",
     ),
     "no tasks": ({"tasks": {}}, "data.tasks is empty: give at least one task"),
     "no rows": ({"frame": visits().clear()}, "frame has columns but no rows"),
