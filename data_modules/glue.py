@@ -16,8 +16,7 @@ from mtl.checks import require
 from mtl.options import Address, FilePath, Name, Some, validated
 from mtl.types import TaskSpec
 
-from .files import glue as glue_files
-from .files.glue_tasks import SOURCES, Task
+from .files.glue import SOURCES, Task, prepare
 from .splits import SPLITS, stratified_split
 from .text_tasks import SMALL, Length, TextTasksDataModule
 from .texts.glue import read_part
@@ -73,7 +72,7 @@ class GlueDataModule(TextTasksDataModule):
 
     def prepare_data(self) -> None:
         for name in self.names:
-            glue_files.prepare(self.folder, name, self.download, self.base_url)
+            prepare(self.folder, name, self.download, self.base_url)
 
     def source_files(self) -> dict[str, Path]:
         return {path: self.folder / path for name in self.names for path in SOURCES[name].paths()}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mtl.data_modules.files.glue_tasks import SOURCES
+from mtl.data_modules.files.glue import SOURCES
 
 WORDS = ("the", "a", "cat", "dog", "bird", "house", "sees", "likes", "finds", "small", "old", "never")
 HEADERS = {

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from ..files.glue_tasks import SOURCES, Source
+from ..files.glue import SOURCES, Source
 from ..files.reading import parsing, read_lines
 from .rows import Texts
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.files import glue as glue_files
-from mtl.data_modules.files.glue_tasks import ARCHIVES, SOURCES
+from mtl.data_modules.files.glue import ARCHIVES, SOURCES
 from mtl.data_modules.glue import TASKS, GlueDataModule
 from mtl.data_modules.texts.glue import read_part
 

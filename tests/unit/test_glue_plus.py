@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.files import glue as glue_files
-from mtl.data_modules.files.glue_tasks import SOURCES
+from mtl.data_modules.files.glue import SOURCES
 from mtl.data_modules.glue import GlueDataModule
 from mtl.data_modules.text_encoder import TextEncoder
 from mtl.data_modules.texts.glue import read_part
