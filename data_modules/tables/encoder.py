@@ -24,7 +24,7 @@ from .lists import Elements
 from .reading import read_blocks
 
 NUMERIC = "numeric columns"  # name of the input that holds all of them
-LISTED = 20  # columns that a message lists
+LISTED = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def check_columns(
     require(not missing, f"{where} has no {which}{hint}{end}; it has {listing(there) or 'none'}")
 
 
-def listing(columns: Sequence[str]) -> str:
-    """Return the names of columns for a message, the first ones if there are many."""
-    more = f", ... ({len(columns)} columns)" if len(columns) > LISTED else ""
-    return ", ".join(map(shown, columns[:LISTED])) + more
+def listing(names: Sequence[str]) -> str:
+    """Return names for a message, the first ones if there are many."""
+    more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
+    return ", ".join(map(shown, names[:LISTED])) + more
