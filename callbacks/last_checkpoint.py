@@ -109,7 +109,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
-        stop_signals.test_starts()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.close()

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mtl.paper.definition import Claim
-from mtl.report.budget import both_known, budget, resampled, trials_needed
 from mtl.report.grid import rounded
 from mtl.report.statistics import (
     POWER,
@@ -23,6 +22,7 @@ from mtl.report.statistics import (
     runs_to_decide,
     summarise,
 )
+from mtl.report.trials import both_known, budget, resampled, trials_needed
 
 FEWEST = 3  # the least number of runs of a gate for a test
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts

@@ -9,9 +9,8 @@ from functools import cached_property
 import polars as pl
 
 from mtl.checks import InputError
-from mtl.report.delta import DELTA, NOTE, TITLE
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Difference, Summary, Value, difference, summarise
+from mtl.report.statistics import DELTA, NOTE, TITLE, Difference, Summary, Value, difference, summarise
 
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 AVERAGES = ("test average", "test small_average")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
-from mtl.report.delta import DELTA, with_delta
+from mtl.report.statistics import DELTA, with_delta
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
@@ -73,7 +73,7 @@ class Runs:
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
-    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``delta_m`` (see ``mtl.report.delta``),
+    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``delta_m`` (of ``mtl.report.statistics``),
     ``training NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these,
     ``training flops_in_all`` and ``training epochs_until_binary`` are
     products with the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.

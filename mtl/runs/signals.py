@@ -11,7 +11,7 @@ from types import FrameType
 from mtl.runs.commands import command
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-BEFORE = "before the first step; nothing to save"
+BEFORE = "with nothing to save"
 
 
 class Stopped(BaseException):
@@ -80,11 +80,6 @@ class StopSignals:
         )
         if self.number:
             self._stop()
-
-    def test_starts(self) -> None:
-        """Adapt the message to a run that only tests."""
-        if self._message == BEFORE:
-            self._message = "during the test; nothing to save"
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.number)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from mtl.report.delta import gain
 from mtl.report.runs import Runs
-from mtl.report.statistics import SIGNIFICANCE, Summary, Value, one_sample, runs_to_decide, summarise
+from mtl.report.statistics import SIGNIFICANCE, Summary, Value, gain, one_sample, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"

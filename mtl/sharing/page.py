@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from mtl.report.delta import DELTA
 from mtl.report.grid import Listing, listing, p_text
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
+from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.runs.commands import program
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended

@@ -213,7 +213,7 @@ def test_signal_in_the_test_stops_at_once(tmp_path: Path) -> None:
 
 def test_signal_in_the_sanity_check_stops_at_once(tmp_path: Path) -> None:
     callbacks = [SignalIn("on_validation_epoch_start"), LastCheckpoint(str(tmp_path))]
-    with stop_signals.listening(), pytest.raises(Stopped, match="before the first step; nothing to save"):
+    with stop_signals.listening(), pytest.raises(Stopped, match="with nothing to save"):
         fit([0.1] * 3, callbacks, num_sanity_val_steps=1)
 
 

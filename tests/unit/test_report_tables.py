@@ -13,9 +13,9 @@ from rich.console import Console
 from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.report.compare import Comparison, compare
-from mtl.report.delta import delta_m
 from mtl.report.grid import grid
 from mtl.report.runs import Runs, read_runs, with_means
+from mtl.report.statistics import delta_m
 from mtl.report.tables import console_tables, explanation, markdown, written
 from tests.run_folders import write_run
 

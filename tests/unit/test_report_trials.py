@@ -13,8 +13,7 @@ from optuna.trial import TrialState, create_trial
 
 from mtl.checks import InputError
 from mtl.cli.report import main
-from mtl.report.budget import SIZES, Budget, budget, chances, draw, ratios, trials_needed
-from mtl.report.trials import best_trials
+from mtl.report.trials import SIZES, Budget, best_trials, budget, chances, draw, ratios, trials_needed
 from mtl.tune.storage import open_storage
 from mtl.tune.trials import read_study, read_trials
 from tests.run_folders import write_run
