@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from mtl.checks import require
@@ -38,25 +37,17 @@ class PermutationHardening(Callback):
         soft = [permutation for permutation in _permutations(pl_module) if not permutation.is_hard]
         if not soft or trainer.global_step < self.length.in_steps(trainer):
             return
-        distances, moved, total = [], 0, 0
+        distances = []
         with whole_parameters(trainer):
             for permutation in soft:
                 distances.append(permutation.harden(trainer.strategy.broadcast(permutation.assignment())))
         for permutation in soft:
-            unmoved = torch.arange(permutation.order.shape[-1], device=permutation.order.device)
-            moved += int((permutation.order != unmoved).sum())
-            total += permutation.order.numel()
             for optimizer in trainer.optimizers:
                 optimizer.state.pop(permutation.logits, None)
         distance = sum(distances) / len(distances)
         pl_module.log("train/permutation_soft_to_hard", distance, on_step=True, on_epoch=False)
-        log.info(
-            "step %d: permutation hardened, %d of %d experts moved, distance between soft and hard matrix %.3g",
-            trainer.global_step,
-            moved,
-            total,
-            distance,
-        )
+        message = "step %d: permutation hardened, distance between soft and hard matrix %.3g"
+        log.info(message, trainer.global_step, distance)
 
 
 def _permutations(module: LightningModule) -> list[Permutation]:

@@ -6,7 +6,6 @@ import logging
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,18 +66,19 @@ class EpochReport(Callback):
 def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
     """Return the metric of the line of an epoch with its value; "" if there is none.
 
-    It is the monitored one, else the average of a benchmark, else the mean over tasks of the most frequent main metric.
+    It is the monitored one, else the average of a benchmark, else the main metric of the first task, as the mean over
+    the tasks that have the same one.
     """
     monitor = module.config.get("monitor", "val/loss")
     name = monitor if monitor != "val/loss" else "val/average"
     if name in values:
         return f"{name.removeprefix('val/')} {float(values[name]):.4g}"
     mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
-    counts = Counter(main for name, main in mains.items() if name in values)
-    if not counts:
+    found = {name: main for name, main in mains.items() if name in values}
+    if not found:
         return ""
-    [(chosen, _)] = counts.most_common(1)
-    mean = mean_of_defined([float(values[name]) for name, main in mains.items() if main == chosen and name in values])
+    chosen = next(iter(found.values()))
+    mean = mean_of_defined([float(values[name]) for name, main in found.items() if main == chosen])
     return f"{chosen} {mean:.4g}"
 
 
