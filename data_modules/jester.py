@@ -63,10 +63,8 @@ class JesterDataModule(InteractionsDataModule):
                     self.obtain(self.folder / f"{name}.xls", archive, sha256)
 
     def parts(self) -> dict[str, Path]:
-        found = {}
-        for suffix in reversed(SUFFIXES):
-            for path in self.folder.glob(f"jester-data-*{suffix}"):
-                found[path.name.removesuffix(suffix)] = path
+        files = [path for path in self.folder.glob("jester-data-*.*") if path.name.endswith(SUFFIXES)]
+        found = {path.name.split(".")[0]: path for path in sorted(files, reverse=True)}
         return dict(sorted(found.items()))
 
     def source_files(self) -> dict[str, Path]:

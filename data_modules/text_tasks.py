@@ -15,8 +15,8 @@ from mtl.types import DataSpec, InputSpec, TaskSpec, Tokens
 
 from .task_batches import TasksDataModule
 from .text_encoder import TextEncoder
-from .texts import pretrained, vocabulary
-from .texts.encoder import Encoder, require_extra
+from .texts import vocabulary
+from .texts.encoder import Encoder, pretrained, require_extra
 from .texts.rows import RaggedRows, Texts
 
 logger = logging.getLogger(__name__)
@@ -104,5 +104,5 @@ class TextTasksDataModule(TasksDataModule):
 
     def _encoder(self, train: list[Texts]) -> Encoder:
         if self.tokenizer is not None:
-            return pretrained.load(self.tokenizer)
+            return pretrained(self.tokenizer)
         return vocabulary.trained(train, self.vocabulary, self.data_dir / "cache")

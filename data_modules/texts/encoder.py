@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 
 from ..files.cache import cached
+from ..files.reading import quote
 from .rows import RaggedRows, Texts
 
 FORMAT = 1  # of the cache; increase it when the content changes
+OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
 CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids
 
 
@@ -125,6 +127,25 @@ class Encoder:
             "boundary": torch.tensor(boundary, dtype=torch.int32),
             **({} if texts.marks is None else {"marks": torch.tensor(marks).view(-1, 2, 2)}),
         }
+
+
+def pretrained(name: str) -> Encoder:
+    """Return the tokenizer ``name``: a folder, or a name on the hub of Hugging Face. Raises InputError."""
+    from transformers import AutoTokenizer
+
+    folder, found, problem = Path(name).expanduser(), None, ""
+    for local in (True, False):  # where the network does not answer, its cache is enough
+        try:
+            where = str(folder) if folder.is_dir() else name
+            found = AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+            break
+        except Exception as error:  # a missing or damaged file can raise almost any exception
+            problem = quote(first_line(error), 150)
+    if found is None:
+        raise InputError(f"data.tokenizer={name} cannot be read: {problem}. {OTHERWISE}")
+    good = bool(found.is_fast and found.pad_token and found.cls_token)
+    require(good, f"data.tokenizer={name}: it must be a fast tokenizer with tokens for padding and [CLS]. {OTHERWISE}")
+    return Encoder.of(found.backend_tokenizer, found.pad_token, found.cls_token, name)
 
 
 def _marked(encoding: Any, marks: list[list[int]], max_length: int) -> list[list[int]]:
