@@ -76,13 +76,11 @@ def is_pattern(path: Path) -> bool:
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file. Raises InputError."""
-    size = regular_size(path)
+    regular_size(path)
     try:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (MemoryError, OverflowError):
-        raise InputError(f"{path} has {size} bytes, more than fit into memory") from None
 
 
 def read_gzip(path: Path) -> bytes:
@@ -91,8 +89,6 @@ def read_gzip(path: Path) -> bytes:
         return gzip.decompress(read_bytes(path))
     except (gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
         raise InputError(f"{path} is damaged or not a gzip file ({error})") from None
-    except MemoryError:
-        raise InputError(f"{path} unpacks to more than fits into memory") from None
 
 
 def read_lines(file: Path, encoding: str = "latin-1") -> pl.DataFrame:
