@@ -13,7 +13,7 @@ import torch
 from mtl.data_modules.files import glue as glue_files
 from mtl.data_modules.files.glue import SOURCES
 from mtl.data_modules.glue import GlueDataModule
-from mtl.data_modules.text_encoder import TextEncoder
+from mtl.data_modules.text_tasks import TextEncoder
 from mtl.data_modules.texts.glue import read_part
 
 from mtl.checks import InputError
