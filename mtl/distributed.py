@@ -7,7 +7,10 @@ differentiates.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +22,33 @@ from torch import Tensor
 def world_size() -> int:
     """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def announced_wait(ranks: Sequence[int], processes: int, silent: bool = False, seconds: float = 30) -> Iterator[None]:
+    """Print one line if some processes are still missing after ``seconds``, and continue to wait.
+
+    ``ranks``: the ranks of this machine, out of ``processes`` in all. ``silent``: another process of this machine
+    prints.
+    """
+
+    def say() -> None:
+        if not dist.is_initialized() and not silent:
+            here = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+            print(
+                f"still waiting for some of the {processes} processes of this run: this machine has {here}; start the "
+                f"same command on the machines of the others",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    timer = threading.Timer(seconds, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def destroy_process_group() -> None:

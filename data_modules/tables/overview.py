@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import polars as pl
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from mtl.checks import shown
 
@@ -18,19 +23,17 @@ from .leaks import Ordered, classes_of
 
 logger = logging.getLogger(__name__)
 
-WIDTH = 100
-LISTED = 40  # columns in the table
-EXAMPLES, LENGTH = 3, 24  # values of a column, and the length of a text
+WIDTH = 80
+LISTED = 40  # columns in the table, besides those with a warning
+EXAMPLES, LENGTH = 3, 20  # values of a column, and their length in all
 TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number", None: "?"}
+CONSTANT = "constant"
 
 
 def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, title: str, rows: int) -> None:
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
-    style = {"tbl_formatting": "NOTHING", "tbl_hide_dataframe_shape": True, "tbl_hide_column_data_types": True}
-    with pl.Config(**style, tbl_cols=-1, tbl_rows=LISTED, tbl_width_chars=WIDTH, fmt_str_lengths=LENGTH):
-        lines = [line_of(column, perfect.get(column.name, ()), sample[column.name], rows) for column in columns]
-        logger.info("%s\n%s", title, "\n".join(line.strip() for line in str(pl.DataFrame(lines)).splitlines()))
+    logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
     for kind, reason in (("identifier", "identifiers (nearly all cells are distinct)"), ("free text", "free text")):
         names = [column.name for column in columns if column.varies and column.kind == kind]
         if names:
@@ -45,22 +48,37 @@ def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.Dat
         )  # fmt: skip
 
 
-def line_of(column: Column, perfect: Sequence[str], cells: pl.Series, rows: int) -> dict[str, str]:
-    """Return the line of the table about a column, which predicts the tasks ``perfect``; ``cells`` are some of it."""
-    why = [
-        column.why or ("see below" if column.problem else "" if column.varies else "constant"),
-        f"as in {column.form}" if column.form else "",
-        *(f"predicts {task}" for task in perfect),
-    ]
-    distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
-    return {
-        "column": column.name,
-        "taken for": TAKEN.get(column.kind, str(column.kind)) if column.used else "left out",
-        "distinct": "" if column.kind == "list" else distinct,
-        "missing": f"{column.missing / rows:.1%}" if column.missing else "",
-        "examples": examples(cells),
-        "why": "; ".join(filter(None, why)),
-    }
+def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int) -> Table:
+    """Return the table of the columns; of very many, the first ones and those with a warning."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("column", max_width=20, overflow="fold")
+    table.add_column("taken for")
+    table.add_column("distinct", justify="right")
+    table.add_column("missing", justify="right")
+    table.add_column("examples", no_wrap=True, max_width=LENGTH)
+    table.add_column("why", min_width=14)
+    hidden = 0
+    for number, column in enumerate(columns):
+        why = [
+            column.why or ("see below" if column.problem else "" if column.varies else CONSTANT),
+            f"as in {column.form}" if column.form else "",
+            *(f"predicts {task}" for task in perfect.get(column.name, ())),
+        ]
+        if number >= LISTED and not (column.name in perfect or column.problem or not column.used):
+            hidden += 1
+            continue
+        distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
+        table.add_row(
+            column.name,
+            TAKEN.get(column.kind, column.kind) if column.used else "left out",
+            "" if column.kind == "list" else distinct,
+            f"{column.missing / rows:.1%}" if column.missing else "",
+            examples(sample[column.name]),
+            "; ".join(filter(None, why)),
+        )
+    if hidden:
+        table.add_row(f"... {hidden:,} more")
+    return table
 
 
 def examples(cells: pl.Series) -> str:
@@ -69,7 +87,7 @@ def examples(cells: pl.Series) -> str:
     texts = [text if (text := str(value)).isprintable() else shown(value) for value in values]
     while len(texts) > 1 and len(", ".join(texts)) > LENGTH:
         texts.pop()
-    return ", ".join(texts)
+    return escape(", ".join(texts))
 
 
 def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame) -> dict[str, list[str]]:
@@ -94,3 +112,10 @@ def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFr
         ]
         found |= {column.name: tasks} if tasks else {}
     return found
+
+
+def text_of(table: Table) -> str:
+    """Return a table as text without colours, ``WIDTH`` wide."""
+    target = io.StringIO()
+    Console(file=target, width=WIDTH, force_jupyter=False).print(table)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())

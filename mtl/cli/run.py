@@ -133,6 +133,10 @@ def _run(
 
     for logger in trainer.loggers:
         logger.log_hyperparams(module.config)
+    if trainer.world_size > 1:
+        first = trainer.node_rank * trainer.num_devices
+        ranks = range(first, first + trainer.num_devices)
+        ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
         tested, best, monitor = path, None, "val/loss"

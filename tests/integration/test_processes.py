@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mtl.checkpoints.files import read
 from mtl.cli import resolvers, train
-from mtl.distributed import destroy_process_group
+from mtl.distributed import announced_wait, destroy_process_group
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW
 from tests.programs import Forked, free_port, ranks
@@ -134,6 +135,19 @@ def test_processes_that_differ_stop_at_once(tmp_path: Path) -> None:
     assert "process 1 has a different configuration from process 0: gate.gamma is 0.5, not 5.0" in first.output.replace(
         "\n", " "
     )
+
+
+def test_a_wait_for_other_processes_is_announced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for silent, met in ((True, False), (False, True), (False, False)):
+        monkeypatch.setattr(dist, "is_initialized", lambda met=met: met)
+        with announced_wait(range(2, 4), 8, silent, seconds=0.01):
+            time.sleep(0.1)
+    line = (
+        "still waiting for some of the 8 processes of this run: this machine has ranks 2 to 3; start the same command"
+    )
+    assert capsys.readouterr().err.startswith(line)
 
 
 def test_a_sweep_takes_one_device_per_job(tmp_path: Path) -> None:
