@@ -80,7 +80,7 @@ def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage, kno
         study = study_of(setting.definition.name, storage)
         first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:known] if study else []
         require(bool(first), f"budget: the first run of {name} has failed, so its time is not known")
-        seconds[name] = sum(trial.user_attrs["seconds"] for trial in first) / len(first)
+        seconds[name] = max(1e-3, sum(trial.user_attrs.get("seconds", 0.0) for trial in first) / len(first))
     budget, least = 60 * (given.budget or 0.0), min(LEAST, given.seeds)
     each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
     needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"

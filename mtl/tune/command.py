@@ -147,7 +147,7 @@ def show_trial(study: Study, wanted: int) -> None:
     trial, console = trials[wanted], Console()
     value = f", {number(trial.value)}" if trial.state == TrialState.COMPLETE else ""
     console.print(f"trial {wanted}: {STATES[trial.state]}{value}")
-    if "command" in trial.user_attrs:
+    if {"command", "folder"} <= trial.user_attrs.keys():
         console.print(trial.user_attrs["folder"], soft_wrap=True, highlight=False, markup=False)
         again = shlex.join([*own_program(), *trial.user_attrs["command"]])
         console.print(again, soft_wrap=True, highlight=False, markup=False)

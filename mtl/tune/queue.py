@@ -16,18 +16,22 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import optuna
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
-from mtl.checks import InputError
+from mtl.checks import InputError, first_line, require, shown
 from mtl.config import build
+from mtl.options import CONFIG, FilePath, LongOrZero, Model, Name, NotNegative, RunSeed, valid
 from mtl.training.metrics import mode_of
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
@@ -43,6 +47,32 @@ class Outcome:
     value: float | None = None
     pruned: bool = False
     error: str = ""
+
+
+@with_config(CONFIG)
+class Held(TypedDict):
+    """The lease of a trial."""
+
+    worker: str
+    time: NotNegative
+
+
+class StudyAttributes(Model, extra="ignore"):
+    """What mtl tune stores of a study."""
+
+    definition: dict[str, Any] | None = None
+
+
+class TrialAttributes(Model, extra="ignore"):
+    """What mtl tune stores of a trial, beside its parameters and its value."""
+
+    starts: LongOrZero = 0
+    seed: RunSeed | None = None
+    folder: FilePath = Path()
+    command: Annotated[list[Name], Field(default_factory=list)]
+    seconds: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    error: str = ""
+    lease: Held | None = None
 
 
 class Queue:
@@ -64,6 +94,7 @@ class Queue:
         self.n_trials, self.heartbeat, self.retries = n_trials, heartbeat, retries
         self.worker = uuid.uuid4().hex
         self.sampler = build.build_part("sampler", definition.sampler)
+        study_of(definition.name, storage)  # raises InputError for damage
         self.study = optuna.create_study(
             storage=storage,
             study_name=definition.name,
@@ -220,7 +251,32 @@ def monitor_of(study: Study) -> str:
     return str(definition["monitor"])
 
 
+@contextlib.contextmanager
+def undamaged(name: str) -> Iterator[None]:
+    """Raise InputError if Optuna cannot read what the storage of study ``name`` holds: it checks no value."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"study {name}: its storage is damaged ({reason}); put back a copy or begin anew") from error
+
+
 def study_of(name: str, storage: BaseStorage) -> Study | None:
-    """Return the study ``name``, None if the storage has none."""
-    known = name in optuna.get_all_study_names(storage)
-    return optuna.load_study(study_name=name, storage=storage) if known else None
+    """Return the study ``name``, None if the storage has none; InputError if mtl tune did not write what it holds."""
+    with undamaged(name):
+        if name not in optuna.get_all_study_names(storage):
+            return None
+        study = optuna.load_study(study_name=name, storage=storage)
+        _ = study.direction
+        valid(StudyAttributes, study.user_attrs, f"study {name}")
+        for trial in study.get_trials(deepcopy=False):
+            where = f"study {name}, trial {trial.number}"
+            valid(TrialAttributes, trial.user_attrs, where)
+            valid(dict[str, Any], trial.system_attrs, f"{where}: system_attrs")
+            valid(int, trial.number, f"study {name}: number of a trial")
+            value = trial.value
+            is_known = isinstance(value, float) or (value is None and trial.state != TrialState.COMPLETE)
+            require(is_known, f"{where}: its value is {shown(value)}, not a number")
+        return study

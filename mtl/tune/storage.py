@@ -43,7 +43,7 @@ def open_storage(address: str | None, folder: Path, attempt: int = 1) -> BaseSto
             return _database(address)
         path = Path(address.removeprefix(JOURNAL))
         path.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(str(path)))
+        return _journal(path)
     except OSError as error:
         raise InputError(f"storage={_shown(address)}: {error}") from None
     except (ImportError, sqlalchemy.exc.ArgumentError) as error:
@@ -74,6 +74,14 @@ def _refused(address: str, error: BaseException) -> InputError:
 
 def _shown(address: str) -> str:
     return re.sub(r"//[^/@]*@", "//", address)  # without the password
+
+
+def _journal(path: Path) -> JournalStorage:
+    try:
+        return JournalStorage(JournalFileBackend(str(path)))
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:  # Optuna checks no value
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"storage={JOURNAL}{path}: {reason}; {_DAMAGED}") from error
 
 
 def _database(address: str) -> RDBStorage:

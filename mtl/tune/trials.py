@@ -14,7 +14,7 @@ from mtl.checks import require
 from mtl.report.runs import FAILED, FINISHED, UNFINISHED, read_named_runs
 from mtl.report.trials import PRUNED, Trials
 from mtl.tune.launch import run_folder
-from mtl.tune.queue import monitor_of, study_of
+from mtl.tune.queue import monitor_of, study_of, undamaged
 from mtl.tune.storage import STUDY, open_storage, reached
 
 _STATES = {TrialState.COMPLETE: FINISHED, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
@@ -56,7 +56,8 @@ def read_study(name: str, address: str | None, folder: Path) -> Trials:
     require(address is not None or (folder / STUDY).exists(), f"study={name}: there is no {folder / STUDY}")
     storage = open_storage(address, folder)
     with reached(address, folder):
-        names = [each for each in get_all_study_names(storage) if each == name or each.startswith(f"{name}/")]
+        with undamaged(name):
+            names = [each for each in get_all_study_names(storage) if each == name or each.startswith(f"{name}/")]
         require(bool(names), f"study={name}: its storage has no such study")
         studies = [(each.removeprefix(name).removeprefix("/"), study_of(each, storage)) for each in names]
         return read_trials({gate or name: (study, folder / gate) for gate, study in studies if study})

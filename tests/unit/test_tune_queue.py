@@ -18,6 +18,7 @@ from mtl.checks import InputError
 from mtl.tune.definition import Definition
 from mtl.tune.queue import STALE, Lease, Outcome, Queue
 from mtl.tune.storage import open_storage, reached
+from mtl.tune.trials import read_study
 from mtl.tune.work import work
 
 HEARTBEAT = 2.0  # seconds; a slow machine must not lose a lease by accident
@@ -64,6 +65,41 @@ def states(queue: Queue) -> list[str]:
 def old(queue: Queue, number: int) -> None:
     """Let the lease of a trial be that of a worker that gave its last sign of life long ago."""
     queue.set(number, "lease", {"worker": "gone", "time": 0})
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        (
+            "trial_user_attributes set value_json = '5' where key = 'command'",
+            r"trial 0\.command=5: must be a",
+        ),
+        ("trial_user_attributes set value_json = '[\"a\\u0000\"]' where key = 'command'", r"trial 0\.command\[0\]="),
+        ("trial_user_attributes set value_json = '{\"time\": \"x\"}' where key = 'lease'", r"lease\.time=x: must be"),
+        ("trial_user_attributes set value_json = 'no JSON'", "its storage is damaged"),
+        ("study_user_attributes set value_json = '[]'", r"definition=\[\]: must be a valid dict"),
+        ("trial_params set distribution_json = '[]'", "its storage is damaged"),
+        ("trial_values set value = 'x'", "trial 0: its value is x, not a number"),
+        ("trials set number = 'x'", "number of a trial=x: must be"),
+        ("study_directions set direction = 'X'", "its storage is damaged"),
+    ],
+)
+def test_what_a_study_cannot_hold_is_one_message(forged: str, reason: str, tmp_path: Path) -> None:
+    queue = worker(f"sqlite:///{tmp_path}/study.db", 1)
+    run(queue, launch=lambda queue, trial: queue.set(trial.number, "command", ["a=1"]) or objective(queue, trial))
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute(f"update {forged}")
+    for read in (lambda: worker(f"sqlite:///{tmp_path}/study.db", 1), lambda: read_study("s", None, tmp_path)):
+        with pytest.raises(InputError, match=f"study s.*{reason}"):
+            read()
+
+
+def test_a_damaged_journal_is_one_message(journal: str, tmp_path: Path) -> None:
+    run(worker(journal, 1))
+    path = tmp_path / "study.log"
+    path.write_text(path.read_text().replace('"distribution":"', '"distribution":"x'))
+    with pytest.raises(InputError, match=r"study\.log: JSONDecodeError: .*; the file is damaged"):
+        worker(journal, 1)
 
 
 def test_a_study_has_as_many_trials_as_asked_and_takes_more_later(journal: str) -> None:
