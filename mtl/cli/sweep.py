@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -21,12 +24,23 @@ class SweepTable(Callback):
     are inside the methods, since Hydra creates this object before anything else.
     """
 
+    varied: dict[str, int] | None = None  # the number of values of each option; unknown in the process of a launcher
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         atexit.register(self.stopped, config)
+        running = GlobalHydra.instance().hydra
+        parser = OverridesParser.create(running.config_loader if running else None)  # which finds those of glob(*)
+        words = parser.parse_overrides(list(config.hydra.overrides.task))
+        swept = [word for word in words if word.is_discrete_sweep()]
+        self.varied = {word.get_key_element(): len(list(word.sweep_string_iterator())) for word in swept}
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
-            log.info("job %d: %s", config.hydra.job.num + 1, " ".join(config.hydra.overrides.task))
+            words, of = list(config.hydra.overrides.task), ""
+            if self.varied is not None:
+                words = [word for word in words if word.partition("=")[0] in self.varied]
+                of = f" of {math.prod(self.varied.values())}"
+            log.info("job %d%s: %s", config.hydra.job.num + 1, of, " ".join(words))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from mtl.cli.explain import CONF
 from mtl.cli.sweep import SweepTable
 from mtl.records import flatten
 from mtl.runs.results import commit, print_results
@@ -89,7 +91,24 @@ def test_results_name_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest
 
 
 def multirun(folder: Path) -> Any:
-    return OmegaConf.create({"hydra": {"mode": "MULTIRUN", "sweep": {"dir": str(folder)}}})
+    overrides = {"task": ["gate=a,b"]}
+    return OmegaConf.create({"hydra": {"mode": "MULTIRUN", "sweep": {"dir": str(folder)}, "overrides": overrides}})
+
+
+def test_each_job_is_announced_with_what_varies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atexit.register", lambda *given: None)
+    caplog.set_level("INFO", "mtl")
+    config, table = multirun(tmp_path), SweepTable()
+    config.hydra.overrides.task = ["gate=comet,topk", "seed=range(1,4)", "data=x", "trainer=glob(fsdp*)"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        table.on_multirun_start(config)
+    config.hydra.job, config.hydra.overrides.task = {"num": 2}, ["gate=topk", "seed=1", "data=x", "trainer=fsdp"]
+    table.on_job_start(config)
+    SweepTable().on_job_start(config)  # in the process of a launcher, which has its own words only
+    every = "gate=topk seed=1 data=x trainer=fsdp"
+    assert caplog.messages == ["job 3 of 12: gate=topk seed=1 trainer=fsdp", f"job 3: {every}"]
 
 
 def test_table_grows_with_each_job_and_is_printed_at_the_end(
