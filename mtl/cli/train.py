@@ -146,7 +146,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
-        check(cfg)
+        check(cfg, words)
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
         one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = {word.partition("=")[0] for word in words}

@@ -33,13 +33,14 @@ REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the begi
 Path = tuple[Any, ...]  # keys from the root: names, and indices of lists
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, words: Sequence[str] = ()) -> None:
     """Raise InputError, with one sentence for each of the first few problems, if a value of ``cfg`` is wrong.
 
-    Classes named by ``_target_`` are imported. Nothing is built, and no file is read.
+    ``words``: the words of the command line; an option that they add must be read somewhere. Classes named by
+    ``_target_`` are imported. Nothing is built, and no file is read.
     """
     found: dict[str, str] = {}
-    for problem in _Check(cfg).problems():
+    for problem in _Check(cfg).problems(words):
         found.setdefault(problem.split("=")[0].split(": ")[0], problem)  # one for each option
     if found:
         raise InputError(in_one_line([*found.values()]))
@@ -58,7 +59,7 @@ class _Check:
         except Exception as error:  # a resolver may raise anything
             raise InputError(self._unresolved(error)) from None
 
-    def problems(self) -> Iterator[str]:
+    def problems(self, words: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""
         references = {
             name for _, value in _nodes(self.raw) if isinstance(value, str) for name in REFERRED.findall(value)
@@ -80,6 +81,7 @@ class _Check:
             if name not in self.values:
                 yield f"{name}: this section is missing; choose one with {name}=NAME"
         yield from _too_many_processes(self.values.get("trainer"))
+        yield from self._unread(words, references)
 
     def unfit(self, annotation: Any, path: Path, value: Any) -> Iterator[str]:
         """Yield a sentence for each way in which the ``value`` at ``path`` does not fit ``annotation``."""
@@ -152,6 +154,21 @@ class _Check:
         for name in value.keys() - read:
             if near := suggestion(name, read, "recipe.", 0.8):
                 yield f"recipe.{name}: nothing refers to it{near}"
+
+    def _unread(self, words: Sequence[str], references: set[str]) -> Iterator[str]:
+        """Yield a sentence for each option that a word such as ``+recipe.more=1`` adds and that nothing reads.
+
+        Options of objects are checked elsewhere, and null is always allowed.
+        """
+        for word in words:
+            key = word.lstrip("+").partition("=")[0]
+            names = tuple(key.split("."))
+            along = [value for path, value in _nodes(self.raw) if path == names[: len(path)]]
+            added = word.startswith("+") and len(along) == len(names) + 1 and along[-1] is not None
+            described = any(isinstance(value, dict) and "_target_" in value for value in along)
+            read = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in references)
+            if added and not (described or read or names[0] in TOP.keys() - {"paths"}) and len(names) > 1:
+                yield f"{key}: nothing reads this option; leave it out"
 
     def _unresolved(self, error: Exception) -> str:
         """Return the sentence for a reference that cannot be resolved: OmegaConf's, and where the reference is."""

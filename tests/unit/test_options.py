@@ -47,9 +47,9 @@ def configuration(words: str = "", values: Mapping[str, Any] | None = None) -> D
     return cfg
 
 
-def answer(cfg: DictConfig) -> str:
+def answer(cfg: DictConfig, words: Sequence[str] = ()) -> str:
     with pytest.raises(InputError) as caught:
-        check(cfg)
+        check(cfg, words)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert len(message) < 1000
@@ -151,15 +151,35 @@ def test_several_problems_are_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "message"),
+    ("key", "value", "message"),
     [
-        ("runtime", "runtime: there is no such section or option, and nothing refers to it"),
-        ("recipe.num_expert", "recipe.num_expert: nothing refers to it; did you mean recipe.num_experts?"),
-        ("gate.more", "gate.more: CometGate has no option more"),
+        ("runtime", 3, "runtime: there is no such section or option, and nothing refers to it"),
+        ("recipe.num_expert", 3, "recipe.num_expert: nothing refers to it; did you mean recipe.num_experts?"),
+        ("recipe.width", 3, "recipe.width: nothing reads this option; leave it out"),
+        ("recipe.batch", {"batch_size": 3}, "recipe.batch: nothing reads this option"),
+        ("recipe.comet.k", 3, "recipe.comet.k: nothing reads this option; leave it out"),
+        ("paths.cache", "/tmp", "paths.cache: nothing reads this option; leave it out"),
+        ("gate.more", 3, "gate.more: CometGate has no option more"),
     ],
 )
-def test_an_option_that_nothing_reads_is_answered(key: str, message: str) -> None:
-    assert answer(configuration("", {key: 3})).startswith(message)
+def test_an_option_that_nothing_reads_is_answered(key: str, value: Any, message: str) -> None:
+    assert answer(configuration("", {key: value}), [f"+{key}=..."]).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"sizes": {"units": [4]}, "experts.units": "${sizes.units}"}, ["+sizes.units=[4]"]),
+        ({"recipe.mine": 0.25, "recipe.dropout": "${oc.select:recipe.mine,0.5}"}, ["+recipe.mine=0.25"]),
+        ({"callbacks.mine": None}, ["+callbacks.mine=null"]),
+        ({"trainer.min_epochs": 2}, ["+trainer.min_epochs=2"]),
+        ({"network.num_experts": 4}, ["++network.num_experts=4"]),
+        ({"paths.run_dir": "x", "distillation.weight": 0.5}, ["++paths.run_dir=x", "++distillation.weight=0.5"]),
+        ({}, ["+mine=group", "++seed=0", "+gate@recipe.x=topk"]),
+    ],
+)
+def test_an_option_that_is_read_may_be_added(values: dict[str, Any], words: list[str]) -> None:
+    check(configuration("", values), words)
 
 
 def test_unused_sections_may_be_null() -> None:
