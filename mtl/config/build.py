@@ -15,6 +15,7 @@ from hydra.errors import InstantiationException
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins import DoublePrecision
 from torch import nn
 
@@ -32,7 +33,7 @@ WRONG_ARGUMENTS = "unexpected keyword argument|missing .*required .*argument|mul
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
     """Return the data module of ``cfg.data``; nothing is read or fetched yet."""
-    return _instantiate(cfg, "data")
+    return _built(cfg, "data", LightningDataModule)
 
 
 def check_options(cfg: DictConfig) -> None:
@@ -125,6 +126,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
         options = {"fresh": fresh} if "fresh" in inspect.signature(make).parameters else {}
         with _section("gate", cfg.get("gate") or {}), _section("network", cfg.network):
             network: nn.Module = make(spec=spec, **options)
+    require(isinstance(network, nn.Module), "network: must describe a Module of torch; correct network._target_")
     if hasattr(network, "encoder_config"):
         cfg.network.config = network.encoder_config
     if cfg.get("compile"):
@@ -156,17 +158,18 @@ def _weighting(cfg: DictConfig) -> Callable[..., Weighting] | None:
 def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Return the Trainer with its callbacks, also the given ones, and loggers; ``checkpoint``: what it starts from."""
     chosen = [
-        _instantiate(cfg, f"callbacks.{name}") for name, node in cfg.callbacks.items() if "_target_" in (node or ())
+        _built(cfg, f"callbacks.{name}", Callback) for name, node in cfg.callbacks.items() if "_target_" in (node or ())
     ]
-    loggers = [_instantiate(cfg, f"logger.{name}") for name, node in (cfg.get("logger") or {}).items() if node]
+    loggers = [_built(cfg, f"logger.{name}", Logger) for name, node in (cfg.get("logger") or {}).items() if node]
     shown = bool(cfg.callbacks.get("progress"))  # else Lightning would add its own bar
     plugins: list[Any] = [CheckpointIO(checkpoint)]
     options: dict[str, Any] = {}
     if _is_divided(cfg) and _is_double(cfg):  # Lightning refuses the word, but not what it stands for
         plugins, options = [*plugins, DoublePrecision()], {"precision": None}
-    trainer: Trainer = _instantiate(
+    trainer: Trainer = _built(
         cfg,
         "trainer",
+        Trainer,
         callbacks=[*standard_callbacks(), *chosen, *callbacks],
         logger=loggers or False,
         plugins=plugins,
@@ -190,6 +193,14 @@ def build_part(section: str, node: Mapping[str, Any]) -> Any:
 def _instantiate(cfg: DictConfig, section: str, **kwargs: Any) -> Any:
     with _plain_errors(section):
         return hydra.utils.instantiate(OmegaConf.select(cfg, section), _convert_="all", **kwargs)
+
+
+def _built(cfg: DictConfig, section: str, kind: type, **kwargs: Any) -> Any:
+    """Return the object that a section describes; InputError if it is not of this ``kind``, or only a part of one."""
+    made = _instantiate(cfg, section, **kwargs)
+    hint = f"correct {section}._target_, and leave out {section}._partial_"
+    require(isinstance(made, kind), f"{section}: must describe a {kind.__name__}; {hint}")
+    return made
 
 
 @contextmanager

@@ -221,6 +221,17 @@ def test_what_lightning_refuses_is_one_sentence(key: str, value: Any) -> None:
         build.build_trainer(cfg)
 
 
+@pytest.mark.parametrize(
+    ("section", "kind"), [("data", "LightningDataModule"), ("trainer", "Trainer"), ("callbacks.best", "Callback")]
+)
+@pytest.mark.parametrize("values", [{"_partial_": True}, {"_target_": "builtins.dict"}])
+def test_a_section_that_describes_something_else(section: str, kind: str, values: dict[str, Any]) -> None:
+    cfg = configuration("logger=none callbacks.progress=null")
+    OmegaConf.update(cfg, section, values, force_add=True)
+    with pytest.raises(InputError, match=f"^{section}: must describe a {kind}; correct {section}._target_, and leave"):
+        build.build_data(cfg) if section == "data" else build.build_trainer(cfg)
+
+
 def test_as_many_processes_as_cores_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     check(configuration("trainer=ddp_cpu", {"trainer.devices": 64}))
