@@ -42,7 +42,7 @@ def check_options(cfg: DictConfig) -> None:
         try:
             _instantiate(cfg, name)([nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"{name}: {error}") from None
+            raise InputError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
     _check_combinations(cfg)
     if "gate" not in cfg.network:
         return
