@@ -145,6 +145,7 @@ def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -
             place.append(key)
         last, words = (problem["loc"] or [""])[-1], problem["msg"].removeprefix("Value error, ")
         words = re.sub("^(Input|Value|Tuple|List) should", "must", words, count=1)
+        words = re.sub("must be an instance of (Sequence|list)$", "must be a list", words)
         if problem["type"] == "missing":
             place, text = [*place, last], f"{name}.{last} is missing".removeprefix(".")
         elif problem["type"] == "extra_forbidden":

@@ -72,7 +72,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("compile", ["maybe", 1, None], "must be a valid boolean"),
         ("recipe", [5, None, "abc", []], "recipe=.*must be a section"),
         ("recipe.num_experts", [10**12, 0, "abc", 2.5, True, None, 10**400], "recipe.num_experts=.*: must be "),
-        ("recipe.expert_units", [4], "must be"),
+        ("recipe.expert_units", [4], "recipe.expert_units=4: must be a list"),
         ("recipe.expert_units", [["abc"], [0], [True], [[4]], [None], [4, -1]], r"expert_units\[[01]\]="),
         ("recipe.dropout", ["abc", 1, NAN, -0.1, True, None, INF], "recipe.dropout=.*: must be"),
         ("data", [None, 5, "abc", []], "data=.*section with _target_"),
