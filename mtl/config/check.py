@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
+from torch import nn
 
 from mtl.checks import InputError, first_line, in_one_line, listed, require, shown, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
@@ -27,6 +28,7 @@ from mtl.options import Described, Positive, adapter, options_of, sentences
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 # Arguments that the program supplies where the section leaves them out
 SUPPLIED = {"params", "spec", "inputs", "network", "num_tasks", "num_experts", "input_dim", "seed"}
+MODULES = ("network", "bottom", "gate", "experts", "heads", "permutation", "weighting")
 REFERENCE = re.compile(r"\$\{(\w[\w.]*)\}")  # ${recipe.k}
 REFERRED = re.compile(r"\$\{(?:oc\.select:)?\.*([\w.]+)(?![\w.]*:)")  # the beginning of any reference
 
@@ -125,6 +127,8 @@ class _Check:
         except InputError as error:
             yield str(error)
             return
+        if path[-1] in MODULES and isinstance(target, type) and not issubclass(target, nn.Module):
+            yield f"{self._where((*path, '_target_'))}: must name a Module of torch, or a function that makes one"
         known, closed = options(target)
         for name, value in section.items():
             if name in HYDRA:

@@ -80,6 +80,7 @@ def cases(*rows: tuple[str, Sequence[Any], str]) -> list[Any]:
         ("gate.gamma", [INF, 0, True, None], "gate.gamma=.*: must be"),
         ("gate.gama", [1], "gate.gama: CometGate has no option gama; did you mean gamma"),
         ("gate._target_", ["mtl.gates.CommetGate"], "'mtl.gates' has no attribute 'CommetGate'"),
+        ("network._target_", ["builtins.dict"], "network._target_: must name a Module of torch"),
         ("gate._target_", ["mtl..gates", ".", "a b", 5, None, "", ["a"]], "gate._target_="),
         ("optimizer.lr", [True, NAN, INF, -1, 0, "abc", None, [1]], "optimizer.lr=.*: must be"),
         ("trainer.devices", [1.5, True, None], "trainer.devices"),
