@@ -33,8 +33,8 @@ class BooksDataModule(InteractionsDataModule):
     A record with rating 0 only says that the book was read: its rating is NaN, like that of unread pairs.
     Inputs: ``user`` and ``book``, int64 ids from 0, sorted by user number and by ISBN; ISBNs are not normalised.
     Users and books with fewer than ``min_records`` records are dropped repeatedly until all have enough. If a pair has
-    several records, the last one with a rating counts, or else the last one. A few malformed rows
-    are skipped. The archive has no published checksum and comes over plain HTTP, so it is
+    several records, the last one with a rating counts, or else the last one. Malformed rows, at most one in
+    a thousand, are skipped. The archive has no published checksum and comes over plain HTTP, so it is
     fetched only if ``unverified``; every row is checked.
     """
 

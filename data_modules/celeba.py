@@ -85,7 +85,7 @@ class CelebADataModule(TensorDataModule):
         for name in (ATTRIBUTES_FILE, PARTITION_FILE, *([] if images.is_dir() else [ARCHIVE])):
             if not (folder / name).exists():
                 require(self.download, f"{folder / name} is missing and data.download=false: {_by_hand(folder)}")
-                _fetch(folder, name)
+                _download(folder, name)
         if not images.is_dir():
             with unpacked(folder / ARCHIVE) as content:
                 place(content, folder)
@@ -132,7 +132,7 @@ def _complete(folder: Path) -> bool:
     return (folder / IMAGES).is_dir() and all((folder / name).exists() for name in (ATTRIBUTES_FILE, PARTITION_FILE))
 
 
-def _fetch(folder: Path, name: str) -> None:
+def _download(folder: Path, name: str) -> None:
     """Fetch the official file ``name`` from Google Drive and check its md5. Raises InputError."""
     [(identity, md5)] = [(identity, md5) for identity, md5, file in CelebA.file_list if file == name]
     try:

@@ -88,7 +88,7 @@ def read_blocks(
 def _text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.DataFrame:
     """Return the rows of a text file.
 
-    polars refuses a row that is too long, but silently fills one that is too short. Therefore the cells are counted.
+    The cells of each row are counted, since polars fills short rows with nulls without an error.
     """
     raw = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
     try:
