@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.checks import InputError, require, shown
+from mtl.checks import InputError, listed, require, shown
 from mtl.options import FilePath, Name, validated
 from mtl.types import Batch, DataSpec, TaskSpec, labelled
 
@@ -19,7 +19,7 @@ from .files.reading import files_of
 from .splits import SPLITS, divided
 from .table_base import OPTION, TableBase, split_names
 from .tables.columns import cell, named, numbers
-from .tables.encoder import check_columns, listing
+from .tables.encoder import check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.labels import HEAVIEST
 from .tables.reading import checked_rows, read_tables
@@ -115,7 +115,7 @@ class TableDataModule(TableBase):
         rest = frames.pop("train")
         for name, frame in frames.items() if self.row_encoder is None else ():
             missing = [column for column in named(rest) if column not in (*frame.columns, *self.ignore)]
-            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listing(missing)}")
+            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listed(missing)}")
         if self.split_column is not None:
             return self._by_column(rest, self.split_column)
         shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}

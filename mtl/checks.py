@@ -11,6 +11,7 @@ from typing import Any
 LARGEST_WHOLE = 10**15  # of an option: sizes and counts beyond it overflow somewhere
 LONGEST = 60  # characters of a value that a message repeats
 MOST = 4  # problems that one message names
+LISTED = 20  # names in a message
 
 
 class InputError(ValueError):
@@ -72,9 +73,10 @@ def suggestion(name: Any, names: Iterable[str], before: str = "", cutoff: float 
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the names with commas, at most twelve of them."""
+    """Return names for a message, the first ones if there are many."""
     names = list(names)
-    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
+    return ", ".join(map(shown, names[:LISTED])) + more
 
 
 def in_one_line(problems: Sequence[str]) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from mtl.checks import require
+from mtl.checks import listed, require
 
 from ..files.reading import files_of
 from .columns import named
-from .encoder import check_columns, listing
+from .encoder import check_columns
 from .inferring import Blocks, Column
 from .kinds import Given
 from .labels import Labels
@@ -44,7 +44,7 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
     kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
-    require(not unfit, f"{where}: {listing(unfit)}: constants, dates, lists, identifiers and free text are no labels")
+    require(not unfit, f"{where}: {listed(unfit)}: constants, dates, lists, identifiers and free text are no labels")
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
     targets = Labels.each(options)

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mtl.checks import require, shown
+from mtl.checks import listed, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
 from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled
@@ -24,7 +24,6 @@ from .lists import Elements
 from .reading import read_blocks
 
 NUMERIC = "numeric columns"  # name of the input that holds all of them
-LISTED = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,5 @@ def check_columns(
     missing = [name for name in columns if name not in there]
     near = difflib.get_close_matches(missing[0], there, 1) if len(missing) == 1 else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listing(missing)}"
-    require(not missing, f"{where} has no {which}{hint}{end}; it has {listing(there) or 'none'}")
-
-
-def listing(names: Sequence[str]) -> str:
-    """Return names for a message, the first ones if there are many."""
-    more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
-    return ", ".join(map(shown, names[:LISTED])) + more
+    which = f"column {missing[0]!r}" if len(missing) == 1 else f"columns {listed(missing)}"
+    require(not missing, f"{where} has no {which}{hint}{end}; it has {listed(there) or 'none'}")

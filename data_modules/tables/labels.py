@@ -13,14 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from mtl.chains import check_chains
-from mtl.checks import InputError, require, shown
+from mtl.checks import InputError, listed, require, shown
 from mtl.objectives import Loss, Objective
 from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
 from .columns import as_text, cell, numbers, parse
-from .encoder import listing
 from .kinds import check_type
 from .statistics import Counts, Moments
 
@@ -211,7 +210,7 @@ class Labels(LabelOptions):
             return tuple(sum(counts) / (len(classes) * count) for count in counts)
         given = {_cell_text(name): weight for name, weight in self.class_weights.items()}
         unknown = ", ".join(shown(name) for name in given if name not in classes)
-        there = f"the labels of {here} are {listing(classes)}"
+        there = f"the labels of {here} are {listed(classes)}"
         require(not unknown, f"data.tasks.{self.name}.class_weights: {unknown}: {there}")
         return tuple(given.get(name, 1.0) for name in classes)
 
@@ -247,12 +246,12 @@ class Labels(LabelOptions):
         require(
             len(classes) == 2,
             f"{here}: task {self.name!r} is binary but its training rows have {len(classes)} different labels, "
-            f"{listing(classes)}; use kind=multiclass",
+            f"{listed(classes)}; use kind=multiclass",
         )
         positive = None if self.positive is None else _cell_text(self.positive)
         require(
             positive in (None, *classes),
-            f"data.tasks.{self.name}: positive={shown(self.positive)}; the labels of {here} are {listing(classes)}",
+            f"data.tasks.{self.name}: positive={shown(self.positive)}; the labels of {here} are {listed(classes)}",
         )
         return classes[::-1] if positive == classes[0] else classes
 
@@ -263,7 +262,7 @@ class Labels(LabelOptions):
         if len(new):
             raise InputError(
                 f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
-                f"the training rows ({listing(classes)}); {len(new)} rows have such labels. "
+                f"the training rows ({listed(classes)}); {len(new)} rows have such labels. "
                 "Split the rows in another way, or empty these cells"
             )
         return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))

@@ -13,12 +13,12 @@ from typing import Any
 
 import polars as pl
 
-from mtl.checks import require
+from mtl.checks import listed, require
 from mtl.types import TaskSpec
 
 from .columns import BadCells
 from .dates import part_names
-from .encoder import TableEncoder, listing
+from .encoder import TableEncoder
 from .inferring import Blocks, Column
 from .kinds import Given
 from .labels import Labels
@@ -77,7 +77,7 @@ def learn(
         if column.measured and column.kind == "date":
             taken = [part for part in part_names(column.name) if part in columns]
             named = f"the date {column.name!r} becomes parts of this name"
-            require(not taken, f"{where}: rename the column {listing(taken)}: {named}")
+            require(not taken, f"{where}: rename the column {listed(taken)}: {named}")
     none = f"{where}: every input column is constant in the training rows, an identifier, or free text"
     require(any(column.used for column in found), none)
     share_vocabularies(found, given, where)

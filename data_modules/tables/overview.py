@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mtl.checks import shown
+from mtl.checks import listed, shown
 
 from .columns import as_text, parse
 from .dates import parse_dates
-from .encoder import listing
 from .inferring import MANY, Column
 from .labels import Labels
 from .leaks import Ordered, classes_of
@@ -39,12 +38,12 @@ def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.Dat
         if names:
             logger.warning(
                 "left out, like %s: %s. 'data.categorical=[%s]' uses a column as categories",
-                reason, listing(names), names[0],
+                reason, listed(names), names[0],
             )  # fmt: skip
     for name, tasks in perfect.items():
         logger.warning(
             "%s predicts %s perfectly: if it is known only after the label, leave it out with 'data.ignore=[%s]'",
-            name, listing(tasks), name,
+            name, listed(tasks), name,
         )  # fmt: skip
 
 
