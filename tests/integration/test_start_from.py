@@ -83,7 +83,7 @@ def test_report_and_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with pytest.raises(InputError, match=r"none of its weights fits this network; it has body\.\* .* network has 1 "):
         start_from(nn.Sequential(nn.Identity(), nn.Linear(7, 1)), read(saved(tmp_path, old.state_dict())))
     names = [f"part{index}.weight" for index in range(30)]
-    assert grouped(names).count("(1)") == 12
+    assert grouped(names).endswith("part19 (1), ... (30 in all)")
     assert grouped(["layers.0.a.weight", "layers.11.a.bias", "unit"]) == "layers.*.a (2), unit (1)"
 
 
