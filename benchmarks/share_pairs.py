@@ -12,7 +12,7 @@ import contextlib
 import io
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtl import compat
@@ -62,15 +62,13 @@ def in_process(folder: Path) -> Launch:
     return launch
 
 
-def solve(
-    folder: Path, rho: str, number: int, words: Sequence[str], make: Callable[[Path], Launch] = in_process
-) -> str:
+def solve(folder: Path, rho: str, number: int, words: Sequence[str]) -> str:
     """Return the line of one problem."""
     own = [f"name=rho{rho}_{number}", "gates=[]", "every_steps=10"]
     given = [*PROBLEM, f"data.rho={rho}", f"data.seed={100 + number}", f"paths.output_dir={quoted(folder)}"]
     own, given = split_words([*own, *given, *words], OWN)
     with contextlib.redirect_stdout(io.StringIO()):
-        content = write(share(hydra.compose("share", own), given, first_run, make), [*own, *given])
+        content = write(share(hydra.compose("share", own), given, first_run, in_process), [*own, *given])
     pairs = {name.rpartition("_")[0] for name in content["answers"]}
     true = [[f"{pair}_0", f"{pair}_1"] for pair in sorted(pairs)]
     shares = sum(line.startswith(f"{task}: share") for task, line in content["answers"].items())

@@ -60,7 +60,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        if ends_epoch(trainer):  # a run that ends within an epoch resumes there, before this validation
+        if ends_epoch(trainer):  # a run that stops within an epoch validates again when it is resumed
             self._look(trainer, pl_module)
 
     def _look(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:

@@ -25,10 +25,10 @@ MOST = 8  # validation batches of a task that are measured on in turn
 class Conflict(Callback):
     """Every ``every_steps`` optimiser steps, take ``mtl.training.conflict.measure`` on validation batches.
 
-    The gradients are of one half of a batch, the losses of the affinities of the other half; the batches of a task take
-    turns. Logged are ``conflict/norm/TASK``, ``conflict/cosine/TASK/OTHER``, and ``conflict/affinity/TASK/OTHER``;
-    ``<dirpath>/conflict.csv`` has the layers too, and ``conflict.png`` is drawn at the end. Nothing is measured if
-    ``every_steps`` is null, or if there is one task or no shared parameter.
+    The gradients come from one half of a batch's rows, the losses for the affinities from the other; each measurement
+    takes a task's next batch. Logged are ``conflict/norm/TASK``, ``conflict/cosine/TASK/OTHER``, and
+    ``conflict/affinity/TASK/OTHER``; ``<dirpath>/conflict.csv`` has the layers too, and ``conflict.png`` is drawn at
+    the end. Nothing is measured if ``every_steps`` is null, or if there is one task or no shared parameter.
     """
 
     @validated

@@ -22,7 +22,7 @@ NUMBERS = (
     *("age", "wage per hour", "capital gains", "capital losses", "dividends from stocks"),
     *("num persons worked for employer", "weeks worked in year", "instance weight"),
 )
-COLUMNS = (  # in the order of the file, with the names of census-income.names; a label that it does not name is last
+COLUMNS = (  # in the order of the file, named as in census-income.names, which leaves out the last one, the label
     *("age", "class of worker", "detailed industry recode", "detailed occupation recode", "education"),
     *("wage per hour", "enroll in edu inst last wk", "marital stat", "major industry code", "major occupation code"),
     *("race", "hispanic origin", "sex", "member of a labor union", "reason for unemployment"),

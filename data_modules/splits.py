@@ -38,7 +38,7 @@ def by_split(shares: Sequence[float], own_files: Collection[str] = ()) -> dict[s
 
 
 def files_to_read(paths: Mapping[str, Path], wanted: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each ``wanted`` split that has its own; train's also if another split takes rows of it."""
+    """Return the file of each ``wanted`` split that has its own; also train's, if a wanted split has none."""
     rest = any(split not in paths for split in wanted)
     return {split: file for split, file in paths.items() if split in wanted or (rest and split == "train")}
 

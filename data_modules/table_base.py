@@ -190,10 +190,10 @@ def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
 def chained(
     labels: Sequence[Labels], targets: Mapping[str, Tensor], frame: pl.DataFrame, where: str
 ) -> dict[str, Tensor]:
-    """Return ``targets`` for the rows of ``frame``, after a look at the labels of tasks that are after another.
+    """Return ``targets``, the labels of the rows of ``frame``, with those of chained tasks checked and completed.
 
-    If no row with a label of 0 has one of the next task, as in a column that is filled for clicks alone, the next label
-    of such a row is 0, since it can be no other. Raises InputError for a row with a purchase but without a click.
+    If no row without a click has a label of purchase, as in a column that is filled for clicks alone, the label becomes
+    0 there. Raises InputError for a row with a purchase but without a click.
     """
     found, known = dict(targets), {task.name: task for task in labels}
     for task in sorted(labels, key=lambda task: len(chain(task, known))):
@@ -205,8 +205,8 @@ def chained(
             number = int(wrong[0])
             here, column = cell(frame, task.column, number, where), known[task.after].column
             raise InputError(
-                f"{here} is the label of a {task.name} without a {task.after}, as column {column!r} of this row says "
-                f"{frame[column][number]!r}, but task {task.name!r} is after {task.after!r}: correct or empty a cell"
+                f"{here}: a row cannot have {task.name} without {task.after}, and its column {column!r} is "
+                f"{frame[column][number]!r}; correct or empty one of the two cells"
             )
         if not bool((never & ~own.isnan()).any()):
             found[task.name] = torch.where(never, 0.0, own)

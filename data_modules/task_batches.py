@@ -49,7 +49,7 @@ class TaskSampler(Sampler["Index | list[Index]"]):
     ``order="round_robin"`` goes through all tasks in random order, round after round; an epoch has as many rounds as
     the largest task has batches. The other orders draw the task of each step with probability proportional to n^p,
     where n is the task's number of rows and p is 1 (``natural``), 1/``temperature``
-    (``temperature``) or 0 (``uniform``); an epoch then has as many steps as all tasks have batches. A task whose rows
+    (``temperature``) or 0 (``uniform``); an epoch then takes as many batches as all tasks have. A task whose rows
     are used up is shuffled and starts again. ``shuffled`` takes each batch of each task once, in random order.
 
     If ``tasks_per_step`` > 1, a step is a list of that many items, of different tasks if possible. ``natural`` and

@@ -1,4 +1,4 @@
-"""Make torchvision, Lightning and torchmetrics importable, and soon.
+"""Make torchvision, Lightning and torchmetrics importable, and quickly.
 
 ``tests/unit/test_compat.py`` lists the private names of other libraries that this program uses.
 """

@@ -138,9 +138,9 @@ def whole(value: Any) -> Any:
 
 
 def part_like(value: Any, like: Any) -> Any:
-    """Return the part of the tensor or ``Pieces`` that this process keeps if ``like``, of the same shape, is divided.
+    """Return this process's part of ``value``, a tensor or ``Pieces``, if ``like`` is divided and has the same shape.
 
-    Otherwise ``value`` itself, as a tensor.
+    Otherwise return ``value``, as a tensor.
     """
     if not hasattr(like, "full_tensor") or value.shape != like.shape or hasattr(value, "full_tensor"):
         return value.joined() if isinstance(value, Pieces) else value

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import causes, shown, suggestion
 from mtl.records import flatten
+from mtl.runs.commands import key_of
 
 CONF = Path(str(files("mtl.conf")))
 OF_HYDRA = ("Config group override must be", "integer string conversion")  # errors that Hydra raises as a ValueError
@@ -43,17 +44,13 @@ def explain(error: BaseException, words: Sequence[str]) -> str | None:
         return f"{group}={shown(choice)}: no such {group}{near} there are {', '.join(error.options)}"
     if match := re.search(r"(?:Could not (?:override|delete)(?: from config\.)?|Key) '([^'\n=]+)", text):
         key = match[1]
-        word = next((word for word in words if _key(word) == key), key)
+        word = next((word for word in words if key_of(word) == key), key)
         return f"{shown(word)}: no such option{_nearest(key, words)}"
     if isinstance(error, HydraException | OmegaConfBaseException) or any(known in text for known in OF_HYDRA):
         sentence = " ".join(line.strip() for line in text.splitlines() if "object_type=" not in line)
-        named = any(_key(word) in sentence for word in words)
+        named = any(key_of(word) in sentence for word in words)
         return sentence if named or not words else f"{', '.join(map(shown, words))}: {sentence}"
     return None
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _nearest(key: str, words: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLoc
     return lock
 
 
-def give_up(folder: Path, lock: FileLock, delete_empty: bool) -> None:
+def release(folder: Path, lock: FileLock, delete_empty: bool) -> None:
     """Release the lock of a run folder; with ``delete_empty`` delete the folder if no run has begun in it."""
     if delete_empty and {path.name for path in folder.iterdir()} <= {LOCK, COMMAND}:
         (folder / COMMAND).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ HARMLESS_WARNINGS = (
     ".*smaller than the logging interval.*",  # with little data, the values per epoch suffice
     ".*Grad strides do not match bucket view strides.*",  # the stride of a dimension of size 1 means nothing
     ".*broadcast_buffers. is deprecated.*",  # its successor is not in every version that we accept
-    ".*FSDP2-wrapped module .* returned a view tensor.*",  # nothing changes what a network returns
+    ".*FSDP2-wrapped module .* returned a view tensor.*",  # no code changes a network's output in place
     ".*recommended to use .self.log.*sync_dist.*",  # the logged values are already sums over all processes
 )
 
@@ -59,12 +59,12 @@ class FromPython:
 
 
 def run(
-    cfg: DictConfig, checkpoint: Checkpoint | None = None, one_process: str = "", python: FromPython | None = None
+    cfg: DictConfig, checkpoint: Checkpoint | None = None, why_one_process: str = "", python: FromPython | None = None
 ) -> float | None:
     """Train ``cfg``'s network, or only test a checkpoint, and write results; return the best monitored value.
 
-    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``one_process``: why
-    the run must not have several processes, if so.
+    ``checkpoint``: the content of ``cfg.ckpt`` or ``cfg.evaluate``, if it has been read already. ``why_one_process``:
+    why the run must not have several processes, if so.
     """
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
@@ -72,7 +72,7 @@ def run(
         memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
-                return _run(cfg, checkpoint, one_process, python, ending)
+                return _run(cfg, checkpoint, why_one_process, python, ending)
         finally:
             distributed.destroy_process_group()
 
@@ -80,7 +80,7 @@ def run(
 def _run(
     cfg: DictConfig,
     checkpoint: Checkpoint | None,
-    one_process: str,
+    why_one_process: str,
     python: FromPython | None,
     ending: contextlib.ExitStack,
 ) -> float | None:
@@ -106,8 +106,8 @@ def _run(
         if hasattr(logger, "close"):  # the logger stays open between training and test
             ending.callback(logger.close)
     require(
-        trainer.world_size == 1 or not one_process,
-        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {one_process}",
+        trainer.world_size == 1 or not why_one_process,
+        f"trainer.devices={cfg.trainer.devices} makes {trainer.world_size} processes: {why_one_process}",
     )
     if checkpoint is not None:
         if cfg.ckpt:
@@ -163,11 +163,11 @@ def _fit(
     module: pl.LightningModule,
     data: pl.LightningDataModule,
     ckpt: str | None,
-    goes_on: bool,
+    tests_after_interrupt: bool,
 ) -> tuple[str | None, float | None, str]:
     """Train; return the checkpoint to test (None: the last weights), its monitored value, and the name of that value.
 
-    ``goes_on``: after Ctrl-C, go on as if the training had ended.
+    ``tests_after_interrupt``: after Ctrl-C, go on as if the training had ended.
     """
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
@@ -177,7 +177,7 @@ def _fit(
             raise
         raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
     except Stopped as stopped:
-        if not goes_on or stopped.number != signal.SIGINT or not trainer.global_step:
+        if not tests_after_interrupt or stopped.number != signal.SIGINT or not trainer.global_step:
             raise
         log.warning("stopped by Ctrl-C after step %d; the best state so far is kept", trainer.global_step)
     saved = trainer.checkpoint_callback

@@ -17,7 +17,7 @@ import hydra
 
 from mtl.cli.study import PROGRAM, first_run, own_options, split_words, start
 
-OWN = [*own_options("share.yaml"), "sampler", "pruner"]
+OWN = own_options("share.yaml")
 
 
 def run(words: Sequence[str]) -> dict[str, Any]:

@@ -110,12 +110,12 @@ def task(cfg: DictConfig) -> float | None:
         errors.end(error, sentence_for(error, commands.GIVEN))
 
 
-def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequence[str] = ()) -> float | None:
-    """Lock the run folder and run; ``lent``: the words that come from ``checkpoint``."""
+def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Sequence[str] = ()) -> float | None:
+    """Lock the run folder and run; ``stored``: the words that come from ``checkpoint``."""
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checkpoints.trust import classes_in
     from mtl.checks import require
-    from mtl.cli.folder import claim, give_up
+    from mtl.cli.folder import claim, release
     from mtl.cli.run import run
     from mtl.config.check import check
     from mtl.config.resume import is_harmless, resumed_config
@@ -126,7 +126,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
     make_lasting()
     if not resolvers.is_first():
         logging.disable(logging.WARNING)
-    words = [word for word in hydra_cfg.overrides.task if word not in lent]
+    words = [word for word in hydra_cfg.overrides.task if word not in stored]
     local = [word for word in words if not is_harmless(word) and not word.startswith(("ckpt=", "evaluate="))]
     commands.KEPT[:] = [*searched(hydra_cfg), *local]
     folder = Path(hydra_cfg.runtime.output_dir)
@@ -139,28 +139,28 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
         if last.exists() and not (cfg.ckpt or cfg.evaluate):
             cfg.ckpt = str(last)
     resumed = resolvers.run_folder(cfg.ckpt) if cfg.ckpt else None
-    goes_on = resumed is not None and resumed.resolve() == folder.resolve()
-    lock = claim(folder, goes_on) if resolvers.is_first() else None
+    same_folder = resumed is not None and resumed.resolve() == folder.resolve()
+    lock = claim(folder, same_folder) if resolvers.is_first() else None
     try:
-        if resolvers.is_first() and not goes_on:
+        if resolvers.is_first() and not same_folder:
             seed = cfg.seed if isinstance(cfg.seed, int) else None  # not checked yet
             choices = choices_of(hydra_cfg, cfg.get("logger"))
             write_json(folder / COMMAND, {"overrides": words, "choices": choices, "seed": seed})
         check(cfg, words)
         each = "-m would run the whole sweep in each. Use one device per job (trainer=default), or leave out -m"
-        one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
+        why_one_process = each if hydra_cfg.mode == RunMode.MULTIRUN else ""
         keys = {word.partition("=")[0] for word in words}
         given = [name for name in ("ckpt", "evaluate", "start_from") if name in keys and cfg[name]]
         require(len(given) < 2, f"{' and '.join(given)}: give one or the other")
         if not (cfg.ckpt or cfg.evaluate):
-            return run(described(cfg, hydra_cfg, words), one_process=one_process)
+            return run(described(cfg, hydra_cfg, words), why_one_process=why_one_process)
         if checkpoint is None:
             checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
         ckpt, evaluate = cfg.ckpt, bool(cfg.evaluate)
         trust = [*(cfg.trust or []), *classes_in(folders_of(hydra_cfg))]
         cfg = resumed_config(checkpoint, words, composed, trust, evaluate)
         cfg.ckpt = ckpt
-        return run(cfg, checkpoint, one_process)
+        return run(cfg, checkpoint, why_one_process)
     except Exception as error:
         is_job = hydra_cfg.mode == RunMode.MULTIRUN  # Hydra shows its error only after all jobs
         if resolvers.is_first() and (is_job or (folder / CONFIG).exists()):
@@ -169,7 +169,7 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, lent: Sequenc
         raise
     finally:
         if lock is not None:
-            give_up(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
+            release(folder, lock, delete_empty=hydra_cfg.mode == RunMode.RUN)  # a sweep still logs there
 
 
 def folders_of(hydra_cfg: DictConfig) -> list[str]:

@@ -57,7 +57,7 @@ def _check_combinations(cfg: DictConfig) -> None:
     """Raise InputError if two choices do not go together."""
     trainer, execution = cfg.trainer, cfg.network.get("execution", "dense")
     compiled, tables, divided = bool(cfg.get("compile")), bool(cfg.get("table_optimizer")), _is_divided(cfg)
-    combines = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of the tasks
+    combines = getattr(getattr(_weighting(cfg), "func", None), "needs_shared", False)  # gradients of tasks
     conflict = (cfg.callbacks.get("conflict") or {}).get("every_steps")
     gpus = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and torch.cuda.is_available())
     alone = cfg.task_batches and cfg.data.get("tasks_per_step", 1) == 1 and trainer.accumulate_grad_batches == 1

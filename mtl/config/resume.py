@@ -23,6 +23,7 @@ from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.options import valid
 from mtl.records import flatten
+from mtl.runs import commands
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -56,7 +57,8 @@ def is_harmless(word: str) -> bool:
     """Return whether a run may take ``word``, as in ``gate.k=4``, from a checkpoint.
 
     Choices of config groups by plain names are harmless. So are values that name no class, no location of data, and no
-    file or server of callbacks, loggers and trainer. Other words appear in the commands that messages print.
+    file or server of callbacks, loggers and trainer. Other words are not stored; the commands that messages print
+    repeat them.
     """
     try:
         override = OverridesParser.create().parse_override(word)
@@ -87,8 +89,8 @@ def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
 
 
 def key_of(word: str) -> str:
-    """Return the name of the option or group that a word of the command line sets."""
-    return word.lstrip("+~").split("=")[0].split("@")[0]
+    """Return the name of the option or group that a word sets, without the package of a group."""
+    return commands.key_of(word).split("@")[0]
 
 
 def stored_words(checkpoint: Checkpoint) -> list[str]:
@@ -126,7 +128,7 @@ def resumed_config(
     saved, stored = checkpoint.config(trust), stored_words(checkpoint)
     sure, below = words_in_force(stored, words)
     cfg = compose([*sure, *words])
-    if below:  # keep them where the new choice has the same option with the same value as the run's choice
+    if below:  # keep a word if its option has the same default under the new choice as under the run's
         before, chosen = compose([word for word in stored if word not in below]), cfg
         old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, chosen))
         same = [word for word in below if _below(old, key_of(word)) == _below(new, key_of(word)) != {}]

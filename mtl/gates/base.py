@@ -27,8 +27,8 @@ class Gate(KeepsDigits):
 
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend
     on the example; ``inputs`` describes the raw inputs, for gates that read one; ``shared`` makes one gate serve
-    all tasks. With ``columns``, names of raw inputs, a per-example gate sees these columns instead of ``x``, which may
-    then tell scenarios apart. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when
+    all tasks. ``columns`` names raw inputs that a per-example gate sees instead of ``x``, for example to tell scenarios
+    apart. A subclass implements ``route`` and creates its parameters with ``num_gates`` (1 when
     shared, else T) as leading dimension and ``width`` (D, or that of the columns) as last. ``sums_to_one`` says whether
     the weights of a sample always sum to one, ``reads_inputs`` whether they depend on a raw input.
     """
@@ -52,8 +52,8 @@ class Gate(KeepsDigits):
         self.seen: Columns | None = None
         if columns is not None:
             fits = input_dim is not None and not self.reads_inputs
-            given = f"columns=[{', '.join(columns)}]"
-            require(fits, f"{given}: a static gate sees no example, and {type(self).__name__} sees no columns here")
+            why = "it is static" if input_dim is None else "it reads an input of its own"
+            require(fits, f"columns=[{', '.join(columns)}]: {type(self).__name__} cannot take columns: {why}")
             self.seen, self.reads_inputs = Columns(columns, inputs or {}), True
             self.width = self.seen.width
 
@@ -103,7 +103,7 @@ class Gate(KeepsDigits):
         raise NotImplementedError
 
     def needed(self, selectors: Tensor | None) -> float:
-        """Return the share of the gate's products that samples with these selectors need, mean over samples.
+        """Return the share of the gate's multiply-adds that these selectors need, mean over samples.
 
         ``selectors``: of ``Routing``. A gate that need not compute all of its logits replaces this.
         """

@@ -50,7 +50,7 @@ class PLE(nn.Module):
         permutation: Callable[..., Permutation] | None = None,
     ) -> None:
         super().__init__()
-        require(num_own <= num_experts, f"num_own={num_own}: a task sees {num_experts} experts (num_experts)")
+        require(num_own <= num_experts, f"num_own={num_own}: must be at most num_experts={num_experts}")
         require(
             num_levels == 1 or 0 < num_own < num_experts,
             f"num_own={num_own}: a task sees {num_experts} experts (num_experts); with num_levels={num_levels}, some "

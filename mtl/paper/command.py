@@ -11,12 +11,13 @@ from omegaconf import DictConfig
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
+from mtl.config.resume import Composer
 from mtl.paper.definition import Pair, Paper, Part, read
 from mtl.paper.page import write
 from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
-from mtl.tune.command import Composer, best_trials, checked, run_trials, say, working
+from mtl.tune.command import best_trials, checked, run_trials, say, working
 from mtl.tune.definition import Definition
 from mtl.tune.launch import Launcher, run_folder
 from mtl.tune.queue import study_of
@@ -24,12 +25,12 @@ from mtl.tune.space import words
 from mtl.tune.trials import read_trials
 
 # Options of mtl reproduce and mtl train, or prefixes of them, that do not change the results of a run
-HARMLESS = (
+WITHOUT_EFFECT = (
     *("hydra.", "paths.", "trust=", "threads="),
     *("heartbeat=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
 )
 
-IMPORTANCE = "network.importance="  # the option whose file is made of the run that a word refers to
+IMPORTANCE = "network.importance="  # the option whose file is computed from the dense run in the same folder
 
 
 def reproduce(
@@ -65,7 +66,7 @@ def reproduce(
         searched_groups = {
             group.key: trials for group in paper.groups if (trials := searches_of(paper, group, storage, folder))
         }
-    changed = [word for word in (*own, *options) if not word.startswith(HARMLESS)]
+    changed = [word for word in (*own, *options) if not word.startswith(WITHOUT_EFFECT)]
     write(paper, chosen, searched_groups, folder, Path(cfg.page) if cfg.page else None, changed)
 
 
@@ -101,7 +102,7 @@ class _Worker:
         return self.paper.definition(group, gate, *choice(self.paper, group, gate, self.storage, self.launch.folder))
 
     def _rank(self, found: Definition, count: int, first: DictConfig) -> None:
-        """Write the importance of the neurons of the dense runs that ``count`` trials split into experts."""
+        """Write the importance of neurons, if missing, of each dense run that ``count`` trials split into experts."""
         words = [word for number in range(count) for word in self.launch.words(found, number)]
         for file in {Path(word.partition("=")[2].strip("'")) for word in words if word.startswith(IMPORTANCE)}:
             if (file.parent / RESULTS).exists() and not file.exists():

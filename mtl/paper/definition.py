@@ -13,7 +13,8 @@ from pydantic import Field
 
 from mtl.checks import require
 from mtl.options import InnerShare, Long, LongOrZero, Model, Name, Positive, valid
-from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, key_of, unique
+from mtl.runs.commands import key_of
+from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, last_words
 
 NAMES = {  # names, as in the papers, for parts whose file gives none
     "comet": "COMET",
@@ -37,12 +38,12 @@ Number = float | Annotated[list[float], Field(min_length=2, max_length=3)]
 class Claim(Model):
     """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
-    With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least the
-    share ``by`` of the latter (below 0: that it is worse by at most so much); ``higher`` says whether higher values are
-    better. With ``times``, it is that the gate's search needs so many times fewer trials to reach the expected value of
-    each search in ``than``. ``other`` is another column of the gate, with which to compare instead. Otherwise the claim
-    is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by their keys.
-    ``binary``: the claim is about the selected experts, which soft selectors leave open.
+    With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least
+    ``by`` times that mean (``by`` < 0: that it is worse by at most -``by`` times it); ``higher`` says whether higher
+    values are better. With ``times``, it is that the gate's search needs so many times fewer trials to reach the
+    expected value of each search in ``than``. ``other`` is another column of the gate, with which to compare instead.
+    Otherwise the claim is that the mean is at least ``at_least`` or at most ``at_most``. Group and gates are given by
+    their keys. ``binary``: the claim is about the selected experts, which soft selectors leave open.
     """
 
     text: str
@@ -73,7 +74,7 @@ class Scale(Model):
     note: str = ""
 
 
-class Described(Model):
+class Entry(Model):
     """The entry of a group or a gate in the file."""
 
     name: Name | None = None
@@ -118,7 +119,7 @@ class Numbers(Model):
     units: Annotated[dict[str, float], Field(default_factory=dict)]
 
 
-Parts = Annotated[dict[Name, Described], Field(min_length=1)]
+Parts = Annotated[dict[Name, Entry], Field(min_length=1)]
 
 
 class File(Searches):
@@ -241,7 +242,7 @@ class Paper:
             label, further = f"{label}/search", self.scale.search
         elif chosen:
             label = f"{label}/trial_{trial}"
-        words, file = unique([*group.words, *gate.words, *further, *self.words]), self.file
+        words, file = last_words([*group.words, *gate.words, *further, *self.words]), self.file
         space = space if chosen is None else {}
         name = f"{self.name}/{file.scale}/{label}"
         return Definition(name, label, words, space, file.sampler, file.pruner, file.seed)
@@ -308,7 +309,7 @@ def read(cfg: DictConfig, name: str, words: Sequence[str]) -> Paper:
     return found
 
 
-def name_of(key: str, part: Described) -> str:
+def name_of(key: str, part: Entry) -> str:
     """Return the name of a group or gate for the reader."""
     return part.name or NAMES.get(key, key.replace("_", " "))
 

@@ -98,8 +98,8 @@ class Advantage(NamedTuple):
 def advantage(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Advantage:
     """Return how much better the values of ``own`` by seed are than those of ``others`` times ``factor``.
 
-    In pairs if at least ``FEWEST`` seeds are common. ``higher``: whether higher values are better. ``p`` is 0 if the
-    values do not vary but differ, and 1 if they do not vary and are equal.
+    Values are compared in pairs if at least ``FEWEST`` seeds are common. ``higher``: whether higher values are better.
+    ``p`` is 0 if the values do not vary but differ, and 1 if they do not vary and are equal.
     """
     sign = 1 if higher else -1
     mine = {seed: sign * value for seed, value in own.items() if value is not None}

@@ -24,7 +24,7 @@ from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, require, shown
 from mtl.cli import resolvers
 from mtl.cli.explain import CONF, explain
-from mtl.cli.folder import claim, give_up
+from mtl.cli.folder import claim, release
 from mtl.cli.run import FromPython, run
 from mtl.cli.train import composed
 from mtl.config.check import check
@@ -98,13 +98,13 @@ def fit(
     with ExitStack() as ending:
         cfg = _composed(values, config_dir)
         own = Path(folder or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
-        ending.callback(give_up, own, claim(own, False, "folder"), delete_empty=folder is not None)
+        ending.callback(release, own, claim(own, False, "folder"), delete_empty=folder is not None)
         ending.enter_context(_undisturbed())
         cfg.paths.run_dir = str(own)
         check(cfg)
         choices = OmegaConf.to_container(cfg.choices)
         write_json(own / COMMAND, {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed})
-        run(cfg, one_process="mtl.fit trains in one; use mtl train for more", python=python)
+        run(cfg, why_one_process="mtl.fit trains in one; use mtl train for more", python=python)
         checkpoint = read(own, cfg.tested)
         trust = [*(cfg.trust or []), *classes_in([config_dir] if config_dir else [])]
         return model_of(checkpoint, config_to_load(checkpoint, trust))

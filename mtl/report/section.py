@@ -49,8 +49,8 @@ def section_of(
     """Return the section on ``runs``: comparison, costs, the validation loss over training and the experts' weights.
 
     ``columns``, ``also``, ``unit``: as in ``compare``; ``published``: as in ``grid``; ``baseline``: as in ``costs_of``.
-    ``curves``: further metrics to draw over training, each smoothed over so many steps. ``pictures``: which of the
-    runs' pictures Markdown links too, the settings by the name of the file without its end.
+    ``curves``: further metrics to draw over training, each smoothed over so many steps. ``pictures``: for the
+    name, without suffix, of each picture file, the settings whose picture Markdown links too.
     """
     comparison, published = compare(runs, also, columns, unit), published or {}
     shown = {quantity.column for quantity in comparison.quantities}

@@ -16,7 +16,7 @@ from scipy.stats import t as student
 
 Value = float | None
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
-POWER = 0.8  # with which the number of seeds that is named with an undecided difference would decide
+POWER = 0.8  # the probability that as many runs as `runs_to_decide` returns would be significant
 DELTA = "delta_m"  # column of the table of runs, in percent
 TITLE = "delta-m, %"
 NOTE = (
@@ -146,10 +146,10 @@ def with_delta(
     main: Mapping[str, str],
     higher: Mapping[str, bool],
 ) -> pl.DataFrame:
-    """Add the column ``delta_m`` if there is a finished single-task run; null for those runs and for other data.
+    """Add the column ``delta_m`` if there is a finished single-task run; null for those and for data without one.
 
-    ``data``, ``single``: of each row, the name of its data and whether its network is single_task. Of several settings
-    of single_task, the first one is compared with.
+    ``data``, ``single``: of each row, the name of its data and whether its network is single_task. If several
+    settings are single_task, runs are compared with the first.
     """
     columns = {f"test {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
     columns = {name: up for name, up in columns.items() if name in table.columns}

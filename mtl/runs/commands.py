@@ -14,6 +14,11 @@ GIVEN: list[str] = []  # the words of this command line
 KEPT: list[str] = []
 
 
+def key_of(word: str) -> str:
+    """Return the name of the option or config group that a word such as ``+gate.k=4`` sets."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def command(option: str, checkpoint: str | Path) -> str:
     """Return the command that starts from ``checkpoint``, as in ``python train.py ckpt=...``."""
     return shlex.join([*program(), *KEPT, f"{option}={quoted(checkpoint)}"])

@@ -1,4 +1,4 @@
-"""Stop a run on SIGTERM, SIGINT (Ctrl-C) and SIGHUP: at once where nothing is lost, after the step while it trains."""
+"""Stop a run on SIGTERM, SIGINT (Ctrl-C) and SIGHUP: after the step while it trains, else at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 from mtl.runs.commands import command
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "with nothing to save"
 
 
@@ -54,7 +54,7 @@ class StopSignals:
         outermost = not self.is_listening
         if outermost:
             self.number, self._training, self._message = 0, False, message
-        earlier = {number: signal.getsignal(number) for number in NUMBERS}
+        earlier = {number: signal.getsignal(number) for number in SIGNALS}
         try:
             self.is_listening = True
             for number, handler in earlier.items():

@@ -14,66 +14,70 @@ from optuna.trial import TrialState
 
 from mtl.checks import require
 from mtl.config import build
+from mtl.config.resume import Composer
 from mtl.options import valid
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition, rounds_of_pairs
 from mtl.sharing.settings import Comparison, Setting, Share
-from mtl.tune.command import Composer, checked, run_trials, working
+from mtl.tune.command import checked, run_trials, working
 from mtl.tune.launch import Launch
 from mtl.tune.queue import study_of
 
 LEAST = 3  # seeds: with fewer, Student's t test finds next to nothing
 
 
-def share(cfg: DictConfig, options: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]) -> Comparison:
+def share(
+    cfg: DictConfig, run_words: Sequence[str], compose: Composer, launcher: Callable[[Path], Launch]
+) -> Comparison:
     """Do the runs that ``cfg``, the composed ``conf/share.yaml``, asks for and that are missing; return what they show.
 
-    ``options``: words of mtl train for all runs. ``compose(words)`` returns the checked configuration of a run.
+    ``run_words``: options of mtl train for all runs. ``compose(words)`` returns the checked configuration of a run.
     ``launcher(folder)`` returns what does the runs, in folders below ``folder``.
     """
-    given: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
-    first = compose(options)
+    options: Share = valid(Share, OmegaConf.to_container(cfg, resolve=True), "")
+    first = compose(run_words)
     data: Any = build.build_data(first)
     data.prepare_data()
     data.setup()
     tasks = data.spec.task_names
     require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
-    folder = Path(first.paths.output_dir) / "share" / (given.name or str(first.choices.data))
-    found = Comparison(given, folder, tasks, options, bool(first.task_batches))
+    folder = Path(first.paths.output_dir) / "share" / (options.name or str(first.choices.data))
+    found = Comparison(options, folder, tasks, run_words, bool(first.task_batches))
     base = list(found.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)
 
     def run(chosen: Sequence[Setting], seeds: int) -> None:
-        if not given.show:
+        if not options.show:
             run_trials([(setting.definition, monitor) for setting in chosen], seeds, cfg, storage, launch)
 
-    with working(cfg, folder, given.show) as storage:
-        seeds, rounds = given.seeds, None
-        for known in (1, min(LEAST, seeds)) if given.budget else ():  # the first runs are often slower than the next
+    with working(cfg, folder, options.show) as storage:
+        seeds, rounds = options.seeds, None
+        for known in (1, min(LEAST, seeds)) if options.budget else ():  # again, since first runs are often slower
             run(base, known)
-            seeds, rounds = _within(given, found.settings, storage, known)
-        found.seeds = range(given.seed, given.seed + seeds)
+            seeds, rounds = _within(options, found.settings, storage, known)
+        found.seeds = range(options.seed, options.seed + seeds)
         run(base, seeds)
         found.gains = found.affinity()
-        if chosen := rounds_of_pairs(found.gains)[:rounds] if given.pairs else []:
+        if chosen := rounds_of_pairs(found.gains)[:rounds] if options.pairs else []:
             found.pairs = {f"pairs {number}": found.of_groups(each, "pairs") for number, each in enumerate(chosen, 1)}
             run(list(found.pairs.values()), seeds)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)
-            for each in found.over_alone(found.pairs):
+            for each in found.gains_over_alone(found.pairs):
                 found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.found.mean
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
-            found.groups = partition(found.gains, given.groups)
+            found.groups = partition(found.gains, options.groups)
             if 1 < len(found.groups) < len(tasks):
                 found.settings[GROUPS] = found.of_groups(found.groups)
                 run([found.settings[GROUPS]], seeds)
     return found
 
 
-def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
-    """Return how many seeds, and how many rounds of pairs, fit into the budget, by the times of the ``known`` first.
+def _within(options: Share, base: Mapping[str, Setting], storage: BaseStorage, known: int) -> tuple[int, int]:
+    """Return how many seeds and rounds of pairs fit into the budget.
 
-    Networks of groups and of pairs are assumed to take as long as those of single tasks.
+    A setting's runs are assumed to take as long as its first ``known`` ones, on average. Networks of groups and of
+    pairs are assumed to take as long as those of single tasks.
     """
     seconds = {}
     for name, setting in base.items():
@@ -81,9 +85,9 @@ def _within(given: Share, base: Mapping[str, Setting], storage: BaseStorage, kno
         first = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])[:known] if study else []
         require(bool(first), f"budget: the first run of {name} has failed, so its time is not known")
         seconds[name] = max(1e-3, sum(trial.user_attrs.get("seconds", 0.0) for trial in first) / len(first))
-    budget, least = 60 * (given.budget or 0.0), min(LEAST, given.seeds)
+    budget, least = 60 * (options.budget or 0.0), min(LEAST, options.seeds)
     each = sum(seconds.values()) + seconds[ALONE]  # of a seed: all settings and the groups
     needed = f"{least} seeds of all settings take about {math.ceil(least * each / 60)} minutes"
-    require(budget >= least * each, f"budget={given.budget:g}: {needed}")
-    seeds = min(given.seeds, int(budget / each))
+    require(budget >= least * each, f"budget={options.budget:g}: {needed}")
+    seeds = min(options.seeds, int(budget / each))
     return seeds, int((budget - seeds * each) / (seeds * seconds[ALONE]))

@@ -26,8 +26,8 @@ def predicted(group: Sequence[int], gains: np.ndarray) -> list[float]:
 def partition(gains: np.ndarray, most: int | None = None) -> list[Group]:
     """Return the partition into at most ``most`` groups with the largest sum of predicted gains of all tasks.
 
-    An integer program chooses among all groups of up to m tasks, m as large as ``MOST`` such groups allow, and the
-    group of all. Up to 12 tasks these are all groups, so that the partition is the best one.
+    An integer program chooses among the group of all tasks and all groups of up to m tasks, at least pairs, with m as
+    large as ``MOST`` allows. Up to 12 tasks these are all groups, so that the partition is the best one.
     """
     count = len(gains)
     groups = [tuple(range(count))]

@@ -37,7 +37,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     runs = read_named_runs(found.runs(found.settings))
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
-    sharing, gates, pairs = (found.over_alone(settings) for settings in (shared, gated, found.pairs))
+    sharing, gates, pairs = (found.gains_over_alone(settings) for settings in (shared, gated, found.pairs))
     answers = {task: answer(task, [*sharing, *pairs], gates, len(found.tasks)) for task in found.tasks}
     gains = [*sharing, *gates, *pairs]
     done = runs.table.filter(state=FINISHED)

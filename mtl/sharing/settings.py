@@ -16,12 +16,15 @@ from mtl.options import Count, Long, Name, Positive
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
 from mtl.sharing.grouping import Group, predicted
-from mtl.tune.definition import Definition, Searches, StudyName, unique
+from mtl.tune.definition import Definition, StudyName, Work, last_words
 from mtl.tune.launch import run_folder
 from mtl.tune.space import derived_seed, words
 
+NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # the space is empty
+NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
 
-class Share(Searches):
+
+class Share(Work):
     """The composed ``conf/share.yaml``, which explains the options."""
 
     name: StudyName | None
@@ -46,16 +49,16 @@ class Setting:
 class Comparison:
     """The settings that are compared, and what is known of them after (or, with ``show=true``, during) the runs.
 
-    ``given``: the words of mtl train for all runs, which take precedence. ``batches``: a batch has one task's labels.
-    ``seeds``: of each setting. ``gains [T, T]``: those that the groups are chosen by, of the column's task from sharing
-    with the row's, in percent: affinities, or the gains of trained ``pairs``.
+    ``run_words``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has the
+    labels of some tasks only. ``seeds``: of each setting. ``gains [T, T]``: the gain, in percent, of the column's task
+    from sharing with the row's, by which groups are chosen: affinities, or measured if ``pairs`` were trained.
     """
 
     options: Share
     folder: Path
     tasks: list[str]
-    given: Sequence[str]
-    batches: bool
+    run_words: Sequence[str]
+    task_batches: bool
     seeds: range = range(0)
     settings: dict[str, Setting] = field(default_factory=dict)
     pairs: dict[str, Setting] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class Comparison:
         every = f"callbacks.conflict.every_steps={self.options.every_steps}"
         self.settings[ALONE] = self._setting(ALONE, ["network=single_task"], [[task] for task in self.tasks])
         self.settings[TOGETHER] = self._setting(TOGETHER, ["network=shared_bottom", every], [self.tasks])
-        named = any(word.startswith("network=") for word in self.given)  # the network that is gated
+        named = any(word.startswith("network=") for word in self.run_words)  # the network that is gated
         network = [] if named else ["network=mmoe", f"recipe.num_experts={len(self.tasks)}"]
         for gate in self.options.gates:
             self.settings[gate] = self._setting(gate, [*network, f"gate={gate}"], [self.tasks], gated=True)
@@ -80,10 +83,10 @@ class Comparison:
 
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
-        heads = ["heads=separate"] if self.batches else []  # momentum would move the heads of a step's other tasks
-        given = [word for word in self.given if not word.startswith(("gate=", *(() if gated else ("network",))))]
-        chosen, name = unique([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
-        definition = Definition(name, label, chosen, {}, self.options.sampler, self.options.pruner, self.options.seed)
+        heads = ["heads=separate"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
+        given = [word for word in self.run_words if not word.startswith(("gate=", *(() if gated else ("network",))))]
+        chosen, name = last_words([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
+        definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, mates)
 
@@ -95,7 +98,7 @@ class Comparison:
             for number, seed in enumerate(self.seeds)
         }
 
-    def over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
+    def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
         """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
         return gains(runs, {name: setting.mates for name, setting in settings.items()})

@@ -181,7 +181,7 @@ class Evaluation(KeepsDigits):
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
 
-        If a loss is NaN or infinite, so is a prediction, and no NaN counts as undefined.
+        If a loss is NaN or infinite, the cause is a prediction, not missing labels: no NaN then counts as undefined.
         """
         broken = any(not math.isfinite(result.get(f"{name}/loss", 0.0)) for name in self.tasks)
         return {name for name in self.names() if name not in result or (math.isnan(result[name]) and not broken)}

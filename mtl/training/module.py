@@ -231,7 +231,7 @@ class MultiTaskModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients; torch clips no sparse ones and not all divided ones, so clip their values."""
+        """Clip the gradients: of sparse and divided ones, which torch cannot always clip, the dense parts."""
         divided = hasattr(self.trainer.strategy, "divide")
         if not (self._tables or divided) or not gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -128,8 +128,9 @@ class ShardedStrategy(ModelParallelStrategy):
 def shard(network: nn.Module, weighting: nn.Module, mesh: DeviceMesh, split_rows: int) -> None:
     """Divide ``network`` and ``weighting`` among the processes of ``mesh``; see ``ShardedStrategy``.
 
-    Large tables of the network's ``bottom`` are divided by rows. Units of FSDP are each of its ``layers``, unless
-    Gumbel-Matrix gates have a budget, and what is left: a unit's gradients are divided as soon as they are complete.
+    Large tables of the network's ``bottom`` are divided by rows. FSDP's units are the network's ``layers``
+    (unless Gumbel-Matrix gates have a budget), the rest of the network, and ``weighting``. A unit's gradients are
+    divided as soon as they are complete.
     """
     tables: list[Any] = [
         table for table in getattr(network, "bottom", nn.Module()).modules() if type(table) is nn.Embedding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.checks import InputError, require
+from mtl.config.resume import Composer
 from mtl.runs.commands import program as own_program
 from mtl.runs.console import make_lasting
 from mtl.runs.results import number
@@ -29,7 +30,6 @@ from mtl.tune.space import distributions, short, words
 from mtl.tune.storage import STUDY, open_storage, reached
 from mtl.tune.work import work
 
-Composer = Callable[[Sequence[str]], DictConfig]
 MOST = 10  # trials in a table
 STOPPED = "during a study; the same command, or another worker, goes on"
 STATES = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -72,9 +72,10 @@ def tune(
 
 @contextmanager
 def working(cfg: DictConfig, folder: Path, show: object) -> Iterator[BaseStorage]:
-    """Provide the storage of studies whose runs are in ``folder``; a signal or its loss ends the block with a message.
+    """Provide the storage of studies whose runs are in ``folder``.
 
-    ``show``: nothing is run. Raises InputError if nothing has been run before.
+    A signal, or the loss of the storage, ends the block with a message. ``show``: run nothing; raises InputError if
+    nothing has been run before.
     """
     make_lasting()
     require(not show or cfg.storage or (folder / STUDY).exists(), f"{folder}: nothing has been run yet")

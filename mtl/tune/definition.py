@@ -12,27 +12,33 @@ from pydantic import Field
 from mtl.checks import InputError, require
 from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, matching, valid
 from mtl.records import flatten
+from mtl.runs.commands import key_of
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
 MaybeSpace = Annotated[Space, Field(default_factory=dict)]
 StudyName = Annotated[str, matching(r"(?!\s)[^/]+(?<!\s)", "a name without slashes")]
 
 
-class Searches(Model):
-    """The options that ``conf/tune.yaml`` and ``conf/reproduce.yaml`` have in common; the files explain them."""
+class Work(Model):
+    """The options of all commands that share runs among workers; ``conf/tune.yaml`` explains them."""
 
     storage: Name | None
     seed: RunSeed
     heartbeat: Positive
     retries: LongOrZero
     max_failures: Long | None
+
+
+class Searches(Work):
+    """The options that ``conf/tune.yaml`` and ``conf/reproduce.yaml`` have in common; the files explain them."""
+
     fixed: Annotated[list[str], Field(default_factory=list)]
     space: MaybeSpace
     sampler: dict[str, Any]
     pruner: dict[str, Any]
 
 
-class OfGate(Model):
+class GateEntry(Model):
     """The entry of a gate in a study's file."""
 
     fixed: list[str] | None = None
@@ -44,7 +50,7 @@ class Study(Searches):
 
     name: StudyName | None
     n_trials: Long
-    gates: dict[str, OfGate]
+    gates: dict[str, GateEntry]
 
 
 @dataclass(frozen=True)
@@ -86,20 +92,20 @@ def read(cfg: DictConfig, name: str, gates: Sequence[str], words: Sequence[str])
     parts = study.gates
     if not parts:
         require(len(gates) < 2, f"gate={','.join(gates)}: study {name} has no section gates; give one gate")
-        parts, gates, words = {"": OfGate(fixed=[], space={})}, [], [*words, *(f"gate={gate}" for gate in gates)]
+        parts, gates, words = {"": GateEntry(fixed=[], space={})}, [], [*words, *(f"gate={gate}" for gate in gates)]
     missing = [gate for gate in gates if gate not in parts]
     require(not missing, f"gate={','.join(missing)}: study {name} has the gates {', '.join(parts)}")
     title, found = study.name or name, []
     for gate in gates or parts:
         fixed, space = parts[gate].fixed, study.space | parts[gate].space
         check_unsearched(words, space, f"study {name}")
-        own_words = unique([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *words])
+        own_words = last_words([*study.fixed, *([f"gate={gate}"] if fixed is None else fixed), *words])
         label = f"{title}/{gate}" if gate else title
         found.append(Definition(label, gate, own_words, space, study.sampler, study.pruner, study.seed))
     return found
 
 
-def unique(words: Sequence[str]) -> list[str]:
+def last_words(words: Sequence[str]) -> list[str]:
     """Return the last word of each option."""
     return list({key_of(word): word for word in words}.values())
 
@@ -121,8 +127,3 @@ def require_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
         f"study {name} was begun with other options: {shown}. Its trials would not be comparable: take these changes "
         "back, or begin another study with name=NAME"
     )
-
-
-def key_of(word: str) -> str:
-    """Return the name of the option that a word of the command line sets."""
-    return word.lstrip("+~").partition("=")[0]

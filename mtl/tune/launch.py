@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from mtl.config.resume import is_harmless
 from mtl.records import LOCK, RESULTS, read_json
 from mtl.runs.channel import VARIABLE
 from mtl.runs.commands import quoted
+from mtl.runs.signals import SIGNALS
 from mtl.tune.definition import Definition
 from mtl.tune.queue import Lease, Outcome, Queue
 from mtl.tune.space import words
@@ -28,7 +28,7 @@ from mtl.tune.space import words
 OUTPUT = "output.txt"  # everything that the process prints
 LAST = Path("checkpoints") / "last.ckpt"
 PRUNED, FITTED = "pruned", "fitted"
-SIGNALS = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit status of a stopped run
+STOPPED = {128 + number for number in SIGNALS}  # exit status of a stopped run
 PATIENCE = 300  # seconds in which the process of a dead worker completes its step and saves
 
 
@@ -73,7 +73,7 @@ class Launcher:
                 queue.set(trial.number, FITTED, False)
                 given = [*given, f"hydra.run.dir={quoted(folder)}"]
             status, lost = self._run(queue, trial, folder, given)
-            if lost or status < 0 or status in SIGNALS:
+            if lost or status < 0 or status in STOPPED:
                 return None
             if status:
                 return Outcome(error=_message(folder))
@@ -83,9 +83,9 @@ class Launcher:
         return Outcome(value=value) if value is not None else Outcome(error=f"no finite {queue.monitor} was measured")
 
     def words(self, definition: Definition, number: int) -> list[str]:
-        """Return the words of trial ``number``, with the folders of earlier runs in place of the texts for them.
+        """Return the words of trial ``number``, with the folders of earlier runs in place of their placeholders.
 
-        A run continues the run of the same number, all trials of a search the first one.
+        A placeholder stands for the run of the same number, in a search always for the first one.
         """
         source, found = 0 if definition.space else number, definition.words
         for text, label in definition.sources.items():

@@ -22,7 +22,6 @@ from mtl.use import program
 from mtl.use.trained import TrainedModel, load
 from mtl.writing import write_json
 
-ROWS = 256  # random ones, on which programs are compared with the network
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
 MEANINGS = {
     "binary": "probability of the second class, [rows]",
@@ -45,7 +44,7 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     model = load(path, trust, "cpu")
     marked = [task.name for task in model.spec.tasks if task.marked]
     require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")
-    inputs = program.made_up(model.spec.inputs, ROWS)
+    inputs = program.made_up(model.spec.inputs)
     texts = [name for name, spec in model.spec.inputs.items() if isinstance(spec, Tokens)]
     exported = program.export(program.Readable(program.exportable(model.network)), inputs, texts)
     write_json(folder / "preprocessing.json", preprocessing(model, inputs))
@@ -81,7 +80,7 @@ def difference(model: TrainedModel, found: Mapping[str, Tensor], expected: Mappi
 def preprocessing(model: TrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Describe as plain data how rows become ``inputs``, and what the outputs are.
 
-    ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
+    Its entry ``data`` is the state of the data module in the checkpoint: the vocabulary and the scaling of each column.
     """
     described_inputs = {}
     for name, spec in model.spec.inputs.items():

@@ -55,7 +55,7 @@ def replace_parts(module: nn.Module, method: str, *args: Any) -> None:
             replace_parts(child, method, *args)
 
 
-def made_up(inputs: Mapping[str, InputSpec], rows: int) -> dict[str, Tensor]:
+def made_up(inputs: Mapping[str, InputSpec], rows: int = 256) -> dict[str, Tensor]:
     """Return random inputs of ``rows`` rows; the ids of texts end with padding in the last row."""
     return {name: _random(spec, rows) for name, spec in inputs.items()}
 

@@ -17,11 +17,10 @@ from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.predictions import conditional
 from mtl.use import program
+from mtl.use.export import difference
 from mtl.use.program import replace_parts
 from mtl.use.trained import load
 from mtl.writing import write_json
-
-ROWS = 256  # random ones, on which programs are compared with the network
 
 
 @torch.no_grad()
@@ -64,7 +63,7 @@ def prune_run(
     standard units of the labels. Of a task after another, the conditional probability is predicted.
     """
     model = load(path, trust, "cpu")
-    network, inputs = model.network, program.made_up(model.spec.inputs, ROWS)
+    network, inputs = model.network, program.made_up(model.spec.inputs)
     everything: Any = network
     names = [task.name for task in everything.tasks]
     cuts = {task: prune(network, task) for task in tasks or names}  # raises before anything is written
@@ -73,8 +72,7 @@ def prune_run(
         cut = program.export(program.Readable(pruned), inputs)
         exported = program.save(cut, folder / f"{task.replace('/', '_')}.pt2")
         spec = everything.tasks[names.index(task)]
-        found, expected = exported(inputs)[task], full[conditional(spec) if spec.after else task]
-        apart = (spec.standardised(found) - spec.standardised(expected)).abs().max()
-        report[task] = savings(network, pruned, inputs) | {"difference": float(apart)}
+        expected = {task: full[conditional(spec) if spec.after else task]}
+        report[task] = savings(network, pruned, inputs) | {"difference": difference(model, exported(inputs), expected)}
     write_json(folder / "savings.json", report)
     return report

@@ -264,7 +264,10 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
 def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
     """Return the metrics of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
     record, names = read_json(path.parent.parent / RESULTS), [task.name for task in tasks]
-    is_tested = Path(record.get("checkpoint", "")).name in (path.name, "last weights")  # then there is no other file
+    is_tested = Path(record.get("checkpoint", "")).name in (
+        path.name,
+        "last weights",
+    )  # there is no best.ckpt
     test = record["test"].items() if is_tested else ()
     return {name: value for name, value in test if name in OF_ALL or name.rpartition("/")[0] in names}
 

@@ -99,7 +99,7 @@ def test_labels_of_a_chain(tmp_path: Path) -> None:
     assert some[:10].isnan().all()  # missing, with or without a click
     assert torch.equal(some[10:], expected[10:])
     wrong = ROWS.with_columns(cart=pl.when(pl.int_range(40) == 6).then(1).otherwise("cart"))
-    with pytest.raises(InputError, match=r"column 'cart', row 7: 1 is the label of a cart without a click.* 'click'"):
+    with pytest.raises(InputError, match=r"column 'cart', row 7: 1: a row cannot have cart without click.* 'click'"):
         targets(wrong, tmp_path)
 
 

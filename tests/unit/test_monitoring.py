@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from mtl.checkpoints.files import CheckpointIO
 from mtl.checks import InputError
 from mtl.cli.run import HARMLESS_WARNINGS
-from mtl.runs.signals import NUMBERS, Stopped, stop_signals
+from mtl.runs.signals import SIGNALS, Stopped, stop_signals
 from mtl.training.module import MultiTaskModule
 from mtl.types import TaskSpec
 
@@ -176,7 +176,7 @@ class SignalIn(Callback):
 
 
 def handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in NUMBERS]
+    return [signal.getsignal(number) for number in SIGNALS]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from mtl import memory
 from mtl.checks import InputError
 from mtl.cli import resolvers
 from mtl.cli.errors import explain, lost_peer
-from mtl.cli.folder import claim, give_up
+from mtl.cli.folder import claim, release
 from mtl.config.resume import is_harmless
 from mtl.runs import commands
 from mtl.runs.console import LastingStream
@@ -63,7 +63,7 @@ def test_folder_without_a_run_is_deleted(tmp_path: Path) -> None:
         (folder / "command.json").write_text("{}")
         if begun:
             (folder / "config.yaml").write_text("seed: 0")
-        give_up(folder, lock, delete_empty=True)
+        release(folder, lock, delete_empty=True)
         assert folder.exists() == begun
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mtl.runs.signals import NUMBERS, Stopped, StopSignals
+from mtl.runs.signals import SIGNALS, Stopped, StopSignals
 
 
 def send(number: int) -> None:
@@ -22,7 +22,7 @@ TRAINS, TESTS = ("training_starts", "a/last.ckpt"), ("training_ends", "a/best.ck
 @pytest.mark.parametrize(
     ("begun", "sent", "message"),
     [
-        *(([], [number], f"by {number.name} with nothing to save") for number in NUMBERS),
+        *(([], [number], f"by {number.name} with nothing to save") for number in SIGNALS),
         ([TRAINS], [signal.SIGTERM] * 2 + [signal.SIGINT], r"by SIGINT at once, .*; resume .* ckpt=a/last.ckpt"),
         ([TRAINS, TESTS], [signal.SIGHUP], "by SIGHUP during the test; the trained weights are in a/best.ckpt"),
     ],
@@ -39,7 +39,7 @@ def test_the_last_signal_stops_at_once(begun: list[tuple[str, ...]], sent: list[
     assert stop.value.number == sent[-1]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_in_training_waits_for_the_step(number: int) -> None:
     signals = StopSignals()
     with signals.listening():
@@ -57,13 +57,13 @@ def test_broad_handlers_do_not_swallow_a_stop() -> None:
 
 
 def test_handlers_are_restored_whatever_happens() -> None:
-    signals, before = StopSignals(), [signal.getsignal(number) for number in NUMBERS]
+    signals, before = StopSignals(), [signal.getsignal(number) for number in SIGNALS]
 
     def run(error: type[BaseException]) -> None:
         with signals.listening():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Lightning replaces handlers before each loop
             with signals.listening():
-                assert [signal.getsignal(number) for number in NUMBERS] == [signals._handle] * 3
+                assert [signal.getsignal(number) for number in SIGNALS] == [signals._handle] * 3
             assert signals.is_listening
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
             raise error
@@ -71,7 +71,7 @@ def test_handlers_are_restored_whatever_happens() -> None:
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error):
             run(error)
-        assert [signal.getsignal(number) for number in NUMBERS] == before
+        assert [signal.getsignal(number) for number in SIGNALS] == before
     assert not signals.is_listening
 
 

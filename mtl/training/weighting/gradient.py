@@ -16,7 +16,8 @@ from mtl.training.weighting.base import drawn_at
 from mtl.training.weighting.jacobian import JacobianWeighting
 from mtl.training.weighting.state import attributes, set_attributes
 
-HARMLESS = (  # of Nash-MTL's solver; with a gradient of 0 it has no solution, and the weights stay as they are
+# Of Nash-MTL's solver: with a gradient of 0 it has no solution, and the weights stay as they are
+HARMLESS_WARNINGS = (
     "You are solving a parameterized problem that is not DPP",
     "divide by zero encountered",
     "invalid value encountered",
@@ -92,7 +93,7 @@ class GradientWeighting(JacobianWeighting):
 def _aggregated(aggregator: Any, matrix: Tensor, seed: int, step: int) -> Tensor:
     """Return the vector ``[P]`` into which ``aggregator`` combines the rows of ``matrix [T, P]``."""
     with torch.no_grad(), drawn_at(seed, step, matrix), warnings.catch_warnings():
-        for message in HARMLESS:
+        for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         result: Tensor = aggregator(matrix)
     return result

@@ -90,7 +90,7 @@ class JacobianWeighting(Weighting):
 
 
 def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks: int) -> tuple[Tensor, list[bool]]:
-    """Return the gradients of the tasks at the ``shared`` parameters ``[T, P]``, and which of these any task uses."""
+    """Return the tasks' gradients at the ``shared`` parameters ``[T, P]``, and for each, whether a task uses it."""
     sizes = [parameter.numel() for parameter in shared]
     dtype = functools.reduce(torch.promote_types, (p.dtype for p in shared), torch.float32)
     rows = torch.zeros(num_tasks, sum(sizes), dtype=dtype, device=shared[0].device)
