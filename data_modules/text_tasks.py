@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PlainSerializer, PlainValidator
 from torch import Tensor
 
-from mtl.checks import InputError, require
+from mtl.checks import InputError, require, require_packages
 from mtl.options import MANY, FilePath, Name, validated
 from mtl.types import DataSpec, InputSpec, RowEncoder, TaskSpec, Tokens
 
@@ -22,7 +22,7 @@ from .tables.encoder import check_columns
 from .tables.reading import read_blocks
 from .task_batches import TasksDataModule
 from .texts import vocabulary
-from .texts.encoder import Encoder, pretrained, require_extra
+from .texts.encoder import Encoder, pretrained
 from .texts.rows import RaggedRows, Texts
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class TextTasksDataModule(TasksDataModule):
         self.data_dir, self.tokenizer = Path(data_dir), tokenizer
         self.vocabulary, self.max_length = vocabulary, max_length
         self.encoder: Encoder | None = None  # after ``setup()``
-        require_extra("tokenizers", *(["transformers"] if tokenizer else []))
+        require_packages("a data set of texts", "text", "tokenizers", *(["transformers"] if tokenizer else []))
 
     encoder_kind = TextEncoder
     separator = ","  # of CSV files

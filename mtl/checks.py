@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,12 @@ def require(condition: bool, message: str) -> None:
     """Raise ``InputError(message)`` unless ``condition`` holds."""
     if not condition:
         raise InputError(message)
+
+
+def require_packages(what: str, extra: str, *packages: str) -> None:
+    """Raise InputError unless the optional ``packages`` of ``extra``, which ``what`` needs, are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    require(not missing, f"{what} needs the package {' and '.join(missing)}: pip install -e '.[{extra}]'")
 
 
 def shown(value: Any) -> str:

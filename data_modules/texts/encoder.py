@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,6 @@ from .rows import RaggedRows, Texts
 FORMAT = 1  # of the cache; increase it when the content changes
 OTHERWISE = "Give the folder of a tokenizer, or null for a vocabulary trained on your texts"
 CHUNK = 10_000  # rows tokenised at a time: the tokenizer's own results take far more memory than the ids
-
-
-def require_extra(*packages: str) -> None:
-    """Raise InputError unless the optional ``packages`` are installed; import none of them."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    require(not missing, f"texts need the package {' and '.join(missing)}: pip install -e '.[text]'")
 
 
 @dataclass(frozen=True)

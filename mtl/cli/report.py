@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtl.checks import InputError, require
+from mtl.checks import require, require_packages
 from mtl.cli.errors import as_one_message
 
 WORDS = ("study=", "storage=", "paths.output_dir=")  # as for mtl tune
@@ -42,10 +42,9 @@ def compare_given(given: Sequence[str], **options: Any) -> None:
     require(bool(folders or studies), "give folders of runs, or study=NAME")
     require(not (folders and studies), f"{', '.join(map(str, folders))}: give folders of runs or studies, not both")
     if studies:
-        try:
-            from mtl.tune.trials import read_study
-        except ModuleNotFoundError as error:
-            raise InputError(f"study= needs the package {error.name}: pip install -e '.[tune]'") from None
+        require_packages("study=", "tune", "optuna", "sqlalchemy")
+        from mtl.tune.trials import read_study
+
         folder = Path(words.get("paths.output_dir", "outputs")) / "studies"
         folders = [folder / name for name in studies]
         found = [read_study(name, words.get("storage"), folder / name) for name in studies]

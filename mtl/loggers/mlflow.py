@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.loggers import need
+from mtl.checks import require_packages
 from mtl.records import flatten
 from mtl.writing import write_text
 
@@ -31,7 +31,7 @@ class MLflowLog(MLFlowLogger):
     def __init__(
         self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
-        need("mlflow")
+        require_packages("logger=mlflow", "mlflow", "mlflow")
         for noisy in (
             "alembic",
             "mlflow.store.db",

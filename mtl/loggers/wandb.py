@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from mtl.loggers import need
+from mtl.checks import require_packages
 
 
 class WandbLog(WandbLogger):
@@ -32,7 +32,7 @@ class WandbLog(WandbLogger):
         entity: str | None = None,
         group: str | None = None,
     ) -> None:
-        need("wandb")
+        require_packages("logger=wandb", "wandb", "wandb")
         Path(save_dir).mkdir(parents=True, exist_ok=True)  # else wandb would take another folder
         options: dict[str, Any] = {"mode": mode, "entity": entity, "group": group}
         super().__init__(name=name, save_dir=save_dir, project=project, id=earlier_id(Path(save_dir)), **options)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from mtl.checks import InputError, first_line, require
+from mtl.checks import InputError, first_line, require, require_packages
 
 TYPES = ("bert", "electra")  # MiniLM is a bert
-
-
-def require_transformers(what: str) -> None:
-    """Raise InputError if `transformers` is not installed; ``what`` needs it."""
-    found = importlib.util.find_spec("transformers") is not None
-    require(found, f"{what} needs the library transformers: pip install -e '.[text]'")
 
 
 def encoder(
@@ -29,7 +22,7 @@ def encoder(
     ``from_scratch``). ``weights=False`` leaves the pretrained weights out. ``dropout`` replaces the probabilities of
     the configuration. Raises InputError.
     """
-    require_transformers("network=transformer")
+    require_packages("network=transformer", "text", "transformers")
     import transformers
     from transformers.utils import logging
 

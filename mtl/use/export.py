@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.checks import require
+from mtl.checks import require, require_packages
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import conditional, described
 from mtl.types import Tokens
@@ -40,7 +40,7 @@ def export_run(path: str | Path, folder: Path, onnx: bool = False, trust: Sequen
     ``dense`` lists the layers that compute all experts. Raises InputError if a difference exceeds 1e-5.
     """
     if onnx:
-        program.onnx_runtime()  # a missing package is reported before any work is done
+        require_packages("--onnx", "onnx", "onnx", "onnxruntime", "onnxscript")
     model = load(path, trust, "cpu")
     marked = [task.name for task in model.spec.tasks if task.marked]
     require(not marked, f"task {', '.join(marked)} reads marked words, which an exported network cannot")

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from mtl.checks import InputError
 from mtl.predictions import readable
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
 from mtl.writing import reported, write_bytes
@@ -102,24 +101,14 @@ def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collectio
 
     ``names`` are the names of the inputs, ``tasks`` the names of the outputs.
     """
-    onnxruntime = onnx_runtime()
+    import onnxruntime  # takes seconds
+
     options: dict[str, Any] = {"input_names": list(names), "output_names": list(tasks), "external_data": False}
     with quiet(), reported(path), TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         torch.onnx.export(program, f=Path(folder) / path.name, verbose=False, **options)
         for made in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
             made.replace(path.with_name(made.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def onnx_runtime() -> Any:
-    """Return the module ``onnxruntime``. Raises InputError if a package that ONNX needs is not installed."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"--onnx needs the package {error.name}: pip install -e '.[onnx]'") from None
-    return onnxruntime
 
 
 @contextmanager

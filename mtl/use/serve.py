@@ -26,7 +26,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from mtl import __version__
-from mtl.checks import InputError, require
+from mtl.checks import InputError, require, require_packages
 from mtl.options import Count, NotNegative, valid
 from mtl.predictions import described
 from mtl.use.trained import TrainedModel, load
@@ -182,8 +182,8 @@ def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:
 
 
 def application(predictor: Predictor, about: Mapping[str, Any]) -> Any:
-    """Return the FastAPI application; ``about``: see ``describe``. Raises InputError without fastapi."""
-    fastapi, _ = web_packages()
+    """Return the FastAPI application; ``about``: see ``describe``."""
+    import fastapi
 
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[None]:
@@ -237,21 +237,13 @@ def protocol() -> Any:
     return Protocol
 
 
-def web_packages() -> tuple[Any, Any]:
-    """Return the modules fastapi and uvicorn. Raises InputError if one is not installed."""
-    try:
-        import fastapi
-        import uvicorn
-    except ImportError as error:
-        raise InputError(f"mtl serve needs the package {error.name}: pip install -e '.[serve]'") from None
-    return fastapi, uvicorn
-
-
 def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
     """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
     valid(NotNegative, max_wait_ms, "--max-wait-ms")
-    _, uvicorn = web_packages()
+    require_packages("mtl serve", "serve", "fastapi", "uvicorn")
+    import uvicorn
+
     model = load(path, trust)
     app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))
     return app, protocol(), uvicorn.run

@@ -177,5 +177,7 @@ def test_without_the_extra_one_message_names_it(
     missing: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(InputError, match=rf"^texts need the package {missing}: pip install -e '\.\[text\]'$"):
+    with pytest.raises(
+        InputError, match=rf"^a data set of texts needs the package {missing}: pip install -e '\.\[text\]'$"
+    ):
         GlueDataModule("nowhere", batch_size=2, **options)
