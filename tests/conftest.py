@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -24,6 +25,11 @@ def pytest_collectstart() -> None:
     The process that only hands tests to workers collects nothing, and so starts them without importing torch first.
     """
     importlib.import_module("mtl.compat").prepare_imports()
+
+
+def pytest_collection_finish() -> None:
+    """Leave the imported modules out of later garbage collections, a tenth of the time of the tests."""
+    gc.freeze()
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -123,7 +123,8 @@ def test_a_pretrained_network(tmp_path: Path, tiny_data: Path) -> None:
 
 def test_a_sweep_with_two_workers(tmp_path: Path) -> None:
     [words] = [words for words in commands("mtl train") if "hydra/launcher=joblib" in words]
-    started(["mtl", "train", *words, *SMALL, "hydra.sweep.dir=outputs/multirun/DATE/SWEEP"], tmp_path)
+    small = [*SMALL, "trainer.log_every_n_steps=1"]
+    started(["mtl", "train", *words, *small, "hydra.sweep.dir=outputs/multirun/DATE/SWEEP"], tmp_path)
     assert len(list((tmp_path / "outputs").glob("**/results.json"))) == 4
     [words] = [words for words in commands("mtl report") if "--curve" in words]
     started(["mtl", "report", *words], tmp_path)
