@@ -24,6 +24,7 @@ from torch import nn
 from mtl.checks import InputError, first_line, in_one_line, listed, require, shown, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
 from mtl.options import Described, Positive, adapter, options_of, sentences
+from mtl.runs.commands import key_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
 # Arguments that the program supplies where the section leaves them out
@@ -165,7 +166,7 @@ class _Check:
         Options of objects are checked elsewhere, and null is always allowed.
         """
         for word in words:
-            key = word.lstrip("+").partition("=")[0]
+            key = key_of(word)
             names = tuple(key.split("."))
             along = [value for path, value in _nodes(self.raw) if path == names[: len(path)]]
             added = word.startswith("+") and len(along) == len(names) + 1 and along[-1] is not None

@@ -23,7 +23,7 @@ from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
 from mtl.options import valid
 from mtl.records import flatten
-from mtl.runs import commands
+from mtl.runs.commands import key_of
 
 Composer = Callable[[Sequence[str]], DictConfig]
 
@@ -88,9 +88,9 @@ def _is_value(value: Any, key: str, numbers_only: bool) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def key_of(word: str) -> str:
+def _name(word: str) -> str:
     """Return the name of the option or group that a word sets, without the package of a group."""
-    return commands.key_of(word).split("@")[0]
+    return key_of(word).split("@")[0]
 
 
 def stored_words(checkpoint: Checkpoint) -> list[str]:
@@ -110,9 +110,9 @@ def words_in_force(stored: Sequence[str], given: Sequence[str]) -> tuple[list[st
 
     The second list has the words below a newly chosen group, as ``trainer.devices=2`` is below ``trainer=default``.
     """
-    keys = {key_of(word) for word in given}
-    kept = [word for word in stored if key_of(word) not in keys]
-    below = [word for word in kept if keys.intersection(key_of(word).split(".")[:-1][:2])]  # also callbacks.lr_schedule
+    keys = {_name(word) for word in given}
+    kept = [word for word in stored if _name(word) not in keys]
+    below = [word for word in kept if keys.intersection(_name(word).split(".")[:-1][:2])]  # also callbacks.lr_schedule
     return [word for word in kept if word not in below], below
 
 
@@ -131,7 +131,7 @@ def resumed_config(
     if below:  # keep a word if its option has the same default under the new choice as under the run's
         before, chosen = compose([word for word in stored if word not in below]), cfg
         old, new = (flatten(OmegaConf.to_container(each, resolve=False)) for each in (before, chosen))
-        same = [word for word in below if _below(old, key_of(word)) == _below(new, key_of(word)) != {}]
+        same = [word for word in below if _below(old, _name(word)) == _below(new, _name(word)) != {}]
         cfg = compose([*sure, *same, *words])
     try:
         OmegaConf.resolve(cfg)

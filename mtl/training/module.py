@@ -231,7 +231,10 @@ class MultiTaskModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients: of sparse and divided ones, which torch cannot always clip, the dense parts."""
+        """Clip the gradients.
+
+        Torch cannot always clip sparse or divided ones; of these, the plain tensors that hold their values are clipped.
+        """
         divided = hasattr(self.trainer.strategy, "divide")
         if not (self._tables or divided) or not gradient_clip_val:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
