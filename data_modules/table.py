@@ -80,7 +80,8 @@ class TableDataModule(TableBase):
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
         rows, columns = checked_rows(frame, Path(where)), [task.column for task in self.labels]
-        check_columns(named(rows), [*columns, *self.weight_columns], where, "")
+        grouped = [] if self.group_column is None else [self.group_column]
+        check_columns(named(rows), [*columns, *self.weight_columns, *grouped], where, "")
         return self._batch(rows, self.spec.tasks, where, grouped=True)
 
     def _batch(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str, grouped: bool) -> Batch:

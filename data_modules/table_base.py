@@ -105,7 +105,8 @@ class TableBase(TensorDataModule):
         own_files = [name for name in self.paths if name != "train"]
         self.shares = by_split(split, own_files)
         both = split_column is not None and bool(own_files)
-        require(not both, "data.split_column with data.val_path or data.test_path: give one or the other")
+        other = "data.split_column with data.val_path or data.test_path"
+        require(not both, f"{other}: give one or the other, as by data.split_column=null")
         self.split_column, self.group_column = split_column, group_column
         separators, targets = dict[str, str](), dict[str, str]()
         for column, one in (lists or {}).items():

@@ -96,8 +96,8 @@ Address = Annotated[
 TaskName = Annotated[
     str,
     matching(
-        r"(?!\s)[^./\\\x00-\x1f\x7f\ud800-\udfff]{1,100}(?<!\s)",
-        "text of at most 100 characters without dots, slashes and control characters",
+        r"(?!\s)(?!.*\$\{)[^./\\\x00-\x1f\x7f\ud800-\udfff]{1,100}(?<!\s)",
+        "text of at most 100 characters without dots, slashes, ${ and control characters",
     ),
 ]
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only

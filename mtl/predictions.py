@@ -91,7 +91,7 @@ def columns(task: TaskSpec, values: Tensor) -> dict[str, pl.Series]:
 
 def quantile_columns(task: TaskSpec) -> list[str]:
     """Return the names of the columns of a task that predicts quantiles."""
-    return [f"{task.name}_quantile_{level:g}" for level in task.quantiles]
+    return [f"{task.name}_quantile_{level:.15g}" for level in task.quantiles]
 
 
 def main_column(task: TaskSpec) -> str:

@@ -239,6 +239,10 @@ class RowEncoder(Protocol):
         """The columns whose cells are lists, with the separator of elements in cells that are text; "" without one."""
         return {}
 
+    def written(self, column: str, number: float) -> str:
+        """Return a number as the cells of a column of a text file write it, such as 3 or 0.5."""
+        return str(number).removesuffix(".0")
+
     def columns_of(self, task: str) -> Sequence[str]:
         """Return the columns that one task reads; tasks that read the same columns have the same inputs."""
         return self.columns

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "\0file"  # column with the file of each row, if a table has several files; for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
+SPELLINGS = {"": None, "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
 
 
@@ -95,12 +96,16 @@ def named(frame: pl.DataFrame) -> list[str]:
 
 
 def as_text(column: pl.Series) -> pl.Series:
-    """Return each cell as text, independently of the other cells; 3.0 becomes "3"."""
-    if column.dtype == pl.String:
-        return column.str.strip_chars()
-    if column.dtype.is_float():
-        return column.cast(pl.String).str.replace(r"\.0$", "")
-    return column.cast(pl.String)
+    """Return each cell as text, null if it is empty, independently of the other cells and of the type of the column.
+
+    So a file and a DataFrame have the same categories: 3, 3.0 and "3.0" are "3"; True, "True" and "TRUE" are "true".
+    """
+    if column.dtype.is_integer():
+        return column.cast(pl.String)
+    if column.dtype.is_decimal():
+        column = column.cast(pl.Float64)
+    text = column.cast(pl.String).str.strip_chars().replace(SPELLINGS)
+    return text.str.replace(r"^(-?\d+)\.0+$", "$1").replace("-0", "0")
 
 
 @dataclass(frozen=True)

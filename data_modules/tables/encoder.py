@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +18,16 @@ from torch import Tensor
 from mtl.checks import listed, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
-from .columns import BadCells, Scaling, Vocabulary, named, numbers, scaled
+from .columns import UNKNOWN, BadCells, Scaling, Vocabulary, named, numbers, scaled
 from .dates import dates, part_names, parts_of
+from .formats import write_number
 from .kinds import Kind, OnBad, check_type
 from .lists import Elements
 from .reading import read_blocks
 
+logger = logging.getLogger(__name__)
+
+FEW = 10  # rows of which nothing is said
 NUMERIC = "numeric columns"  # name of the input that holds all of them
 
 
@@ -33,7 +38,8 @@ class TableEncoder(RowEncoder):
     ``categorical``: the vocabulary of each categorical column. ``numeric``: the scaling of each numeric column. Both
     include the parts of dates, see ``part_names``. ``dates``: the newest date of each column of dates. ``elements``:
     the vocabulary of each column of lists. ``on_bad``: with "missing", a cell that should be a number or date and is
-    not becomes a missing value, which ``bad`` counts; with "error" it raises InputError.
+    not becomes a missing value, which ``bad`` counts; with "error" it raises InputError. ``warned``: the columns
+    of which a warning has said that most cells are unknown.
 
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
@@ -51,6 +57,7 @@ class TableEncoder(RowEncoder):
     null_values: Sequence[str] = ()
     from_text: bool = True
     bad: Annotated[BadCells, Field(exclude=True)] = field(default_factory=BadCells, compare=False, repr=False)
+    warned: Annotated[set[str], Field(exclude=True)] = field(default_factory=set, compare=False, repr=False)
 
     def _with_parts(self, frame: pl.DataFrame, where: str, bad: BadCells | None) -> pl.DataFrame:
         """Return ``frame`` with the parts of its dates as columns."""
@@ -79,6 +86,9 @@ class TableEncoder(RowEncoder):
     def lists(self) -> dict[str, str]:
         return {name: elements.separator for name, elements in self.elements.items()}
 
+    def written(self, column: str, number: float) -> str:
+        return write_number(number, self.formats.get(column, ""))
+
     @property
     def inputs(self) -> dict[str, InputSpec]:
         specs: dict[str, InputSpec] = {name: Categorical(known.size) for name, known in self.categorical.items()}
@@ -103,6 +113,7 @@ class TableEncoder(RowEncoder):
             check_type(frame[name], where, ignoring(name), kind)
         frame = self._with_parts(frame, where, bad)
         inputs = {name: known.encode(frame[name]) for name, known in self.categorical.items()}
+        self._warn_of_unknown(inputs, where)
         inputs |= {name: elements.encode(frame[name], self.empty) for name, elements in self.elements.items()}
         parts: list[Tensor] = []
         for name, scaling in self.numeric.items():
@@ -110,10 +121,19 @@ class TableEncoder(RowEncoder):
             parts += scaled(frame, name, where, scaling, values)
         return inputs | ({NUMERIC: torch.stack(parts, 1)} if parts else {})
 
+    def _warn_of_unknown(self, ids: Mapping[str, Tensor], where: str) -> None:
+        """Warn, once for each column, if most cells are of no known category, as if written in another way."""
+        for name in ids.keys() - self.warned:
+            unknown, count = int((ids[name] == UNKNOWN).sum()), len(ids[name])
+            if count >= FEW and 2 * unknown > count:
+                self.warned.add(name)
+                here = f"{where}, column {name!r}"
+                logger.warning("%s: %d of %d cells are unknown or rare categories", here, unknown, count)
+
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         """Yield blocks of the rows of a file, each with the share of the file read so far; then report bad cells."""
         try:
-            yield from read_blocks(path, self.separator, self.null_values)
+            yield from read_blocks(path, self.separator, ())  # ``encode`` knows which texts are empty
         finally:
             self.bad.report()
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 ISO = "%Y-%m-%d"
@@ -72,6 +73,13 @@ def read_numbers(text: pl.Series, form: str) -> pl.Series:
     digits = rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?"
     found = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)
     return found.str.replace_all(group, "").str.replace(decimal, ".", literal=True).cast(pl.Float64)
+
+
+def write_number(number: float, form: str) -> str:
+    """Return a number as text that ``read_numbers`` reads as the same number."""
+    decimal = next((decimal for example, (_, decimal) in NUMBERS.items() if example in form), "")
+    text = np.format_float_positional(number, trim="-") if decimal else str(number).removesuffix(".0")
+    return text.replace(".", decimal or ".")
 
 
 def number_formats(text: pl.Series) -> list[str]:

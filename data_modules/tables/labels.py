@@ -270,4 +270,4 @@ class Labels(LabelOptions):
 
 def _cell_text(value: Cell) -> str:
     """Return a label as text, as ``as_text`` returns the cells of a table."""
-    return str(as_text(pl.Series([value]))[0]) if isinstance(value, bool | float) else str(value).strip()
+    return as_text(pl.Series([value]))[0] or ""

@@ -126,6 +126,8 @@ def resumed_config(
     checkpoint names classes that are not trusted.
     """
     saved, stored = checkpoint.config(trust), stored_words(checkpoint)
+    if evaluate and "data.test_path" in map(_name, words):  # which has the rows; the column split the training's file
+        stored = [word for word in stored if _name(word) != "data.split_column"]
     sure, below = words_in_force(stored, words)
     cfg = compose([*sure, *words])
     if below:  # keep a word if its option has the same default under the new choice as under the run's

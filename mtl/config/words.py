@@ -66,4 +66,7 @@ def plain(value: Any) -> Any:
         return [plain(child) for child in value]
     if isinstance(value, Path):
         return str(value)
-    return value.item() if hasattr(value, "item") else value
+    for method in ("tolist", "item"):  # of arrays, columns and single numbers
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return value

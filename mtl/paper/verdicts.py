@@ -35,11 +35,11 @@ RULES = (
     "significant, or if the difference is significantly smaller than claimed. Otherwise it is undecided: so many seeds "
     f"would make the observed difference significant with probability {POWER:.0%}. Runs of the same seed are compared "
     "in pairs (Student's test), others as samples (Welch's test). A claim on one number holds if the mean over runs is "
-    "within its bound, and is contradicted if it is significantly outside. A claim on the selected experts is "
-    f"undecided while fewer than {BINARY:.0%} of the selectors are binary. A claim that a gate is worse by at most a "
-    "share is tested against that share. A claim on the number of trials of a search holds if it does in at least "
-    f"{1 - SIGNIFICANCE / 2:.1%} of {RESAMPLES:,} bootstrap samples of the trials; it is contradicted if it does in at "
-    f"most {SIGNIFICANCE / 2:.1%}."
+    "within its bound and every run has the number, and is contradicted if it is significantly outside. A claim on the "
+    f"selected experts is undecided while fewer than {BINARY:.0%} of the selectors are binary. A claim that a gate is "
+    "worse by at most a share is tested against that share. A claim on the number of trials of a search holds if it "
+    f"does in at least {1 - SIGNIFICANCE / 2:.1%} of {RESAMPLES:,} bootstrap samples of the trials; it is contradicted "
+    f"if it does in at most {SIGNIFICANCE / 2:.1%}."
 )
 
 
@@ -116,7 +116,7 @@ def _p_value(p: Value, mean: Value) -> float:
 
 
 def seeds_to_decide(mean: float, deviation: float) -> str:
-    """Say how many seeds would make the mean difference significant, by the normal approximation."""
+    """Say how many seeds would make the mean difference significant with probability ``POWER``."""
     needed = runs_to_decide(mean, deviation) if mean else math.inf
     count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
     return f"{count} seeds would decide"
@@ -132,7 +132,8 @@ def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
             if _p_value(one_sample(mine, bound), 1) < SIGNIFICANCE:
                 return Verdict.CONTRADICTED, reason
             return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation)}"
-    return Verdict.HOLDS, reason
+    # A run without a value has not reached the event whose time is bounded
+    return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
 
 
 def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value], name: str) -> tuple[Verdict, str]:
@@ -163,12 +164,16 @@ def _few(*gates: Summary) -> Verdict:
 
 def _text(value: Summary) -> str:
     mean = "-" if value.mean is None else rounded(value.mean, value.error)
-    undefined = f" ({value.undefined} runs without a value)" if value.undefined else ""
+    undefined = f" ({_counted(value.undefined)} without a value)" if value.undefined else ""
     return f"{mean}{undefined}"
 
 
 def _runs(value: Summary) -> str:
-    return f"{value.count} run{'' if value.count == 1 else 's'}"
+    return _counted(value.count)
+
+
+def _counted(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'}"
 
 
 def judge_search(claim: Claim, trials: Mapping[str, Pairs], names: Mapping[str, str], higher: bool) -> Judgement:

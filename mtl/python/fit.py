@@ -80,6 +80,7 @@ def fit(
     """
     wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
     require(isinstance(tasks, Mapping), f"tasks={shown(tasks)}: {wanted}")
+    require(max_epochs != 0, "max_epochs=0 trains nothing: give at least 1")
     given = {"train": frame, "val": valid, "test": test}
     shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
     tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
+from scipy.stats import nct as noncentral
 from scipy.stats import norm, ttest_ind_from_stats
 from scipy.stats import t as student
 
 Value = float | None
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
-POWER = 0.8  # the probability that as many runs as `runs_to_decide` returns would be significant
+POWER = 0.8  # the probability that the difference of `runs_to_decide` runs is significant
 DELTA = "delta_m"  # column of the table of runs, in percent
 TITLE = "delta-m, %"
 NOTE = (
@@ -97,12 +98,26 @@ def one_sample(values: Summary, mean: float = 0.0) -> Value:
 
 
 def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
-    """Return how many runs would make ``mean`` significant, by the normal approximation; ``deviation``: of one run.
+    """Return how many runs make a true difference ``mean`` significant with probability ``POWER``.
 
-    ``comparisons``: the number of p-values that are corrected together.
+    ``deviation``: of one run, or of one pair of runs; 0 needs the 2 runs that a test has at least. ``comparisons``: the
+    number of p-values that are corrected together. The t statistic has a noncentral t distribution; for samples of
+    unequal variances this is a bound from above.
     """
-    quantiles = norm.ppf(1 - SIGNIFICANCE / comparisons / 2) + norm.ppf(POWER)
-    return math.ceil((quantiles * deviation / mean) ** 2)
+    level = SIGNIFICANCE / comparisons / 2
+    # With a known deviation; Student's t needs z^2 / 2 more (Guenther 1981), which is exact enough from 1,000 on
+    runs = ((norm.isf(level) + norm.ppf(POWER)) * deviation / mean) ** 2
+    if runs > 1000:
+        return math.ceil(runs + norm.isf(level) ** 2 / 2)
+    count = max(2, math.ceil(runs))
+    while deviation and _power(abs(mean) / deviation, count, level) < POWER:
+        count += 1
+    return count
+
+
+def _power(effect: float, runs: int, level: float) -> float:
+    """Return the probability that Student's test of ``runs`` is significant with the sign of the true ``effect``."""
+    return float(noncentral.sf(student.isf(level, runs - 1), runs - 1, effect * math.sqrt(runs)))
 
 
 def difference(values: Mapping[int, Value], others: Mapping[int, Value], fewest: int = 1) -> Difference | None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.stats import norm
 from scipy.stats import t as student
 
 from mtl.report.runs import Runs
@@ -58,9 +57,7 @@ class Gain:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
         if not self.found.mean or not self.found.error:
             return "alone has a metric of 0" if self.found.mean is None else "more seeds would tell"
-        # Student's t test takes a few more runs than the normal approximation, z^2 / 2 (Guenther 1981)
-        more = math.ceil(norm.isf(SIGNIFICANCE / self.comparisons / 2) ** 2 / 2)
-        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons) + more, self.found.count + 1)
+        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons), self.found.count + 1)
         return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
 
     def __str__(self) -> str:

@@ -11,9 +11,14 @@ from mtl.checks import InputError, first_line, require
 
 
 def to_polars(rows: Any) -> pl.DataFrame:
-    """Return a DataFrame of polars or pandas, or a dict of columns, in polars without NaN. Raises InputError."""
+    """Return a DataFrame or Series of polars or pandas, or a dict of columns, in polars without NaN.
+
+    Raises InputError.
+    """
+    if not isinstance(rows, Mapping) and hasattr(rows, "to_frame"):  # a Series
+        rows = rows.to_frame()
     if isinstance(rows, pl.DataFrame):
-        return rows.with_columns(pl.selectors.float().fill_nan(None))
+        return _without_nan(rows)
     if is_pandas(rows):
         names = [str(name) for name in rows.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -26,11 +31,15 @@ def to_polars(rows: Any) -> pl.DataFrame:
     )
     try:
         try:
-            return pl.DataFrame(dict(rows))
+            return _without_nan(pl.DataFrame(dict(rows)))
         except TypeError:  # a column with numbers and texts becomes one of texts
-            return pl.DataFrame(dict(rows), strict=False)
+            return _without_nan(pl.DataFrame(dict(rows), strict=False))
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(f"the given columns are no table: {first_line(error)}") from None
+
+
+def _without_nan(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
 def _values(column: Any) -> Any:

@@ -106,6 +106,9 @@ def table_file(out: Path) -> Iterator[Write]:
             frame.write_parquet(parts[-1])
 
         def write_lines(frame: pl.DataFrame) -> None:
+            nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
+            lists = f"column {', '.join(nested)} holds lists"
+            require(not nested, f"-o {out}: {lists}: write .parquet, or leave it out of --keep")
             frame.write_csv(file, include_header=file.tell() == 0, separator=SEPARATORS[out.suffix])
 
         yield write_part if out.suffix == ".parquet" else write_lines

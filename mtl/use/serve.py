@@ -2,7 +2,7 @@
 
 POST /predict with ``{"rows": [{"age": 31, "city": "Lyon"}, ...]}`` returns ``{"predictions": [...]}``, one object for
 each row, with the columns of ``mtl.load(...).predict``. A row must have all columns that the network reads; null is an
-empty cell, and numbers and booleans are read as in a text file. A cell of a list column is a list, or text with
+empty cell, and numbers and booleans are categories as in a text file. A cell of a list column is a list, or text with
 separators if the training rows were text. GET /health describes the model.
 """
 
@@ -14,10 +14,11 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from mtl import __version__
 from mtl.checks import InputError, require, require_packages
 from mtl.options import Count, NotNegative, valid
 from mtl.predictions import described
+from mtl.types import RowEncoder
 from mtl.use.trained import TrainedModel, load
 
 WAITING = 1024  # requests that may wait for the network; more are refused
@@ -85,7 +87,8 @@ class Predictor:
     def submit(self, rows: Sequence[Mapping[str, Any]]) -> Future[list[dict[str, Any]]]:
         """Return the future predictions of ``rows``. Raises InputError for bad rows, FullError if too many wait."""
         require(len(rows) <= self.max_batch, f"{len(rows)} rows in a request: at most {self.max_batch} are accepted")
-        job = Job(table(rows, self.model.columns, self.model.lists))
+        assert self.model.encoder is not None  # it has columns
+        job = Job(table(rows, self.model.encoder))
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -130,31 +133,35 @@ class Predictor:
             found = found[len(job.frame) :]
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], lists: Mapping[str, str]) -> pl.DataFrame:
-    """Return the ``columns`` of ``rows`` as text, so that the meaning of a cell does not depend on other cells' types.
+def table(rows: Sequence[Mapping[str, Any]], encoder: RowEncoder) -> pl.DataFrame:
+    """Return the columns of ``encoder`` as text, so that the meaning of a cell does not depend on other cells' types.
 
-    Columns in ``lists`` (see ``RowEncoder.lists``) become lists of texts. Raises InputError, which names row (from 1)
-    and column, if a cell is missing or has the wrong type.
+    Columns of lists become lists of texts. Raises InputError, which names row (from 1) and column, if a cell is missing
+    or has the wrong type.
     """
-    cells: dict[str, list[Any]] = {name: [] for name in columns}
+    lists = encoder.lists
+    cells: dict[str, list[Any]] = {name: [] for name in encoder.columns}
     for number, row in enumerate(rows, 1):
-        for name in columns:
+        for name, column in cells.items():
             require(name in row, f"{WHERE}, row {number}: no column {name!r}, which the network reads")
-            cells[name].append(read(row[name], lists.get(name), f"{WHERE}, column {name!r}, row {number}"))
-    return pl.DataFrame(cells, {name: pl.List(pl.String) if name in lists else pl.String for name in columns})
+            where = f"{WHERE}, column {name!r}, row {number}"
+            column.append(read(row[name], lists.get(name), where, partial(encoder.written, name)))
+    return pl.DataFrame(cells, {name: pl.List(pl.String) if name in lists else pl.String for name in cells})
 
 
-def read(cell: Any, separator: str | None, where: str) -> str | list[str | None] | None:
+def read(
+    cell: Any, separator: str | None, where: str, written: Callable[[float], str]
+) -> str | list[str | None] | None:
     """Return a cell as text, or as a list of texts if its column holds lists (``separator`` is not None)."""
     here = f"{where}: {str(cell)[:60]}"
     if separator is None:
         require(is_cell(cell), f"{here} is neither text nor number")
-        return as_text(cell)
+        return as_text(cell, written)
     elements = cell.split(separator) if isinstance(cell, str) and separator else cell
     text = f", nor text with {separator!r} between the elements" if separator else ""
     good = elements is None or (isinstance(elements, list) and all(map(is_cell, elements)))
     require(good, f"{here} is not a list of texts or numbers{text}")
-    return None if elements is None else [as_text(element) for element in elements]
+    return None if elements is None else [as_text(element, written) for element in elements]
 
 
 def is_cell(value: Any) -> bool:
@@ -162,13 +169,11 @@ def is_cell(value: Any) -> bool:
     return value is None or isinstance(value, int | float) or (isinstance(value, str) and not SURROGATE.search(value))
 
 
-def as_text(value: str | float | bool | None) -> str | None:
+def as_text(value: str | float | bool | None, written: Callable[[float], str]) -> str | None:
     """Return a cell as it is written in a text file: true, 3, 0.5."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):
-        return str(value).removesuffix(".0")
-    return None if value is None else str(value)
+    return written(value) if isinstance(value, int | float) else value
 
 
 def describe(model: TrainedModel, path: str | Path) -> dict[str, Any]:

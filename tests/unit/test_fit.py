@@ -25,6 +25,7 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.records import read_json
+from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
 
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
@@ -95,6 +96,16 @@ def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> Non
     assert again.metrics == model.metrics
     assert again.predict(rows).equals(model.predict(rows))
     assert set(model.explain(rows)["task"]) == set(TASKS)
+
+
+def test_rows_mean_the_same_in_every_container(model: Any) -> None:
+    rows = visits(60, seed=1).with_columns(age=pl.when(pl.int_range(60) % 3 == 0).then(None).otherwise("age"))
+    arrays = {name: rows[name].to_numpy() for name in rows.columns}  # the empty ages are NaN
+    assert model.predict(arrays).equals(model.predict(rows))
+    assert model.predict(as_pandas(rows)).equals(as_pandas(model.predict(rows)))
+    assert model.evaluate(arrays) == model.evaluate(rows)
+    for series in (rows["age"], as_pandas(rows)["age"]):
+        assert to_polars(series).equals(rows.select("age"))
 
 
 def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
@@ -217,6 +228,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "keyword": ({"max_epoch": 3}, "max_epoch: no such keyword; did you mean max_epochs"),
     "option": ({"options": {"optimizer.lrr": 3}}, "optimizer.lrr=3: no such option; did you mean optimizer.lr"),
     "valid": ({"valid": visits().drop("city")}, "valid lacks columns of frame: .*city"),
+    "epochs": ({"max_epochs": 0}, "max_epochs=0 trains nothing"),
+    "name": ({"tasks": {"${x}": "binary"}}, r"this name must be text .*\$\{"),
+    "ignored": ({"ignore": np.array(["age", "cty"])}, "no column 'cty' \\(did you mean 'city'"),
     "devices": ({"devices": 2}, "trainer.devices=2 makes 2 processes: mtl.fit trains in one"),
 }
 

@@ -160,6 +160,48 @@ def test_kinds(name: str, way: str, tmp_path: Path) -> None:
     assert all(torch.equal(torch.cat([row[one] for row in single]), found.inputs[one]) for one in found.inputs)
 
 
+TYPED = pl.DataFrame(
+    {
+        "size": [0.0, 1.0, None, 3.0] * 5,
+        "flag": [True, False, None, True] * 5,
+        "cost": pl.Series(["0.00", "1.50", None, "3.00"] * 5).cast(pl.Decimal(10, 2)),
+        "zero": [-0.0, 0.0, 1.0, None] * 5,
+        "text": ["a", " b ", "", None] * 5,
+    }
+)
+WRITTEN = pl.DataFrame(  # as pandas writes the same cells
+    {
+        "size": ["0.0", "1.0", None, "3.0"] * 5,
+        "flag": ["True", "False", None, "True"] * 5,
+        "cost": ["0.0", "1.5", None, "3.0"] * 5,
+        "zero": ["-0.0", "0.0", "1.0", None] * 5,
+        "text": ["a", "b", None, None] * 5,
+    }
+)
+
+
+@pytest.mark.parametrize(("rows", "others"), [(TYPED, WRITTEN), (WRITTEN, TYPED)])
+def test_categories_and_classes_do_not_depend_on_the_type_of_a_column(
+    rows: pl.DataFrame, others: pl.DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(rows.with_columns(y=rows["flag"], z=rows["size"]), tmp_path / "t.parquet")
+    tasks = {"y": {"kind": "binary"}, "z": {"kind": "multiclass"}}
+    data = made(path, tasks=tasks, categorical=rows.columns, **SAME)
+    own, found = (data.row_encoder.encode(frame, "rows") for frame in (rows, others))
+    for name, categories in {"size": 4, "flag": 3, "cost": 4, "zero": 3, "text": 3}.items():  # one is the empty cell
+        assert torch.equal(own[name], found[name]), name
+        assert own[name].unique().tolist() == list(range(1, 1 + categories))  # 0 would be unknown
+    assert [task.classes for task in data.spec.tasks] == [("false", "true"), ("0", "1", "3")]
+    labelled = [
+        data.labelled(frame.with_columns(y=frame["flag"], z=frame["size"]), "rows").targets for frame in (rows, others)
+    ]
+    for task in tasks:
+        torch.testing.assert_close(labelled[0][task], labelled[1][task], equal_nan=True, rtol=0, atol=0)
+    assert not caplog.records
+    data.row_encoder.encode(others.with_columns(size=pl.col("size").cast(pl.String) + "?"), "new rows")
+    assert "new rows, column 'size': 15 of 20 cells are unknown or rare categories" in caplog.text
+
+
 def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
     cities = pl.DataFrame({"city": ["Ulm"] * 200 + ["Rom"] * 120 + ["Bern"] * 80})
     encoder = served(cities, tmp_path, "streamed", max_categories=2).row_encoder
