@@ -20,6 +20,7 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.cli.run import run
 from mtl.config import build
+from mtl.records import read_json
 from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file
@@ -205,6 +206,13 @@ class TestCommand:
         assert (tmp_path / "there.csv").read_text() == "mine"
 
 
+def test_lists_do_not_fit_into_csv(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="column tags holds lists: write"):  # noqa: SIM117
+        with predict.table_file(tmp_path / "out.csv") as write:
+            write(pl.DataFrame({"tags": [["a"]]}))
+    assert not list(tmp_path.iterdir())
+
+
 # Of Parquet, the parts fail, or the file of all of them
 @pytest.mark.parametrize(("suffix", "limit"), [("csv", 3_000), ("parquet", 30_000)])
 def test_full_disk_is_one_message_and_keeps_the_previous_file(
@@ -303,6 +311,16 @@ class TestOtherFiles:
         table().write_parquet(tmp_path / "new.parquet")
         words = [f"data.test_path={tmp_path}/new.parquet", f"data.path={tmp_path}/gone.csv"]
         assert evaluated(best(trained), tmp_path / "a", *words)["loss"] > 0
+
+    def test_new_test_file_of_a_run_that_was_split_by_a_column(self, tmp_path: Path) -> None:
+        rows = table().with_columns(part=pl.Series([["train", "test", "val", "train"][n % 4] for n in range(ROWS)]))
+        rows.write_csv(tmp_path / "rows.csv")
+        rows.filter(part="test").drop("part").write_csv(tmp_path / "new.csv")
+        words = [f"data.path={tmp_path}/rows.csv", f"data.tasks={TASKS}", "data.split_column=part"]
+        run(compose_small(tmp_path / "run", *WORDS, *words))
+        known = read_json(tmp_path / "run" / "results.json")["test"]
+        found = evaluated(best(tmp_path / "run"), tmp_path / "a", f"data.test_path={tmp_path}/new.csv")
+        assert found == pytest.approx(known, rel=1e-5)
 
     def test_file_that_changed(self, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """A test gives a warning, and uses the vocabularies of the training; a resumed run is refused or accepts it."""

@@ -202,6 +202,16 @@ def test_categories_and_classes_do_not_depend_on_the_type_of_a_column(
     assert "new rows, column 'size': 15 of 20 cells are unknown or rare categories" in caplog.text
 
 
+@pytest.mark.parametrize("way", ["csv", "parquet"])
+def test_rows_to_predict_keep_their_texts_and_are_empty_where_the_training_rows_were(way: str, tmp_path: Path) -> None:
+    data = served(pl.DataFrame({"country": ["NA", "US", "None", "US"] * 5}), tmp_path, way, categorical=["country"])
+    path = write(pl.DataFrame({"country": ["NA", "US", "None", "FR"]}), tmp_path / "new.csv")
+    [(block, _)] = data.row_encoder.blocks(path)
+    assert block["country"].to_list() == ["NA", "US", "None", "FR"]
+    ids = data.row_encoder.encode(block, "new.csv")["country"].tolist()
+    assert ids == ([1, 2, 1, 0] if way == "csv" else [1, 3, 2, 0])  # 1: the empty cell; Parquet has none
+
+
 def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
     cities = pl.DataFrame({"city": ["Ulm"] * 200 + ["Rom"] * 120 + ["Bern"] * 80})
     encoder = served(cities, tmp_path, "streamed", max_categories=2).row_encoder
