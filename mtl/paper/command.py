@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from mtl.config.resume import Composer
 from mtl.paper.definition import Pair, Paper, Part, read
-from mtl.paper.page import write
+from mtl.paper.page import judge_again, write
 from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
@@ -27,7 +27,7 @@ from mtl.tune.trials import read_trials
 # Options of mtl reproduce and mtl train, or prefixes of them, that do not change the results of a run
 WITHOUT_EFFECT = (
     *("hydra.", "paths.", "trust=", "threads="),
-    *("heartbeat=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
+    *("heartbeat=", "judge=", "max_failures=", "only=", "page=", "retries=", "scale=", "seed=", "show=", "storage="),
 )
 
 IMPORTANCE = "network.importance="  # the option whose file is computed from the dense run in the same folder
@@ -48,6 +48,8 @@ def reproduce(
     words of the command line, whose values are in ``cfg``; the report names the words that change the file's runs.
     """
     paper = read(cfg, name, options)
+    if cfg.judge:
+        return judge_again(paper, Path(cfg.judge))
     waves, firsts = paper.waves(), {}
     for group in dict.fromkeys(group.key for wave in waves for group, _ in wave):
         pairs = [pair for wave in waves for pair in wave if pair[0].key == group]

@@ -130,6 +130,7 @@ class File(Searches):
     only: str | None
     show: bool
     page: str | None
+    judge: str | None
     title: str
     source: str
     groups: Parts

@@ -11,10 +11,11 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from mtl.checks import require
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
-from mtl.paper.verdicts import RULES, Judgement, Pairs, judge, judge_search
+from mtl.paper.verdicts import RULES, Judgement, Pairs, Verdict, judge, judge_search
 from mtl.report.grid import listing
 from mtl.report.page import Section, pictures_beside, render, render_markdown
 from mtl.report.runs import FINISHED, Runs, read_named_runs
@@ -58,8 +59,7 @@ def write(
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
     else:
         groups = {group.key: runs for group in paper.groups if (runs := runs_of(paper, group, chosen, folder))}
-    tables = {key: joint_runs(joint, groups, paper.gates) for key, joint in paper.file.tables.items()}
-    joints = {key: runs for key, runs in tables.items() if runs}
+    joints = joints_of(paper, groups)
     judgements = judged(paper, groups | joints, searches)
     sections = [claims_of(judgements, paper.file.remarks)]
     for key, runs in joints.items():
@@ -82,7 +82,8 @@ def write(
         folder / "runs.csv": table.write_csv(),
     }
     if page:
-        own = [column for column in dict.fromkeys((*KEPT, *paper.file.columns)) if column in table.columns]
+        claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
+        own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
         finished = table.filter(state=FINISHED) if own else table
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         files[page] = render_markdown(title, intro, sections, page.stem).replace(f"{folder.absolute()}/", "")
@@ -91,7 +92,41 @@ def write(
             write_bytes(page.with_name(name), picture.png)
     for path, text in files.items():
         write_text(path, text)
-    show(judgements, folder)
+    show(judgements, folder / "report.html")
+
+
+def judge_again(paper: Paper, page: Path) -> None:
+    """Write the claims of ``page``, which ``write`` wrote, anew, as the runs in the CSV file beside it tell.
+
+    A claim on numbers that the CSV does not have, such as those of a search, keeps its line. Raises InputError.
+    """
+    file = page.with_suffix(".csv")
+    require(page.is_file() and file.is_file(), f"judge={page}: give the .md of a page with its CSV beside it")
+    text = page.read_text()
+    before, start, claims = text.partition("## Claims\n")
+    claims, end, rest = claims.partition("\n## ")
+    table = pl.read_csv(file, infer_schema_length=None).with_columns(state=pl.lit(FINISHED))
+    groups = {
+        str(key): Runs(rows, "gate", {}, {}) for (key,), rows in table.partition_by("group", as_dict=True).items()
+    }
+    cells = [line.strip("| ").split(" | ") for line in claims.splitlines() if line.startswith("|")]
+    kept = {row[0]: row[1:] for row in cells if len(row) == 3 and row[1] in list(Verdict)}
+    judgements = judged(paper, groups | joints_of(paper, groups), {})
+    for index, each in enumerate(judgements):
+        claim = each.claim
+        unknown = claim.times or claim.column not in table.columns or (claim.other or "seed") not in table.columns
+        if unknown and claim.text in kept:
+            verdict, reason = kept[claim.text]
+            judgements[index] = Judgement(claim, Verdict(verdict), reason)
+    section = render_markdown("", "", [claims_of(judgements, paper.file.remarks)]).partition(start)[2]
+    write_text(page, f"{before}{start}{section}{end}{rest}")
+    show(judgements, page)
+
+
+def joints_of(paper: Paper, groups: Mapping[str, Runs]) -> dict[str, Runs]:
+    """Return the runs of the joint tables that have any."""
+    tables = {key: joint_runs(joint, groups, paper.gates) for key, joint in paper.file.tables.items()}
+    return {key: runs for key, runs in tables.items() if runs}
 
 
 def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Trials]) -> list[Judgement]:
@@ -174,7 +209,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
     return Section("Claims", RULES, listings=[verdicts])
 
 
-def show(judgements: Iterable[Judgement], folder: Path) -> None:
+def show(judgements: Iterable[Judgement], report: Path) -> None:
     """Print the verdicts, and where the report is."""
     console = Console(highlight=False)
     table = Table("claim", "verdict", "our runs")
@@ -182,4 +217,4 @@ def show(judgements: Iterable[Judgement], folder: Path) -> None:
         table.add_row(each.claim.text, str(each.verdict), each.reason)
     if table.row_count:
         console.print(table)
-    console.print(str(folder / "report.html"), soft_wrap=True, markup=False)
+    console.print(str(report), soft_wrap=True, markup=False)

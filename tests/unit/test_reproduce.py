@@ -106,6 +106,19 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     assert table.filter(setting="gate <a>")["mean mse"].to_list() == pytest.approx([0.2, 0.202, 0.204])
     assert "a beats c." in capsys.readouterr().out
 
+    again = [*FILE["claims"], FILE["claims"][0] | {"text": "Fewer trials.", "times": 2.0}]
+    reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again[:2])
+    assert (tmp_path / "page" / "mine.md").read_text() == page  # by the CSV alone
+    edited = page.replace("| c beats a. |", "| Fewer trials. | holds | 3 times |\n| c beats a. |").replace(
+        "holds | 0.1", "x"
+    )
+    (tmp_path / "page" / "mine.md").write_text(edited)
+    reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again)
+    line = "| Fewer trials. | holds | 3 times |\n"
+    assert (tmp_path / "page" / "mine.md").read_text().replace(line, "") == page
+    with pytest.raises(InputError, match="nothing.md: give the .md of a page with its CSV"):
+        reproduce(tmp_path, judge=str(tmp_path / "nothing.md"))
+
     for seeds, more in ((3, 0), (4, 3)):  # nothing is run again, but more can be added
         reproduce(tmp_path, only="first", scales={"laptop": FILE["scales"]["laptop"] | {"seeds": seeds}})
         assert len((tmp_path / "words.txt").read_text().splitlines()) == len(told) + more
