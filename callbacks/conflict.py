@@ -47,6 +47,8 @@ class Conflict(Callback):
             return
         if not self._batches:
             self._collect(trainer)
+        if not self._batches:  # no batch has two rows
+            return
         number = step // self.every_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
         halves = [
@@ -72,9 +74,9 @@ class Conflict(Callback):
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
         loader = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
         for batch in loader:
-            batches = self._batches.setdefault(tuple(batch.targets), [])
+            batches = self._batches.get(tuple(batch.targets), [])
             if len(batches) < MOST and len(batch) > 1:
-                batches.append(batch)
+                self._batches[tuple(batch.targets)] = [*batches, batch]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [list(row) for row in self.rows]}

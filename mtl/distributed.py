@@ -89,7 +89,10 @@ def batch_sum(values: Tensor) -> Tensor:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes (any Python objects) in order of rank."""
+    """Return the values of all processes (any Python objects) in order of rank.
+
+    Tensors in them should be on the CPU: those of another GPU would stay there.
+    """
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()

@@ -390,7 +390,8 @@ class NetworkOutput:
     value of the dtype.
     ``routings``: one for each mixture or routed layer, in order; its name is the layer's path in the network, so that
     ``network.get_submodule(name)`` is the layer. ``losses``: the auxiliary terms to add to the task losses.
-    ``hidden``: the states of each layer, embeddings first, for distillation; empty if the network has none to compare.
+    ``hidden``: the states of each layer, embeddings first, for distillation (where gates route by task, those of the
+    batch's last task); empty if the network has none to compare.
     """
 
     predictions: dict[str, Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,11 @@ class Tally:
         """Return the sum of two tallies."""
         joined = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
         return Tally(**(joined | {"num_tasks": self.num_tasks, "static": self.static and other.static}))
+
+    def on_cpu(self) -> Tally:
+        """Return the tally with its tensors on the CPU."""
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.cpu() for name, value in tensors.items()})
 
     def shares(self) -> Tensor:
         """Return the mean weights ``[T, E]``."""
@@ -196,7 +201,7 @@ def _evenly(steps: Sequence[int], number: int) -> list[int]:
 def gather_tallies(tallies: Mapping[str, Tally]) -> dict[str, Tally]:
     """Return the tally of each layer, summed over all processes; every process must call this."""
     joined: dict[str, Tally] = {}
-    for part in gather(dict(tallies)):
+    for part in gather({name: tally.on_cpu() for name, tally in tallies.items()}):
         for name, tally in part.items():
             if tally.rows:
                 joined[name] = joined[name].plus(tally) if name in joined else tally

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError, listed
+from mtl.gates.fixed import FixedGate
 
 log = logging.getLogger(__name__)
 
@@ -18,15 +19,16 @@ log = logging.getLogger(__name__)
 def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy every weight of ``checkpoint`` whose name and shape fit ``network``, and log the others.
 
-    Weights are parameters and buffers. Scalar buffers, such as a temperature, are options that a schedule may change,
-    so they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the checkpoint's
-    weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises InputError if no
-    weight fits.
+    Weights are parameters and buffers. Scalar buffers, such as a temperature, and the pattern of a fixed gate are
+    options, so they keep the values of the new run. If the network has a method ``adapt(state) -> state``, the
+    checkpoint's weights and extra states pass through it first. Nothing else of the checkpoint is used. Raises
+    InputError if no weight fits.
     """
     state = checkpoint.weights()
     if callable(adapt := getattr(network, "adapt", None)):
         state = adapt(state)
     options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
+    options |= {f"{name}.weights" for name, module in network.named_modules() if isinstance(module, FixedGate)}
     state = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in options}
     own = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options

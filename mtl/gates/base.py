@@ -73,7 +73,7 @@ class Gate(KeepsDigits):
             raise InputError(f"x {list(x.shape)}: {self} takes x [B, {self.input_dim}]")
         device = x.device if x is not None else next(chain(self.parameters(), self.buffers())).device
         if x is not None and self.seen is not None:
-            x = self.seen(inputs or {}, x.dtype)
+            x = self.seen(inputs or {}, torch.promote_types(x.dtype, torch.float32))
         if tasks is not None and list(tasks) == list(range(self.num_tasks)):
             tasks = None  # all tasks, in order: no copy of their parameters is needed
         chosen = None if self.shared or tasks is None else list(tasks)
@@ -158,7 +158,10 @@ class Gate(KeepsDigits):
         self.register_parameter(f"{name}bias", nn.Parameter(torch.empty(*shape).uniform_(-bound, bound)))
 
     def add_schedulable(self, name: str, value: float, persistent: bool = False) -> None:
-        """Add a scalar buffer that a schedule may change; ``persistent`` when evaluation depends on it."""
+        """Add a scalar buffer that a schedule may change.
+
+        ``persistent``: evaluation, or a run that resumes without the schedule, depends on it.
+        """
         self.register_buffer(name, torch.tensor(float(value)), persistent=persistent)
 
 

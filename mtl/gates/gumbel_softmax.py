@@ -43,7 +43,7 @@ class GumbelSoftmaxGate(Gate):
     ) -> None:
         super().__init__(num_tasks, num_experts, input_dim, **common)
         self.add_schedulable("sparsity_weight", sparsity_weight)
-        self.add_schedulable("temperature", temperature)
+        self.add_schedulable("temperature", temperature, persistent=True)
         shape = (self.num_gates, num_experts)
         self.add_affine("", shape, WEIGHT_RANGE)
         self.add_affine("switch_", shape, WEIGHT_RANGE)

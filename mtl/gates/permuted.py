@@ -120,8 +120,10 @@ class Permutation(KeepsDigits):
         losses = {**routing.losses, "permutation": self.entropy_weight * matrix_entropy(soft)}
         return replace(routing, weights=permuted, losses=losses, exact_zeros=False)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if f"{prefix}order" not in state_dict:  # ``start_from`` leaves out an order of other experts
+            state_dict = {name: value for name, value in state_dict.items() if name != f"{prefix}hardened"}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._is_hard = bool(self.hardened)
 
 
@@ -145,6 +147,8 @@ class PermutedGate(Gate):
         if selectors is None:
             return self.gate.needed(None)
         back = self.permutation.assignment().argsort(-1)[:, None]  # [P, 1, E]
+        if len(back) not in (1, selectors.shape[-3]):
+            return 1.0  # the selectors of some tasks, which are not named
         return self.gate.needed(selectors.gather(-1, back.expand(selectors.shape)))
 
     def task_parameters(self) -> list[nn.Parameter]:

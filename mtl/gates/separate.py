@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,10 @@ class SeparateGates(Gate):
         own = [x] * len(wanted) if x is None or x.dim() == 2 else x.unbind(1)
         gates = [self.by_task[task_key(self.names[task])] for task in wanted]
         return joined([gate(x, inputs) for gate, x in zip(gates, own, strict=True)])
+
+    def needed(self, selectors: Tensor | None) -> float:
+        first: Any = next(iter(self.by_task.values()))  # the gates are alike
+        return float(first.needed(selectors))
 
     def task_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())

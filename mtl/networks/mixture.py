@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mtl.checks import InputError, require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Dispatch, Execution
+from mtl.functional import at_least_float32
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, permuted
@@ -135,6 +136,6 @@ def group_means(x: Tensor, groups: Tensor, count: int) -> Tensor:
 
     The mean of a group without rows is 0, since NaN would spread through losses that average over the groups.
     """
-    sums = x.new_zeros(count, x.shape[1]).index_add(0, groups, x)
-    sizes = x.new_zeros(count).index_add(0, groups, x.new_ones(groups.shape))
-    return sums / sizes.clamp(min=1)[:, None]
+    wide = at_least_float32(x)  # bfloat16 does not count beyond 256
+    sums = wide.new_zeros(count, x.shape[1]).index_add(0, groups, wide)
+    return (sums / groups.bincount(minlength=count).clamp(min=1)[:, None]).to(x.dtype)

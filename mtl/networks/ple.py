@@ -13,6 +13,7 @@ from mtl.checks import require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Execution
 from mtl.gates.base import Gate
+from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, permuted
 from mtl.networks.cgc import CGCGate, OwnedExperts
 from mtl.networks.heads import Heads, SumHeads, wanted_tasks
@@ -75,6 +76,8 @@ class PLE(nn.Module):
             sizes = ((num_tasks + 1, shape) if upper else shape, gates.num_tasks, parts.num_experts)
             self.levels.append(MixtureOfExperts(*sizes, gates, parts, static_gate, execution=execution))
             shape = parts.output_dim
+        budgeted = [module for module in self.levels.modules() if isinstance(module, GumbelMatrixGate)]
+        GumbelMatrixGate.share_budget(budgeted)
         self.heads = heads(tasks=self.tasks, input_dim=shape)
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:

@@ -192,8 +192,8 @@ class RoutedNetwork(nn.Module):
     def parameter_options(self) -> dict[nn.Parameter, dict[str, float]]:
         """Return optimiser options of some parameters: the gates' learning rate is multiplied by T.
 
-        A step trains only one of a gate's T rows, hence the factor. Biases and gates have no weight decay, which would
-        pull the gates' probabilities towards 1/2.
+        On batches of one task each, a step trains only one of a gate's T rows, hence the factor. Biases and gates have
+        no weight decay, which would pull the gates' probabilities towards 1/2.
         """
         options = {p: {"weight_decay": 0.0} for name, p in self.named_parameters() if name.endswith("bias")}
         faster = {"lr_factor": float(len(self.tasks)), "weight_decay": 0.0}

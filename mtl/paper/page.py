@@ -101,14 +101,13 @@ def judge_again(paper: Paper, page: Path) -> None:
     A claim on numbers that the CSV does not have, such as those of a search, keeps its line. Raises InputError.
     """
     file = page.with_suffix(".csv")
-    require(page.is_file() and file.is_file(), f"judge={page}: give the .md of a page with its CSV beside it")
+    require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
     text = page.read_text()
     before, start, claims = text.partition("## Claims\n")
     claims, end, rest = claims.partition("\n## ")
     table = pl.read_csv(file, infer_schema_length=None).with_columns(state=pl.lit(FINISHED))
-    groups = {
-        str(key): Runs(rows, "gate", {}, {}) for (key,), rows in table.partition_by("group", as_dict=True).items()
-    }
+    parts = table.partition_by("group", as_dict=True).items()
+    groups = {str(key): Runs(rows, "gate", {}, {}) for (key,), rows in parts}
     cells = [line.strip("| ").split(" | ") for line in claims.splitlines() if line.startswith("|")]
     kept = {row[0]: row[1:] for row in cells if len(row) == 3 and row[1] in list(Verdict)}
     judgements = judged(paper, groups | joints_of(paper, groups), {})

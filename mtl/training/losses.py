@@ -80,7 +80,8 @@ def _stacked(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor) -> t
         target = torch.where(mask, target, 0.0).to(prediction.dtype)
         own, smoothing = (_constants_of(tasks, *field, target) for field in (("pos_weight", 1.0), ("smoothing", 0.0)))
         soft = target if smoothing is None else target * (1 - smoothing) + smoothing / 2
-        each = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none", pos_weight=own)
+        each = F.binary_cross_entropy_with_logits(prediction, soft, reduction="none")
+        each = each if own is None else each * torch.where(target > 0, own, 1.0)
         if loss == "focal":
             log_rest = F.logsigmoid(prediction * (1 - 2 * target))  # log(1 - p): a power of 1 - p has no gradient at 0
             each = each * (log_rest * _of_each(tasks, "gamma", target)).exp()
@@ -132,9 +133,11 @@ def pinball(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
 
 def _of_classes(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the loss ``[B]`` of each row of a multiclass or span task; 0 for a row without a label."""
-    own = _constants(task.class_weights, prediction.device, prediction.dtype) if task.class_weights else None
     options: dict[str, Any] = {"ignore_index": MISSING_CLASS, "reduction": "none"}
-    each = F.cross_entropy(prediction, target, own, label_smoothing=task.smoothing, **options)
+    each = F.cross_entropy(prediction, target, label_smoothing=task.smoothing, **options)
+    if task.class_weights:
+        own = _constants(task.class_weights, prediction.device, prediction.dtype)
+        each = each * own[target.clamp(min=0)]
     if task.loss == "focal":
         rest = -torch.expm1(-F.cross_entropy(prediction, target, **options))  # 1 - p
         # A power below 1 has no gradient at 0, nor has the loss of a row without a label

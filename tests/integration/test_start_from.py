@@ -19,6 +19,7 @@ from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.cli.train import start
 from mtl.config import build
+from mtl.gates import FixedGate
 from tests.integration.helpers import compose_small, resume_small
 from tests.stopping import assert_same, interrupted
 
@@ -85,6 +86,13 @@ def test_report_and_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     names = [f"part{index}.weight" for index in range(30)]
     assert grouped(names).endswith("part19 (1), ... (30 in all)")
     assert grouped(["layers.0.a.weight", "layers.11.a.bias", "unit"]) == "layers.*.a (2), unit (1)"
+
+
+def test_the_pattern_of_a_fixed_gate_is_that_of_the_new_run(tmp_path: Path) -> None:
+    old, new = (nn.ModuleDict({"gate": FixedGate(2, 4, pattern=p), "unit": nn.Linear(3, 1)}) for p in ("full", "none"))
+    start_from(new, read(saved(tmp_path, old.state_dict())))
+    assert torch.equal(new["unit"].weight, old["unit"].weight)
+    assert new["gate"].weights.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
 
 
 def test_integers_do_not_take_real_numbers(tmp_path: Path) -> None:

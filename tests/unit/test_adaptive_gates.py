@@ -20,7 +20,7 @@ from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
 from mtl.types import Bag, Categorical, DataSpec, Numeric, TaskSpec
-from tests.gate_cases import CASES, GateCase
+from tests.gate_cases import CASES, GateCase, harden
 
 B, T, E, D, K = 6, 2, 5, 3, 2
 RNG = np.random.default_rng(0)
@@ -143,6 +143,17 @@ def test_a_step_adapts_to_all_its_batches_and_only_to_tasks_that_had_rows(case: 
     assert torch.equal(own[1].state(), case.build(1, 4, D).state())
 
 
+def test_gates_of_their_own_need_the_products_of_one_gate() -> None:
+    one, gates = CometGate(2, 4, D, k=1), {task: CometGate(1, 4, D, k=1) for task in ("a", "b")}
+    separate = SeparateGates(gates)
+    for gate in (one, *gates.values()):
+        harden(gate)
+    x = torch.randn(9, D)
+    assert one.needed(one(x).selectors) == pytest.approx(3 / 7)
+    for tasks in (None, [1]):
+        assert separate.needed(separate(x, tasks=tasks).selectors) == pytest.approx(3 / 7)
+
+
 TABLE = {
     "scenario": Categorical(3),
     "tags": Bag(4, 3),
@@ -170,7 +181,7 @@ def test_a_gate_sees_its_columns_alone() -> None:
     gate, inputs = SoftmaxGate(2, E, D, inputs=TABLE, columns=["pay", "tags", "scenario"]), table()
     assert gate.weight.shape == (2, E, 2 + 4 + 3)
     seen = gate.seen(inputs, torch.float64)
-    assert seen[:, 2:6].tolist()[:2] == [[0, 0.5, 0.5, 0], [0, pytest.approx(1 / 3), 0, pytest.approx(2 / 3)]]
+    assert seen[:, 2:6].tolist()[:2] == [[0, 0.5, 0.5, 0], [0, pytest.approx(1 / 3), 0, pytest.approx(3 / 7)]]
     assert torch.equal(seen[:, 6:], torch.eye(3).double()[inputs["scenario"]])
     torch.testing.assert_close(seen[:, :2].float(), inputs["numeric columns"][:, 1:])
     weights = gate(torch.randn(8, D), inputs).weights

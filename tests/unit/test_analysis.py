@@ -7,12 +7,14 @@ from functools import partial
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 from mtl.callbacks.routing_monitor import RoutingMonitor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mtl.analysis.patterns import (
     active_by_kind,
@@ -23,7 +25,7 @@ from mtl.analysis.patterns import (
     layers_with_gates,
     random_jaccard,
 )
-from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities
+from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, Tally, gather_tallies
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, Identity, Pooling
@@ -64,6 +66,19 @@ def test_numbers_by_hand() -> None:
     alone = {f"{kind}{end}": 2 / 3 for kind in ("3x3-3x3", "1x7-7x1") for end in ("", "_layer_0")}
     layers_apart = {"max_layer_0": 0, "max_layer_1": 1, "identity_layer_0": 0, "identity_layer_1": 1 / 3}
     assert by_kind == pytest.approx(alone | layers_apart | {"max": (0 + 1) / 2, "identity": (0 + 1 / 3) / 2})
+
+
+def test_tallies_of_several_gpus_are_added_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        tensors: list[dict[str, Any]] = [
+            {name: torch.ones(2, device=f"cuda:{gpu}") for name in ("seen", "active", "mixed", "share")}
+            for gpu in (0, 1)
+        ]
+        mine, theirs = (Tally(2, rows=3, **each) for each in tensors)
+        monkeypatch.setattr("mtl.analysis.tally.gather", lambda own: [own, {"mixture": theirs.on_cpu()}])
+        found = gather_tallies({"mixture": mine})["mixture"]
+    assert found.rows == 6
+    assert found.share.device.type == "cpu"
 
 
 def test_groups_are_recovered_when_equal_patterns_mean_equal_groups() -> None:

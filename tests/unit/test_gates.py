@@ -10,6 +10,7 @@ import torch
 from mtl.checks import InputError
 from mtl.gates import (
     FixedGate,
+    Gate,
     GumbelMatrixGate,
     GumbelSoftmaxGate,
     HashGate,
@@ -184,6 +185,14 @@ def test_straight_through_gradient_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
     slope = 2.0 * s * (1 - s) / 0.5
     assert gate.logits.grad[0, :, 0].tolist() == pytest.approx([0.0, slope], abs=1e-12)
     assert gate.logits.grad[0, :, 1].tolist() == pytest.approx([0.0, -slope], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", [GumbelMatrixGate, GumbelSoftmaxGate, SoftmaxSelectorGate])
+def test_a_run_that_resumes_without_its_schedule_keeps_the_temperature(kind: type[Gate]) -> None:
+    old, new = kind(2, 4), kind(2, 4)
+    old.temperature.fill_(30.0)
+    new.load_state_dict(old.state_dict())
+    assert float(new.temperature) == 30.0
 
 
 def test_budget_is_that_of_all_layers_together() -> None:

@@ -93,6 +93,21 @@ def test_golden_values_of_classes() -> None:
     assert float(summed_loss(smooth, scores, labels)[0]) == pytest.approx(-0.8 * math.log(r) - 0.1 * others)
 
 
+def test_weights_multiply_the_whole_smoothed_loss_of_a_row() -> None:
+    """So the best prediction for a row does not depend on its weight."""
+    options: dict[str, Any] = {"smoothing": 0.2}
+    logits, labels = torch.tensor(LOGITS).double(), torch.tensor([1.0, 0.0, 0.0])
+    plain, own = (TaskSpec("y", "binary", pos_weight=w, **options) for w in (1.0, 5.0))
+    first = float(summed_loss(plain, logits[:1], labels[:1])[0])
+    all_rows = [float(summed_loss(task, logits, labels)[0]) for task in (plain, own)]
+    assert all_rows[1] == pytest.approx(all_rows[0] + 4 * first)
+    scores, labels = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0]]).double(), torch.tensor([1, 0])
+    plain, own = (TaskSpec("y", "multiclass", 3, class_weights=weights, **options) for weights in ((), (3.0, 1.0, 9.0)))
+    second = float(summed_loss(plain, scores[1:], labels[1:])[0])
+    all_rows = [float(summed_loss(task, scores, labels)[0]) for task in (plain, own)]
+    assert all_rows[1] == pytest.approx(all_rows[0] + 2 * second)
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("kind", ["binary", "multiclass"])
 def test_the_gradient_of_a_focal_loss_is_finite(kind: Any, gamma: float) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from mtl.checkpoints.files import CheckpointIO, read
+from mtl.checkpoints.start import start_from
 from mtl.experts.dense import StackedDense
-from mtl.gates.permuted import Permutation
+from mtl.gates import CometGate
+from mtl.gates.permuted import Permutation, PermutedGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
@@ -92,6 +96,24 @@ def test_selectors_move_with_the_weights() -> None:
     selectors = torch.rand(5, 2, 3, 4)
     routing = permutation(Routing(selectors.mean(-2), {}, selectors))
     assert torch.allclose(routing.selectors.mean(-2), routing.weights)
+
+
+def test_the_products_of_some_tasks_with_matrices_of_their_own() -> None:
+    """Which tasks they are is not told, so all products count."""
+    gate = PermutedGate(CometGate(3, 4, 5, k=1), Permutation(4, num_tasks=3, per_task=True)).eval()
+    harden(gate.gate)
+    routings = [gate(torch.randn(6, 5), tasks=tasks) for tasks in (None, [1], [0, 2])]
+    assert [gate.needed(routing.selectors) for routing in routings] == pytest.approx([3 / 7, 1, 1])
+
+
+def test_an_order_of_other_experts_is_not_taken_over(tmp_path: Path) -> None:
+    """Nor that it has been found: local search begins anew."""
+    small, large = Permutation(4), Permutation(8)
+    small.harden(torch.tensor([[3, 2, 1, 0]]))
+    state = {f"network.{name}": value for name, value in small.state_dict().items()}
+    CheckpointIO().save_checkpoint({"config": {}, "state_dict": state}, tmp_path / "x.ckpt")
+    start_from(large, read(tmp_path / "x.ckpt"))
+    assert not large.is_hard
 
 
 def test_noise_only_in_training() -> None:

@@ -20,7 +20,7 @@ from mtl.analysis.tally import Probabilities, Tally
 from mtl.checks import InputError
 from mtl.experts.conv import StackedConv
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, SoftmaxGate, SoftmaxSelectorGate, TopKGate
+from mtl.gates import CometGate, GumbelMatrixGate, SoftmaxGate, SoftmaxSelectorGate, TopKGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import ImageBottom, TabularBottom
 from mtl.networks.heads import Heads
@@ -245,6 +245,18 @@ def test_schedules_reach_every_gate(name: str) -> None:
 def test_numbers_of_experts_that_do_not_fit(levels: int, own: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ple(levels, num_own=own)
+
+
+def test_the_budget_is_that_of_the_gates_of_all_levels() -> None:
+    """The mean probability of all connections is within the budget, that of one gate alone is not."""
+    network = ple(2, partial(GumbelMatrixGate, budget=0.5, budget_weight=1.0), static_gate=True)
+    gates = [module for module in network.modules() if isinstance(module, GumbelMatrixGate)]
+    for gate, logit in zip(gates, (-5.0, 5.0, -5.0), strict=True):
+        gate.logits.data[..., 0], gate.logits.data[..., 1] = logit, 0.0
+    total = sum(float((gate.probabilities() > 0.5).sum()) for gate in gates)
+    assert 0 < total < 0.5 * sum(gate.probabilities().numel() for gate in gates)
+    losses = network.train()(rows()).losses
+    assert [float(value.detach()) for name, value in losses.items() if "budget" in name] == [0.0]
 
 
 def test_the_products_that_comets_trees_need() -> None:

@@ -23,6 +23,7 @@ from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import DenseLayers
 from mtl.networks.heads import Heads
+from mtl.networks.mixture import group_means
 from mtl.networks.routed import RoutedNetwork
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation
@@ -87,6 +88,11 @@ def test_gates_convert_their_parameters_and_keep_their_buffers(case: GateCase) -
     assert all(parameter.dtype == parameter.grad.dtype == torch.bfloat16 for parameter in gate.parameters())
     assert all(torch.equal(buffer, before[name]) for name, buffer in gate.named_buffers())
     assert all(b.dtype == torch.float64 for b in gate.double().buffers() if b.is_floating_point())  # digits are gained
+
+
+def test_means_of_groups_count_beyond_256_in_bfloat16() -> None:
+    x, groups = torch.ones(600, 2, dtype=torch.bfloat16), torch.arange(600) // 400
+    assert group_means(x, groups, 3).tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
 def test_weightings_keep_the_losses_that_they_compare_with() -> None:

@@ -109,14 +109,12 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
     again = [*FILE["claims"], FILE["claims"][0] | {"text": "Fewer trials.", "times": 2.0}]
     reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again[:2])
     assert (tmp_path / "page" / "mine.md").read_text() == page  # by the CSV alone
-    edited = page.replace("| c beats a. |", "| Fewer trials. | holds | 3 times |\n| c beats a. |").replace(
-        "holds | 0.1", "x"
-    )
+    line = "| Fewer trials. | holds | 3 times |\n"
+    edited = page.replace("| c beats a. |", f"{line}| c beats a. |").replace("holds | 0.1", "x")
     (tmp_path / "page" / "mine.md").write_text(edited)
     reproduce(tmp_path, judge=str(tmp_path / "page" / "mine.md"), claims=again)
-    line = "| Fewer trials. | holds | 3 times |\n"
     assert (tmp_path / "page" / "mine.md").read_text().replace(line, "") == page
-    with pytest.raises(InputError, match="nothing.md: give the .md of a page with its CSV"):
+    with pytest.raises(InputError, match="give the page of a report, with its CSV"):
         reproduce(tmp_path, judge=str(tmp_path / "nothing.md"))
 
     for seeds, more in ((3, 0), (4, 3)):  # nothing is run again, but more can be added

@@ -187,6 +187,18 @@ def test_measuring_does_not_change_the_training(tmp_path: Path) -> None:
     assert (tmp_path / "2" / "conflict.png").is_file()
 
 
+def test_batches_of_one_row_cannot_be_halved(tmp_path: Path) -> None:
+    words = (
+        "data=synthetic_pairs",
+        "gate=topk",
+        "~logger",
+        "data.eval_batch_size=1",
+        "callbacks.conflict.every_steps=2",
+    )
+    run(compose_small(tmp_path, *words))
+    assert not (tmp_path / "conflict.csv").exists()
+
+
 def test_a_line_for_each_task() -> None:
     good, bad, open_ = gain(1.2, 0.1, 0.001), gain(-0.8, 0.2, 0.01, ("b", "c")), gain(1.2, 0.5, 0.06, ("c",))
     assert answer("a", [good, bad], [], 3) == "a: share with b (+1.2 % ± 0.1); do not share with all (-0.8 % ± 0.2)"

@@ -90,6 +90,22 @@ def test_the_gradients_of_a_sum_are_those_of_fixed() -> None:
     torch.testing.assert_close(found, auxiliary(module(), batch()))
 
 
+@pytest.mark.parametrize("absent", ["drop", "zero"])
+def test_the_sum_of_an_averaging_method_has_all_gradients_of_the_tasks_there(absent: Any) -> None:
+    own = GradientWeighting(network(), 2, Mean, scale="sum", absent=absent)
+    jacobian = torch.tensor([[1.0, 0.0, 2.0], [0.0, 4.0, 0.0]])
+    assert own.combine(jacobian, [3, 5], 0).tolist() == [1, 4, 2]
+    assert own.combine(jacobian * torch.tensor([[1.0], [0.0]]), [3, 0], 0).tolist() == [1, 0, 2]
+
+
+class Mean(nn.Module):
+    def __init__(self, n_tasks: int) -> None:
+        super().__init__()
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return matrix.mean(0)
+
+
 class Total(nn.Module):
     def forward(self, matrix: Tensor) -> Tensor:
         return matrix.sum(0)

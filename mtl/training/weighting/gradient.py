@@ -70,7 +70,7 @@ class GradientWeighting(JacobianWeighting):
             return jacobian.new_zeros(jacobian.shape[1])
         rows = list(range(self.num_tasks)) if self.absent == "zero" else present
         whole = len(rows) == self.num_tasks
-        factor = len(present) if self.scale == "sum" else 1
+        factor = len(rows) if self.scale == "sum" else 1  # the mean is over all rows, also those of zeros
         combined = _aggregated(self.aggregator, jacobian if whole else jacobian[rows], self.seed, step)
         if self._row_weights is not None:
             weights = jacobian.new_zeros(self.num_tasks)
