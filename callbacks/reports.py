@@ -75,11 +75,13 @@ def main_metric(module: MultiTaskModule, values: Mapping[str, Any]) -> str:
         return f"{name.removeprefix('val/')} {float(values[name]):.4g}"
     mains = {f"val/{task}/{main}": main for task, main in module.evaluation.main_metrics().items()}
     found = {name: main for name, main in mains.items() if name in values}
-    if not found:
+    chosen = next(iter(found.values()), None)
+    names = [name for name, main in found.items() if main == chosen]
+    if not names:
         return ""
-    chosen = next(iter(found.values()))
-    mean = mean_of_defined([float(values[name]) for name, main in found.items() if main == chosen])
-    return f"{chosen} {mean:.4g}"
+    of_all = f"mean {chosen} of {len(names)} tasks"
+    mean = mean_of_defined([float(values[name]) for name in names])
+    return f"{of_all if len(names) > 1 else names[0].removeprefix('val/')} {mean:.4g}"
 
 
 class TrialReport(Watcher):

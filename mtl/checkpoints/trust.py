@@ -73,7 +73,7 @@ def check_target(section: str, target: Any, trust: Sequence[str], where: str) ->
         package = target.split(".")[0] if isinstance(target, str) else "my_package"
         raise InputError(
             f"{where} names {str(target)[:80]!r}, which this program does not use there. It could run any code: if it "
-            f"is yours and you trust the checkpoint, add trust=[{package}]"
+            f"is yours and you trust the checkpoint, add trust=[{package}] (mtl predict and others: --trust {package})"
         )
 
 

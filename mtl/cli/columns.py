@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = "Show what the columns of a table are taken for, and write them as options to edit"
     parser = ArgumentParser(prog=" ".join(program("columns")), description=text)
     parser.add_argument("file", metavar="FILE", type=Path, help="a CSV or Parquet file, or a folder or pattern of them")
-    parser.add_argument("labels", metavar="LABEL", nargs="*", help="the columns to predict; default: the last one")
+    parser.add_argument("labels", metavar="LABEL", nargs="*", help="the columns to predict; if none is given, the last")
     folder = "where to write data/NAME.yaml; default my_conf"
     parser.add_argument("-o", "--out", metavar="FOLDER", type=Path, default=Path("my_conf"), help=folder)
     parser.add_argument("--force", action="store_true", help="replace the file to write if it exists")

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-LINE = re.compile(r"(?P<indent> *)(?P<name>\w+): *(?P<value>.*?)(?: +# (?P<comment>.*))?")
+LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: +(?P<value>[^# ].*?))?(?: +# (?P<comment>.*))?")
 NOT_OURS = ("hydra", "paper", "pruner", "sampler", "study")  # folders of conf/ that are not config groups of a run
 COLUMN = 32  # where comments begin
 FLAGS = (
@@ -61,7 +61,7 @@ def options(file: Path) -> Iterator[tuple[str, str, str]]:
         match = LINE.fullmatch(line)
         if match is None:
             continue
-        indent, name, value = len(match["indent"]), match["name"], match["value"]
+        indent, name, value = len(match["indent"]), match["name"], match["value"] or ""
         parents = [(depth, parent) for depth, parent in parents if depth < indent]
         path = [*(parent for _, parent in parents), name]
         if not value:

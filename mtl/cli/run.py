@@ -149,7 +149,7 @@ def _run(
     # Lightning's test() returns only logged values, callback_metrics has all of them
     logged, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
     own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
-    record = results.collect(cfg, module, data, logged, **own)
+    record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
         write_json(folder / RESULTS, record)
         if python is None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from mtl.checks import require
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, word
@@ -25,14 +28,19 @@ def share(
     """Train the tasks alone, together, with gates and in groups, and return the answers: the content of share.json.
 
     ``frame``, ``tasks`` and ``options``: as for ``mtl.fit``. ``keywords``: options of ``conf/share.yaml``, such as
-    ``seeds=5`` and ``budget=30``, and those of ``mtl.fit``. The runs and ``report.html`` are in
-    ``<folder>/share/<name>``; the same call goes on if it was interrupted. Raises InputError for wrong input.
+    ``seeds=5`` and ``budget=30``, and options by their last names, as in ``mtl.fit``. The runs and ``report.html`` are
+    in ``<folder>/share/<name>``; the same call goes on if it was interrupted. Raises InputError for wrong input, also
+    for other rows under the same ``name``.
     """
     own = {name: keywords.pop(name) for name in OWN if name in keywords}
     path = Path(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
     if not is_path(frame):
+        rows = to_polars(frame)
+        if path.exists():
+            same = pl.read_parquet(path).equals(rows)
+            require(same, f"{path} holds other rows, on which networks have been trained: give another name=")
         with writing(path) as file:
-            to_polars(frame).write_parquet(file)
+            rows.write_parquet(file)
     values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     with own_hydra():

@@ -114,12 +114,20 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
     """Group the run folders ``paths`` by the name of their data, since losses on different data cannot be compared.
 
-    The name is "" if a run does not record it.
+    The name is "" if a run does not record it. The files of ``data.path`` are named where they differ.
     """
+    data = {path: (str(command(path).choices.get("data", "")), _file(path)) for path in paths}
+    names = [name for name, _ in set(data.values())]
+    several = {name for name in names if names.count(name) > 1}
     found: dict[str, list[Path]] = {}
-    for path in paths:
-        found.setdefault(str(command(path).choices.get("data", "")), []).append(path)
+    for path, (name, file) in data.items():
+        found.setdefault(f"{name} ({file})" if name in several else name, []).append(path)
     return found
+
+
+def _file(path: Path) -> str:
+    options = config(path).get("data")
+    return str(options.get("path") or "") if isinstance(options, dict) else ""
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:

@@ -161,7 +161,7 @@ def with_delta(
     main: Mapping[str, str],
     higher: Mapping[str, bool],
 ) -> pl.DataFrame:
-    """Add the column ``delta_m`` if there is a finished single-task run; null for those and for data without one.
+    """Add the column ``delta_m`` if there is a finished single-task run; null for data without one.
 
     ``data``, ``single``: of each row, the name of its data and whether its network is single_task. If several
     settings are single_task, runs are compared with the first.
@@ -173,7 +173,7 @@ def with_delta(
     for rows in done.partition_by("data"):
         alone = rows.filter("single")
         bases = alone.filter(pl.col("setting") == pl.first("setting"))
-        for row in rows.filter(~pl.col("single")).iter_rows(named=True) if len(bases) else ():
+        for row in rows.iter_rows(named=True) if len(bases) else ():
             known = {name: up for name, up in columns.items() if row[name] is not None}
             same = bases.filter(pl.col("seed") == pl.lit(row["seed"]))
             singles = [summarise((same if len(same) else bases)[name].to_list()).mean for name in known]

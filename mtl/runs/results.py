@@ -23,7 +23,7 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__
-from mtl.records import RESULTS
+from mtl.records import RESULTS, read_json
 from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 
@@ -88,6 +88,14 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "data": {"rows": data.row_counts(), "files": files},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
     }
+
+
+def with_training(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return ``record`` with times and FLOPs of the training, if it had ended before the run was resumed."""
+    earlier = read_json(folder / RESULTS)
+    if record["seconds_per_epoch"] is not None or earlier.get("epochs") != record["epochs"]:
+        return record
+    return record | {name: earlier[name] for name in ("seconds_per_epoch", "training") if name in earlier}
 
 
 def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:

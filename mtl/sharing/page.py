@@ -17,7 +17,6 @@ from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
-from mtl.runs.commands import program
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended
 from mtl.sharing.settings import Comparison
 from mtl.writing import write_json
@@ -44,7 +43,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     compared = [name for name in found.settings if name != ALONE and DELTA in done.columns]
     deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in compared}
     chosen, why = recommended(deltas)
-    command = shlex.join([*program("train"), *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
+    command = shlex.join(["mtl", "train", *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
     affinity = found.affinity()
     groups = [[found.tasks[task] for task in group] for group in found.groups]
     by = "the gains of pairs" if found.pairs else "the affinities"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from pytorch_lightning import Callback
 from mtl.checkpoints.files import previous_checkpoint, read, read_to_resume
 from mtl.checks import InputError
 from mtl.cli.run import run
+from mtl.records import read_json
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, SMALL, compose_small, resume_small
 from tests.programs import Forked
@@ -113,6 +115,16 @@ def test_stopped_run_of_tasks_with_separate_rows(
     interrupted(tmp_path, step, *TASKS, f"paths.data_dir={tiny_data}")
     go_on(tmp_path, f"paths.data_dir={tiny_data}")
     assert_same(tmp_path, whole_of_tasks)
+
+
+def test_a_finished_run_keeps_the_numbers_of_its_training(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    before = read_json(tmp_path / "run" / "results.json")
+    run(resume_small(tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "run"))
+    after = read_json(tmp_path / "run" / "results.json")
+    assert before["seconds_per_epoch"] > 0
+    for name in ("seconds_per_epoch", "training", "test", "epochs"):
+        assert after[name] == before[name], name
 
 
 def test_damaged_last_checkpoint_falls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

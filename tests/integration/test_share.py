@@ -125,6 +125,8 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = mtl.share(frame, {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
     assert list(found["answers"]) == ["a", "b"]
     assert (tmp_path / "share" / "table" / "report.html").is_file()
+    with pytest.raises(InputError, match=r"table\.parquet holds other rows, .*: give another name="):
+        mtl.share(frame.with_columns(a=1 - pl.col("a")), {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mtl
+from mtl.cli.help import options
 from mtl.cli.main import COMMANDS
 from tests.conftest import ROOT
 
@@ -184,6 +185,7 @@ def test_config_files_open_with_purpose_and_example() -> None:
         first = lines[1] if lines[0].startswith("# @package") else lines[0]
         assert first.startswith("# "), path
         assert "Example: " in first, path
+        assert not [name for name, value, _ in options(path) if value.startswith("#")], path  # in the help
 
 
 @pytest.mark.parametrize(

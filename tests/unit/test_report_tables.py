@@ -14,7 +14,7 @@ from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.report.compare import Comparison, compare
 from mtl.report.grid import grid
-from mtl.report.runs import Runs, read_runs, with_means
+from mtl.report.runs import Runs, by_data, read_runs, with_means
 from mtl.report.statistics import delta_m
 from mtl.report.tables import console_tables, explanation, markdown, written
 from tests.run_folders import write_run
@@ -196,9 +196,23 @@ def test_runs_are_paired_by_seed_within_their_data(tmp_path: Path) -> None:
     runs = read_runs([tmp_path])
     assert dict(zip(runs.table["seed"], runs.table["delta_m"], strict=True))[3] is None  # other data
     [delta] = [each for each in compare(runs).quantities if each.column == "delta_m"]
-    assert delta.values["single_task"] == {}
+    assert delta.values["single_task"] == {0: 0.0, 1: 0.0}
     assert [delta.values["mmoe"][seed] for seed in range(3)] == pytest.approx([10.0, 25.0, 0.0])
     assert any("Maninis" in note for note in compare(runs).notes)
+
+
+def test_tables_of_different_files_are_different_data(tmp_path: Path) -> None:
+    table, one, two = {"data": "table"}, {"data": {"path": "one.csv"}}, {"data": {"path": "two.csv"}}
+    for name, choices, config in (
+        ("a", table, one),
+        ("b", table, two),
+        ("c", table, one),
+        ("d", {"data": "cglue"}, {}),
+    ):
+        write_run(tmp_path / name, [], {"loss": 1.0}, choices=choices, config=config)
+    found = {name: [path.name for path in paths] for name, paths in by_data(sorted(tmp_path.iterdir())).items()}
+    assert found == {"table (one.csv)": ["a", "c"], "table (two.csv)": ["b"], "cglue": ["d"]}
+    assert list(by_data([tmp_path / "a", tmp_path / "d"])) == ["table", "cglue"]
 
 
 def test_no_single_task_run_no_column(tmp_path: Path) -> None:
