@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mtl.checkpoints.files import Checkpoint
 from mtl.checks import InputError, listed
-from mtl.gates.fixed import FixedGate
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,8 @@ def start_from(network: nn.Module, checkpoint: Checkpoint) -> None:
     if callable(adapt := getattr(network, "adapt", None)):
         state = adapt(state)
     options = {name for name, buffer in network.named_buffers() if buffer.dim() == 0 and buffer.is_floating_point()}
-    options |= {f"{name}.weights" for name, module in network.named_modules() if isinstance(module, FixedGate)}
+    modules = dict(network.named_modules()).items()
+    options |= {f"{name}.{buffer}" for name, module in modules for buffer in getattr(module, "option_buffers", ())}
     state = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in options}
     own = {
         name: value for name, value in network.state_dict().items() if isinstance(value, Tensor) and name not in options

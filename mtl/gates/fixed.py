@@ -24,6 +24,7 @@ class FixedGate(Gate):
     """
 
     weights: Tensor
+    option_buffers = ("weights",)  # ``start_from`` leaves them as they are
 
     @validated
     def __init__(
