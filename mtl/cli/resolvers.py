@@ -72,9 +72,15 @@ def run_label(network: str, gate: str, weighting: str, *, _root_: DictConfig) ->
     return "_".join(filter(None, names))
 
 
+def may_idle(task_batches: bool, network: str) -> bool:
+    """Return whether a step may give parameters no gradient: those of absent tasks, or of components without a task."""
+    return task_batches or network.endswith(".RoutedNetwork")
+
+
 def register() -> None:
     """Register the resolvers, and the sections in which users choose the names of options, with Hydra."""
     OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+    OmegaConf.register_new_resolver("may_idle", may_idle, replace=True)
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
     # The user names tasks, and columns of lists. Without this, Hydra would require a + before data.tasks.NAME={...}

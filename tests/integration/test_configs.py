@@ -240,6 +240,11 @@ def test_a_data_file_says_only_what_the_data_is(data: str, tmp_path: Path) -> No
         assert inherited or list(entry) == ["override /recipe"]
     cfg = compose_small(tmp_path, f"data={data}", "trainer=ddp")
     assert cfg.task_batches == issubclass(get_class(cfg.data._target_), TasksDataModule)
+    assert cfg.trainer.strategy.find_unused_parameters == (cfg.task_batches or "routed" in cfg.network._target_)
+
+
+def test_components_without_a_task_get_no_gradient_in_any_process(tmp_path: Path) -> None:
+    cfg = compose_small(tmp_path, "data=synthetic_moe", "network=routed_dense", "gate=fixed", "trainer=ddp_cpu")
     assert cfg.trainer.strategy.find_unused_parameters
 
 
