@@ -64,7 +64,7 @@ class TableDataModule(TableBase):
 
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         """Return the DataSpec and the wanted splits; only training rows, or a checkpoint's state, teach the encoder."""
-        if self.example is not None:
+        if self.example is not None and "train" in self._files():
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
         frames = self._split()
         where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}

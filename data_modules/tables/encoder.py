@@ -44,7 +44,7 @@ class TableEncoder(RowEncoder):
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
-    file, so cells that equal one of ``null_values`` are empty in all rows.
+    file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
     """
 
     categorical: dict[str, Vocabulary]
@@ -107,8 +107,9 @@ class TableEncoder(RowEncoder):
         frame = numbered(frame)
         check_columns(named(frame), self.columns, where)
         bad = self.bad if self.on_bad == "missing" else None
-        if self.empty:
-            frame = frame.with_columns(pl.selectors.string().replace(list(self.empty), None))
+        texts = [name for name, kind in self._kinds.items() if self.from_text or kind in ("numeric", "date")]
+        chosen = pl.selectors.by_name(*texts) & pl.selectors.string()
+        frame = frame.with_columns(chosen.replace(list(self.null_values), None))
         for name, kind in self._kinds.items():
             check_type(frame[name], where, ignoring(name), kind)
         frame = self._with_parts(frame, where, bad)

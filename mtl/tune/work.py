@@ -42,7 +42,7 @@ def _one(queue: Queue, trial: Trial, launch: Launch, say: Callable[[str], None])
     """Run one trial and, if it ended, store its outcome; return its error, "" if there is none."""
     began, name = time.monotonic(), f"{queue.definition.name} trial {trial.number}"
     again = " again" if trial.user_attrs["starts"] > 1 else ""
-    say(f"{name}{again}: {short(trial.params)}")
+    say(f"{name}{again}" + (f": {short(trial.params)}" if trial.params else ""))
     try:
         outcome = launch(queue, trial)
     except BaseException:

@@ -204,12 +204,16 @@ def test_categories_and_classes_do_not_depend_on_the_type_of_a_column(
 
 @pytest.mark.parametrize("way", ["csv", "parquet"])
 def test_rows_to_predict_keep_their_texts_and_are_empty_where_the_training_rows_were(way: str, tmp_path: Path) -> None:
-    data = served(pl.DataFrame({"country": ["NA", "US", "None", "US"] * 5}), tmp_path, way, categorical=["country"])
-    path = write(pl.DataFrame({"country": ["NA", "US", "None", "FR"]}), tmp_path / "new.csv")
+    rows = pl.DataFrame({"country": ["NA", "US", "None", "US"] * 5, "x": [1.5, 2.5, 0.5, 3.5] * 5})
+    data = served(rows, tmp_path, way, categorical=["country"], numeric=["x"])
+    path = write(
+        pl.DataFrame({"country": ["NA", "US", "None", "FR"], "x": ["NA", "2.0", "", "2"]}), tmp_path / "new.csv"
+    )
     [(block, _)] = data.row_encoder.blocks(path)
     assert block["country"].to_list() == ["NA", "US", "None", "FR"]
-    ids = data.row_encoder.encode(block, "new.csv")["country"].tolist()
-    assert ids == ([1, 2, 1, 0] if way == "csv" else [1, 3, 2, 0])  # 1: the empty cell; Parquet has none
+    found = data.row_encoder.encode(block, "new.csv")
+    assert found["country"].tolist() == ([1, 2, 1, 0] if way == "csv" else [1, 3, 2, 0])  # 1: the empty cell, in CSV
+    assert found[NUMERIC][:, 0].tolist() == [0, 0, 0, 0]  # the mean, 2; the others are empty in both
 
 
 def test_most_frequent_categories_keep_their_ids(tmp_path: Path) -> None:
