@@ -82,7 +82,7 @@ class TensorDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Load the rows of all stages; after ``load_state_dict(state, test_only=True)``, only the test rows."""
-        if self._is_loaded():  # Lightning calls setup once per stage, with the same data
+        if self.row_counts():  # Lightning calls setup once per stage, with the same data
             return
         if self.file_digests is None:
             self.file_digests = self._fingerprints()
@@ -92,9 +92,6 @@ class TensorDataModule(LightningDataModule):
         """Return a generator for a purpose, such as the rows of a task; it depends on ``seed`` and the purpose only."""
         number = zlib.crc32(purpose.encode()) if isinstance(purpose, str) else purpose
         return torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-
-    def _is_loaded(self) -> bool:
-        return bool(self.splits)
 
     def _load(self) -> DataSpec:
         spec, self.splits = self.load()

@@ -75,7 +75,7 @@ class CelebADataModule(TensorDataModule):
         self.folder = self.data_dir / "celeba"
 
     def prepare_data(self) -> None:
-        if not _complete(self.folder):
+        if not all((self.folder / name).exists() for name in (ATTRIBUTES_FILE, PARTITION_FILE, IMAGES)):
             with locked(self.folder / ".fetch.lock", f"fetching CelebA into {self.folder}"):
                 self._fetch()
         self._read()
@@ -93,8 +93,9 @@ class CelebADataModule(TensorDataModule):
 
     def _read(self) -> dict[str, Tensor]:
         """Return ``<split>_image [N, 3, H, W]`` and ``<split>_attributes [N, 40]`` of each split, all uint8."""
-        key = (FORMAT, self.scale, *source_key(self.folder))
-        return cached(self.data_dir / "cache" / "celeba.pt", self._parse, key)
+        lists = versions(self.folder / ATTRIBUTES_FILE, self.folder / PARTITION_FILE)
+        count = sum(file.suffix == ".jpg" for file in (self.folder / IMAGES).iterdir())
+        return cached(self.data_dir / "cache" / "celeba.pt", self._parse, (FORMAT, self.scale, count, *lists))
 
     def _parse(self) -> dict[str, Tensor]:
         partition = read_partition(self.folder / PARTITION_FILE)
@@ -128,10 +129,6 @@ class CelebADataModule(TensorDataModule):
         return spec, splits
 
 
-def _complete(folder: Path) -> bool:
-    return (folder / IMAGES).is_dir() and all((folder / name).exists() for name in (ATTRIBUTES_FILE, PARTITION_FILE))
-
-
 def _download(folder: Path, name: str) -> None:
     """Fetch the official file ``name`` from Google Drive and check its md5. Raises InputError."""
     [(identity, md5)] = [(identity, md5) for identity, md5, file in CelebA.file_list if file == name]
@@ -148,12 +145,6 @@ def _by_hand(folder: Path) -> str:
         f"get {ARCHIVE}, {ATTRIBUTES_FILE} and {PARTITION_FILE} from {SITE} (Align&Cropped Images, Anno, Eval) and put "
         f"them into {folder}; the images may also be unpacked already, in {folder / IMAGES}"
     )
-
-
-def source_key(folder: Path) -> list[int]:
-    """Return the number of images, and size and time of each list: the cache depends on them. Raises InputError."""
-    lists = versions(folder / ATTRIBUTES_FILE, folder / PARTITION_FILE)
-    return [sum(file.suffix == ".jpg" for file in (folder / IMAGES).iterdir()), *lists]
 
 
 def read_partition(file: Path) -> dict[str, int]:

@@ -66,7 +66,7 @@ class DigitsDataModule(TensorDataModule):
         mnist.prepare(self.mnist, "mnist", self.download, self.mnist_url)
         for part in self.parts:
             official, name, md5 = SVHN.split_list[part]
-            url = official if self.svhn_url is None else f"{self.svhn_url.rstrip('/')}/{name}"
+            url = official if self.svhn_url is None else f"{self.svhn_url}/{name}"
             if not (self.svhn / name).exists():
                 fetch(url, self.svhn / name, f"md5:{md5}", self.download)
         for part in self.parts:

@@ -34,7 +34,7 @@ class MultiMNISTDataModule(TensorDataModule):
     the grey levels are added and clipped at 255. Tasks ``top_left`` and ``bottom_right``: the classes of the two
     images. ``rows`` are the sizes of train, val and test, which share no source image: test draws from the official
     test images, validation from a random sixth of the training images. The draws depend on ``seed`` only.
-    Networks standardise the pixels of all data of images, or without ``standardise`` only divide them by 255.
+    Networks standardise the pixels; without ``standardise`` they only divide them by 255.
     """
 
     @validated

@@ -56,7 +56,7 @@ class Question:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """The first and last position of the first answer in ``context``; None if there is no answer."""
+        """Where the first answer begins and ends in ``context``; None if there is no answer."""
         return next(((start, start + len(text)) for text, start in self.answers), None)
 
 

@@ -39,7 +39,9 @@ def spec_state(spec: DataSpec) -> dict[str, Any]:
 def spec_of(state: Mapping[str, Any]) -> DataSpec:
     """Return the DataSpec of a ``spec_state``; fields that this version does not know are left out."""
     inputs = {name: _made(INPUTS[one["kind"]], one) for name, one in state["inputs"].items()}
-    extras = {name: _tensor(**value) for name, value in state["extras"].items()}
+    extras = {
+        name: torch.tensor(one["values"], dtype=getattr(torch, one["dtype"])) for name, one in state["extras"].items()
+    }
     return DataSpec(inputs, [_made(TaskSpec, task) for task in state["tasks"]], extras)
 
 
@@ -56,13 +58,6 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     given |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
     return kind(**{name: value for name, value in given.items() if name in known})
-
-
-def _tensor(dtype: str, values: Any) -> Tensor:
-    kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype):
-        raise TypeError(f"{dtype!r} is no dtype")
-    return torch.tensor(values, dtype=kind)
 
 
 @contextmanager

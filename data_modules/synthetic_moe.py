@@ -44,7 +44,8 @@ class SyntheticMoEDataModule(TensorDataModule):
         x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
         targets = []
         for _ in range(self.num_groups):
-            outputs = relu_sum(x, draw_experts(EXPERTS_PER_GROUP, self.input_dim, generator))  # [N, 4]
+            weight = draw_normal(EXPERTS_PER_GROUP, UNITS, self.input_dim, generator=generator)
+            outputs = relu_units(x, weight).sum(-1)  # [N, 4]
             common = draw_normal(1, EXPERTS_PER_GROUP, generator=generator)
             own = draw_normal(self.tasks_per_group, EXPERTS_PER_GROUP, generator=generator)
             logits = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
@@ -64,16 +65,6 @@ def draw_normal(*shape: int, generator: torch.Generator) -> Tensor:
     different orders, and in single precision they would not agree on the last digits of a data set.
     """
     return torch.randn(*shape, generator=generator).double()
-
-
-def draw_experts(count: int, input_dim: int, generator: torch.Generator) -> Tensor:
-    """Draw the N(0, 1) weights ``[count, 4, input_dim]`` of random experts."""
-    return draw_normal(count, UNITS, input_dim, generator=generator)
-
-
-def relu_sum(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the expert outputs sum_u relu(w_eu . x), ``[N, E]``, for ``x [N, D]`` and ``weight [E, U, D]``."""
-    return relu_units(x, weight).sum(-1)
 
 
 def relu_units(x: Tensor, weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from mtl.types import Batch, DataSpec, Numeric, TaskSpec
 
 from .base import TensorDataModule
 from .splits import Rows, split_rows
-from .synthetic_moe import UNITS, draw_experts, draw_normal, relu_sum, relu_units
+from .synthetic_moe import UNITS, draw_normal, relu_units
 
 
 class SyntheticRecoveryDataModule(TensorDataModule):
@@ -51,7 +51,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
     def load(self) -> tuple[DataSpec, dict[str, Batch]]:
         generator = torch.Generator().manual_seed(self.seed)
         x = draw_normal(sum(self.rows), self.input_dim, generator=generator)
-        weight = draw_experts(self.num_experts, self.input_dim, generator)
+        weight = draw_normal(self.num_experts, UNITS, self.input_dim, generator=generator)
         true = torch.randperm(self.num_experts, generator=generator)[: self.num_true].sort().values
         extras = {"expert_weight": weight.float(), "true_experts": true}
         if self.design == "published":
@@ -61,7 +61,7 @@ class SyntheticRecoveryDataModule(TensorDataModule):
             label = (score + bias > 0).float()
             extras |= {"unit_weight": unit.float(), "unit_bias": bias.float()}
         else:
-            mixture = relu_sum(x, weight[true]).mean(1)
+            mixture = relu_units(x, weight[true]).sum(-1).mean(1)
             logits = self.signal * (mixture - mixture.mean()) / mixture.std()
             label = torch.bernoulli(logits.sigmoid().float(), generator=generator)
         spec = DataSpec({"x": Numeric(self.input_dim)}, [TaskSpec("label", "binary")], extras)

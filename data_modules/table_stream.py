@@ -92,7 +92,7 @@ class TableStreamDataModule(TableBase):
 
     def _evaluation(self, split: str) -> StreamLoader:
         part = self.parts[split]
-        cut = Cut(len(part), self.eval_batch_size, *self._processes(), training=False)
+        cut = Cut(len(part), self.eval_batch_size, *self._processes())
         return self._loader(split, cut, lambda _: in_order(part.counts))
 
     def _loader(self, split: str, cut: Cut, windows: Any) -> StreamLoader:
@@ -110,9 +110,6 @@ class TableStreamDataModule(TableBase):
         targets = self.targets(frame, self.spec.tasks, where)
         groups = self.groups(frame) if grouped else None
         return Batch(self.row_encoder.encode(frame, where), targets, {}, groups)
-
-    def _is_loaded(self) -> bool:
-        return bool(self.parts)
 
     def _load(self) -> DataSpec:
         """Return the DataSpec, after a pass over the training rows unless the state of a checkpoint is given."""

@@ -210,9 +210,6 @@ class TasksDataModule(TensorDataModule):
         """Return the DataSpec and, for train, val and test, the rows of each task."""
         raise NotImplementedError
 
-    def _is_loaded(self) -> bool:
-        return bool(self.tasks)
-
     def _load(self) -> DataSpec:
         spec, self.tasks = self.load_tasks()
         if "train" in self.tasks:

@@ -102,7 +102,7 @@ class TextTasksDataModule(TasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        self.data_dir, self.tokenizer = Path(data_dir), tokenizer
+        self.data_dir, self.tokenizer = data_dir, tokenizer
         self.vocabulary, self.max_length = vocabulary, max_length
         self.encoder: Encoder | None = None  # after ``setup()``
         require_packages("a data set of texts", "text", "tokenizers", *(["transformers"] if tokenizer else []))

@@ -34,9 +34,10 @@ def reduced(size: tuple[int, int], scale: int) -> tuple[int, int]:
 
 
 def pixel_scale(pixels: Tensor, standardise: bool = True) -> tuple[float, float]:
-    """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1]; else (0, 1).
+    """Return mean and standard deviation of ``pixels [N, C, H, W]`` (uint8), scaled to [0, 1].
 
     Both are computed from the integer histogram of the 256 values: exact, and without a float copy of the pixels.
+    Without ``standardise`` they are 0 and 1.
     """
     if not standardise:
         return 0.0, 1.0

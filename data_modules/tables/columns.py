@@ -112,7 +112,8 @@ def as_text(column: pl.Series) -> pl.Series:
 class Vocabulary:
     """The categories of the training rows, with ids from 1.
 
-    Id 0 is for unknown categories and for those with fewer than ``min_count`` training rows.
+    Id 0 is for all others: unknown ones, those with fewer than ``min_count`` training rows, and those beyond the
+    ``max_categories`` most frequent.
     """
 
     values: list[str]

@@ -159,7 +159,7 @@ class Column:
             encoder.categorical[name] = self._vocabulary(self.counts)
 
     def _vocabulary(self, counts: Counts) -> Vocabulary:
-        """Return the categories with enough training rows, at most so many as have ids, in sorted order."""
+        """Return the ``max_categories`` most frequent categories of at least ``min_count`` training rows, sorted."""
         tables = [one.table() for one in self.alike or [counts]]
         texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
         sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,12 +19,9 @@ from .parquet import SUFFIX, ParquetRows, as_read, check_alike, check_names
 ROWS = 1 << 16  # rows of a block
 NULL_VALUES = ("", "NA", "NaN", "nan", "null", "None")  # texts that count as empty cells, by default
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
-BOM = codecs.BOM_UTF8
 
 
-def read_table(
-    path: Path, separator: str | None, null_values: Sequence[str], option: str = "data.path"
-) -> pl.DataFrame:
+def read_table(path: Path, separator: str | None, null_values: Sequence[str], option: str = "") -> pl.DataFrame:
     """Return the rows of a CSV file (every cell is text or null) or of a Parquet file (typed), numbered in ``ROW``.
 
     ``option`` is the option that names the file in messages. Raises InputError if the file is missing, empty,
@@ -50,9 +46,7 @@ def checked_rows(frame: pl.DataFrame, where: Path) -> pl.DataFrame:
     return as_read(frame).with_row_index(ROW, offset=1)
 
 
-def read_tables(
-    path: Path, separator: str | None, null_values: Sequence[str], option: str = "data.path"
-) -> pl.DataFrame:
+def read_tables(path: Path, separator: str | None, null_values: Sequence[str], option: str) -> pl.DataFrame:
     """Return the rows of a file, or of all files of a folder or a pattern, one after the other; see ``files_of``.
 
     If there are several files, the column ``FILE`` names the file of each row, and ``ROW`` numbers the rows of each
@@ -68,19 +62,17 @@ def read_tables(
     return pl.concat(named, how="vertical_relaxed", rechunk=True)
 
 
-def read_blocks(
-    path: Path, separator: str | None, null_values: Sequence[str], option: str = ""
-) -> Iterator[tuple[pl.DataFrame, float]]:
+def read_blocks(path: Path, separator: str | None, null_values: Sequence[str]) -> Iterator[tuple[pl.DataFrame, float]]:
     """Yield the rows of ``read_table`` in blocks, with the share of the file read so far. Raises InputError as it does.
 
     In memory are a block of a Parquet file, or all rows of a text file.
     """
     if path.suffix == SUFFIX:
-        rows = ParquetRows.of(path, option)
+        rows = ParquetRows.of(path, "")
         for block in rows.blocks(ROWS):
             yield rows.read(block, list(rows.schema)), (block.start + block.count) / sum(rows.counts)
     else:
-        frame = read_table(path, separator, null_values, option)
+        frame = read_table(path, separator, null_values)
         for start in range(0, len(frame), ROWS):
             yield frame[start : start + ROWS], min(1.0, (start + ROWS) / len(frame))
 
@@ -92,7 +84,7 @@ def _text(path: Path, given: str | None, null_values: Sequence[str]) -> pl.DataF
     """
     raw = read_gzip(path) if path.suffix == ".gz" else read_bytes(path)
     try:
-        text = raw.removeprefix(BOM).decode().rstrip("\r\n")  # empty lines at the end are not rows
+        text = raw.decode("utf-8-sig").rstrip("\r\n")  # empty lines at the end are not rows
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}, line {line}: {error.reason}; save the table as CSV in UTF-8") from None

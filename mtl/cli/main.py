@@ -6,9 +6,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from mtl import __version__
+from mtl.checks import suggestion
 
 COMMANDS = {  # the module, which has a function named like the command or ``main``, and a description
     "train": ("mtl.cli.train", "train a network, test it and save the results"),
@@ -38,10 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"mtl {__version__}")
         return
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, 1)
-        sys.exit(
-            f"error: {name}: no such command; {f'did you mean {near[0]}?' if near else 'see'} mtl --help lists all"
-        )
+        sys.exit(f"error: {name}: no such command{suggestion(name, COMMANDS) or ';'} mtl --help lists all")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # finds the user's own classes, as python train.py does
     given = words[1:]

@@ -90,9 +90,8 @@ def _run(
     folder = Path(cfg.paths.run_dir)
     if checkpoint is None and (cfg.ckpt or cfg.evaluate):
         checkpoint = read_to_resume(cfg.ckpt) if cfg.ckpt else read(cfg.evaluate)
-    source = (
-        read(cfg.start_from) if cfg.start_from and checkpoint is None else None
-    )  # a resumed run has used it already
+    # A resumed run has used it already
+    source = read(cfg.start_from) if cfg.start_from and checkpoint is None else None
     build.check_options(cfg)
     teacher = read_teacher(cfg)
     ending.callback(torch.set_num_threads, torch.get_num_threads())

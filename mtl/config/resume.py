@@ -40,15 +40,8 @@ TEST_FILES = re.compile(FILES.pattern + r"|data\.(split_column|separator)")  # h
 LOCAL = ("ckpt", "evaluate", "trust", "changed_data", "paths", "hydra")  # options of one command, not of its run
 OBJECTS = ("callbacks", "logger", "trainer")  # their texts may name files and servers, except under these keys:
 NAMES = (
-    "accelerator",
-    "devices",
-    "gradient_clip_algorithm",
-    "max_time",
-    "mode",
-    "monitor",
-    "precision",
-    "shape",
-    "target",
+    *("accelerator", "devices", "gradient_clip_algorithm", "max_time", "mode", "monitor"),
+    *("precision", "shape", "target"),
 )
 TEXTS = ("label", "start_from")  # options whose text is free; other words without a dot choose from a config group
 

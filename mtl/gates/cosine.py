@@ -28,7 +28,7 @@ class CosineGate(Gate):
 
     x is projected to ``dim`` numbers (default E / 2 as in the paper, at least 2) and compared with the embedding e_i of
     each expert. The temperature tau starts at ``temperature``, is learnt, one for each task, and stays above 0.01.
-    ``normalize="before"``, as in the paper: softmax over all logits, then keep; ``"after"``: softmax over those.
+    ``normalize="before"``, as in the paper: softmax over all logits, then keep; ``"after"``: softmax over the kept.
     ``balance_weight`` adds the Switch Transformer's balance loss. Parameters ``project_weight [T, dim, D]``,
     ``embedding [T, E, dim]``, and ``log_scale [T]``, which is -log tau. There is no static version.
     """

@@ -58,12 +58,7 @@ class Permutation(KeepsDigits):
         self.register_buffer("rounds", torch.tensor(float(rounds), dtype=torch.float64))
         self.register_buffer("order", torch.arange(num_experts).repeat(count, 1))
         self.register_buffer("hardened", torch.tensor(False))
-        self._is_hard = False  # a copy of the buffer, to be read without waiting for the device
-
-    @property
-    def is_hard(self) -> bool:
-        """Whether the soft phase is over."""
-        return self._is_hard
+        self.is_hard = False  # a copy of the buffer, to be read without waiting for the device
 
     def soft(self) -> Tensor:
         """Return the doubly stochastic matrices of the soft phase, ``[P, E, E]``."""
@@ -76,7 +71,7 @@ class Permutation(KeepsDigits):
 
     def assignment(self) -> Tensor:
         """Return ``[P, E]``: the weight that each output takes, by the Hungarian assignment of the soft matrices."""
-        if self._is_hard:
+        if self.is_hard:
             return self.order
         matrices = sinkhorn(at_least_float32(self.logits.detach()), float(self.tau), int(self.rounds)).cpu().numpy()
         rows = [linear_sum_assignment(matrix, maximize=True)[1] for matrix in matrices]  # column of each row
@@ -96,7 +91,7 @@ class Permutation(KeepsDigits):
         soft = sinkhorn(at_least_float32(self.logits), float(self.tau), int(self.rounds))
         self.order.copy_(self.assignment() if order is None else order)
         self.hardened.fill_(True)
-        self._is_hard = True
+        self.is_hard = True
         return float((soft - self.matrix()).flatten(1).norm(dim=1).mean())
 
     def forward(self, routing: Routing, tasks: Sequence[int] | None = None, sums_to_one: bool = True) -> Routing:
@@ -106,7 +101,7 @@ class Permutation(KeepsDigits):
         """
         weights = routing.weights
         rows = list(tasks) if self.per_task and tasks is not None else slice(None)
-        if self._is_hard or not self.training:
+        if self.is_hard or not self.training:
             order = self.assignment()[rows]
             permuted = weights.gather(-1, order.expand(weights.shape))  # no product: a weight of 0 stays exactly 0
             selectors, losses = routing.selectors, routing.losses
@@ -124,7 +119,7 @@ class Permutation(KeepsDigits):
         if f"{prefix}order" not in state_dict:  # ``start_from`` leaves out an order of other experts
             state_dict = {name: value for name, value in state_dict.items() if name != f"{prefix}hardened"}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._is_hard = bool(self.hardened)
+        self.is_hard = bool(self.hardened)
 
 
 class PermutedGate(Gate):

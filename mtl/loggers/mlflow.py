@@ -32,11 +32,8 @@ class MLflowLog(MLFlowLogger):
         self, save_dir: str, experiment_name: str = "mtl", run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
         require_packages("logger=mlflow", "mlflow", "mlflow")
-        for noisy in (
-            "alembic",
-            "mlflow.store.db",
-            "pytorch_lightning.loggers.mlflow",
-        ):  # they log the creation of tables
+        # They log the creation of tables
+        for noisy in ("alembic", "mlflow.store.db", "pytorch_lightning.loggers.mlflow"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         folder = (Path(save_dir) / "mlflow").resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,20 +25,10 @@ from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
 FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
-KEPT = (
-    "group",
-    "setting",
-    "seed",
-    FLOPS,
-    PUBLISHED,
-    BINARY,
-    "training flops_selected",
-    "parameters",
-    "epochs",
-)  # columns of the runs in a page's CSV
-Chosen = Mapping[
-    tuple[str, str], tuple[list[str], int]
-]  # by group and gate: the words that a search chose, and the trial
+# Columns of the runs in a page's CSV
+KEPT = ("group", "setting", "seed", FLOPS, PUBLISHED, BINARY, "training flops_selected", "parameters", "epochs")
+# By group and gate: the words that a search chose, and the trial
+Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
 
 
 def write(

@@ -12,16 +12,7 @@ import numpy as np
 
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
-from mtl.report.statistics import (
-    POWER,
-    SIGNIFICANCE,
-    Summary,
-    Value,
-    difference,
-    one_sample,
-    runs_to_decide,
-    summarise,
-)
+from mtl.report.statistics import POWER, SIGNIFICANCE, Summary, Value, difference, one_sample, runs_to_decide, summarise
 from mtl.report.trials import both_known, budget, resampled, trials_needed
 
 FEWEST = 3  # the least number of runs of a gate for a test
@@ -125,8 +116,8 @@ def seeds_to_decide(mean: float, deviation: float) -> str:
 def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
     mine = summarise(list(own.values()))
     if mine.mean is None or mine.count < FEWEST:
-        return _few(mine), _runs(mine)
-    reason = f"{_text(mine)}, {_runs(mine)}"
+        return _few(mine), _counted(mine.count)
+    reason = f"{_text(mine)}, {_counted(mine.count)}"
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
             if _p_value(one_sample(mine, bound), 1) < SIGNIFICANCE:
@@ -139,7 +130,7 @@ def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
 def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value], name: str) -> tuple[Verdict, str]:
     mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
-        return _few(mine, theirs), f"{_runs(mine)} against {_runs(theirs)} of {name}"
+        return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
     by = claim.by or 0.0
     found = advantage(own, others, 1, claim.higher)
     short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
@@ -166,10 +157,6 @@ def _text(value: Summary) -> str:
     mean = "-" if value.mean is None else rounded(value.mean, value.error)
     undefined = f" ({_counted(value.undefined)} without a value)" if value.undefined else ""
     return f"{mean}{undefined}"
-
-
-def _runs(value: Summary) -> str:
-    return _counted(value.count)
 
 
 def _counted(runs: int) -> str:

@@ -148,10 +148,8 @@ def own_hydra() -> Iterator[None]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet."""
-    variables, levels = (
-        {name: os.environ.pop(name, None) for name in VARIABLES},
-        {name: logging.getLogger(name).level for name in LIGHTNING},
-    )
+    variables = {name: os.environ.pop(name, None) for name in VARIABLES}
+    levels = {name: logging.getLogger(name).level for name in LIGHTNING}
     try:
         for name in LIGHTNING:
             logging.getLogger(name).setLevel(logging.WARNING)

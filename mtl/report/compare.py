@@ -45,16 +45,12 @@ class Quantity:
 
         A setting with an undefined value, such as the loss of a run that diverged, is never the best.
         """
-        known = self._known()
+        known = {name: v.mean for name, v in self.means.items() if v.mean is not None and not v.undefined}
         if self.higher is None or not known:
             return set()
         best = (max if self.higher else min)(known.values())
         found = {name for name, mean in known.items() if mean == best}
         return found if len(found) < len(self.values) else set()
-
-    def _known(self) -> dict[str, float]:
-        """Return the means of the settings whose runs all have a value."""
-        return {name: v.mean for name, v in self.means.items() if v.mean is not None and not v.undefined}
 
 
 @dataclass(frozen=True)

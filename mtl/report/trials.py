@@ -126,20 +126,16 @@ class Budget:
         return len(self.validation)
 
 
-def chances(trials: int, drawn: int) -> np.ndarray:
-    """Return the probabilities ``[trials]`` that the best of ``drawn`` trials is the best, second best, ... of all.
+@cache
+def chances(trials: int) -> np.ndarray:
+    """Return the probabilities ``[drawn, trials]`` that the best of 1, 2, ... drawn is the best, second, ... of all.
 
     With replacement, the rank of the best exceeds i with probability (1 - i / trials) ** drawn. COMET estimates these
-    probabilities by 1000 resamples.
+    probabilities by 1000 resamples. At most the largest of ``SIZES`` are drawn.
     """
+    drawn = np.arange(1, min(trials, SIZES[-1]) + 1)[:, None]
     above = (1 - np.arange(trials + 1) / trials) ** drawn
-    return np.asarray(above[:-1] - above[1:])
-
-
-@cache
-def all_chances(trials: int) -> np.ndarray:
-    """Return the ``chances`` of 1, 2, ... drawn of ``trials`` trials, at most the largest of ``SIZES``, by row."""
-    return np.stack([chances(trials, size) for size in range(1, min(trials, SIZES[-1]) + 1)])
+    return np.asarray(above[:, :-1] - above[:, 1:])
 
 
 def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> Budget | None:
@@ -151,7 +147,7 @@ def budget(setting: str, pairs: Sequence[tuple[Value, Value]], higher: bool) -> 
     if not len(known := both_known(pairs)):
         return None
     validation, test = known[np.argsort(known[:, 0] * (-1 if higher else 1), stable=True)].T
-    weights = all_chances(len(known))
+    weights = chances(len(known))
     return Budget(setting, (weights @ validation).tolist(), (weights @ test).tolist())
 
 
@@ -169,7 +165,7 @@ def resampled(pairs: np.ndarray, higher: bool, random: np.random.Generator, resa
     """
     drawn = pairs[random.integers(len(pairs), size=(resamples, len(pairs)))]  # [resamples, N, 2]
     order = np.argsort(drawn[..., 0] * (-1 if higher else 1), 1)
-    return np.asarray(np.take_along_axis(drawn[..., 1], order, 1) @ all_chances(len(pairs)).T)
+    return np.asarray(np.take_along_axis(drawn[..., 1], order, 1) @ chances(len(pairs)).T)
 
 
 def trials_needed(values: Sequence[float], target: float, higher: bool) -> int | None:

@@ -1,9 +1,9 @@
 """The metrics that a task may name. They are computed from all rows of an evaluation, so batches do not matter.
 
-Curves and calibration use torchmetrics. The other metrics are ours, for three reasons. torchmetrics' R2 treats labels
-of a small scale as constant. Its correlations with a constant are NaN, where GLUE defines them as 0. Its ranking
-metrics loop over the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and break ties by the order of the
-rows. An undefined metric is NaN.
+Curves and calibration use torchmetrics. The others are ours. Most take a line or two; three kinds differ from those of
+torchmetrics. Its R2 treats labels of a small scale as constant. Its correlations with a constant are NaN, where GLUE
+defines them as 0. Its ranking metrics loop over the groups in Python (NDCG of 6040 users takes 7 s, and 0.2 s here) and
+break ties by the order of the rows. An undefined metric is NaN.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Metric:
 
 
 def positives(rows: Rows) -> Tensor:
-    """Return the predicted classes ``[N]`` (bool) of a binary task, with a threshold of 0.5."""
+    """Return the predicted classes ``[N]``, 0 or 1, of a binary task, with a threshold of 0.5."""
     return (rows.prediction > 0.5).long()
 
 

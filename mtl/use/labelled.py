@@ -15,13 +15,7 @@ from mtl.training.evaluation import Evaluation
 from mtl.training.metrics import higher_is_better
 from mtl.types import ROW, Batch
 
-IMPORTANCE = {
-    "task": pl.String,
-    "column": pl.String,
-    "metric": pl.String,
-    "importance": pl.Float64,
-    "std": pl.Float64,
-}
+IMPORTANCE = {"task": pl.String, "column": pl.String, "metric": pl.String, "importance": pl.Float64, "std": pl.Float64}
 
 
 @torch.no_grad()

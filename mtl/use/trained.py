@@ -59,11 +59,6 @@ class TrainedModel:
         """The columns that rows must have; empty without an encoder."""
         return [] if self.encoder is None else list(self.encoder.columns)
 
-    @property
-    def lists(self) -> dict[str, str]:
-        """The columns whose cells are lists; see ``RowEncoder.lists``."""
-        return {} if self.encoder is None else dict(self.encoder.lists)
-
     def encode(self, frame: pl.DataFrame, where: str = ROWS, task: str | None = None) -> dict[str, Tensor]:
         """Return the inputs of raw rows; see ``mtl.types.RowEncoder.encode``. Raises InputError without an encoder."""
         if self.encoder is None:
@@ -264,10 +259,8 @@ def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | 
 def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
     """Return the metrics of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
     record, names = read_json(path.parent.parent / RESULTS), [task.name for task in tasks]
-    is_tested = Path(record.get("checkpoint", "")).name in (
-        path.name,
-        "last weights",
-    )  # there is no best.ckpt
+    # "last weights": there is no best.ckpt
+    is_tested = Path(record.get("checkpoint", "")).name in (path.name, "last weights")
     test = record["test"].items() if is_tested else ()
     return {name: value for name, value in test if name in OF_ALL or name.rpartition("/")[0] in names}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtl.data_modules.synthetic_moe import SyntheticMoEDataModule, draw_experts, draw_normal, relu_sum
+from mtl.data_modules.synthetic_moe import UNITS, SyntheticMoEDataModule, draw_normal, relu_units
 from mtl.data_modules.synthetic_pairs import SyntheticPairsDataModule, draw_weights, response
 from mtl.data_modules.synthetic_recovery import SyntheticRecoveryDataModule
 
@@ -44,7 +44,7 @@ def test_targets_do_not_depend_on_the_order_of_sums() -> None:
     """Another processor adds in another order; the rounded targets are the same to the last bit."""
     _, splits = moe(tasks_per_group=3, seed=5).load()
     generator = torch.Generator().manual_seed(5)
-    x, experts = draw_normal(4200, 10, generator=generator), draw_experts(4, 10, generator)
+    x, experts = draw_normal(4200, 10, generator=generator), draw_normal(4, UNITS, 10, generator=generator)
     common, own = (draw_normal(rows, 4, generator=generator) for rows in (1, 3))
     outputs = sum(x[:, [d]] * experts[:, :, d].flatten() for d in reversed(range(10))).relu().unflatten(1, (4, 4))
     y = outputs.sum(2) @ (0.8**0.5 * common + 0.2**0.5 * own).softmax(1).T
@@ -58,7 +58,7 @@ def test_recovery_labels_come_from_the_true_experts() -> None:
     assert weight.shape == (16, 4, 10)
     assert len(set(true.tolist())) == 4
     rows: Batch = splits["train"]
-    outputs, label = relu_sum(rows.inputs["x"], weight), rows.targets["label"]
+    outputs, label = relu_units(rows.inputs["x"], weight).sum(-1), rows.targets["label"]
     assert set(label.unique().tolist()) == {0.0, 1.0}
 
     def separation(experts: torch.Tensor) -> float:
