@@ -7,8 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # a notebook without ipywidgets gets the bar of the console
+with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets the bar of the console
     from tqdm.auto import tqdm
 
 

@@ -41,10 +41,8 @@ class SyntheticPairsDataModule(TasksDataModule):
         super().__init__(**common)
         self.num_pairs, self.rho, self.rows = num_pairs, rho, rows
         self.input_dim, self.num_sines, self.noise = input_dim, num_sines, noise
-        fits = input_dim >= 2 * num_pairs
-        require(
-            fits, f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
-        )
+        need = f"data.input_dim={input_dim}: must be at least {2 * num_pairs}, two for each of {num_pairs} pairs"
+        require(input_dim >= 2 * num_pairs, need)
 
     def load_tasks(self) -> tuple[DataSpec, dict[str, dict[str, Batch]]]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -184,15 +184,14 @@ def build_trainer(cfg: DictConfig, checkpoint: Checkpoint | None = None, callbac
     return trainer
 
 
-def build_part(section: str, node: Mapping[str, Any]) -> Any:
-    """Return the object that the plain ``node`` of ``section`` describes, such as the sampler of a study."""
+def build_part(section: str, node: Any, **kwargs: Any) -> Any:
+    """Return the object that the ``node`` of ``section`` describes, such as the sampler of a study."""
     with _plain_errors(section):
-        return hydra.utils.instantiate(dict(node), _convert_="all")
+        return hydra.utils.instantiate(node, _convert_="all", **kwargs)
 
 
 def _instantiate(cfg: DictConfig, section: str, **kwargs: Any) -> Any:
-    with _plain_errors(section):
-        return hydra.utils.instantiate(OmegaConf.select(cfg, section), _convert_="all", **kwargs)
+    return build_part(section, OmegaConf.select(cfg, section), **kwargs)
 
 
 def _built(cfg: DictConfig, section: str, kind: type, **kwargs: Any) -> Any:

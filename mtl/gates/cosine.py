@@ -50,12 +50,8 @@ class CosineGate(Gate):
         check_k(k, num_experts)
         require(input_dim is not None, "the cosine gate compares examples with experts, so it cannot be static")
         assert self.width is not None
-        self.k, self.dim, self.normalize, self.balance_weight = (
-            k,
-            dim or max(2, num_experts // 2),
-            normalize,
-            balance_weight,
-        )
+        self.k, self.dim = k, dim or max(2, num_experts // 2)
+        self.normalize, self.balance_weight = normalize, balance_weight
         self.sums_to_one = normalize == "after"
         shapes = {"project_weight": (self.dim, self.width), "embedding": (num_experts, self.dim)}
         for name, shape in shapes.items():

@@ -99,10 +99,9 @@ def grid(comparison: Comparison, detailed: bool = False, published: Published | 
 
 
 def _entry(quantity: Quantity, setting: str, places: int, detailed: bool) -> Entry:
-    apart, below = quantity.differences.get(setting), []
-    if apart:
-        below.append(difference_text(apart, places, detailed))
-    return Entry(value_text(quantity.means[setting], places), tuple(below), setting in quantity.best)
+    apart = quantity.differences.get(setting)
+    below = (difference_text(apart, places, detailed),) if apart else ()
+    return Entry(value_text(quantity.means[setting], places), below, setting in quantity.best)
 
 
 def decimals(quantity: Quantity) -> int:

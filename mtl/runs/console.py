@@ -13,9 +13,6 @@ from typing import Any, TextIO
 class ConsoleFormatter(logging.Formatter):
     """Write the time and the message of a record, and its level if it is a warning or worse; ``train.log`` has more."""
 
-    def __init__(self, datefmt: str = "%H:%M:%S") -> None:
-        super().__init__(datefmt=datefmt)
-
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
         text = f"{self.formatTime(record, self.datefmt)} {level}{record.getMessage()}"

@@ -75,10 +75,8 @@ class CompositeOptimizer(Optimizer):
 def make_sparse(network: nn.Module) -> list[nn.Parameter]:
     """Let all embedding tables of ``network`` have sparse gradients; return the tables."""
     tables: list[Any] = [part for part in network.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-    none = (
-        f"table_optimizer: {type(network).__name__} has no embedding table for these inputs; use table_optimizer=none"
-    )
-    require(bool(tables), none)
+    name = type(network).__name__
+    require(bool(tables), f"table_optimizer: {name} has no embedding table for these inputs; use table_optimizer=none")
     for table in tables:
         table.sparse = True
     return [table.weight for table in tables]

@@ -114,14 +114,10 @@ def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collectio
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress messages of torch and ONNX about their own code inside this context."""
-    loggers = [logging.getLogger(name) for name in ("torch._export", "onnx_ir", "onnxscript")]
-    levels = [one.level for one in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for one in loggers:
-            one.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+        logging.disable(before)

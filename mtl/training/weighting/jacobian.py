@@ -82,9 +82,8 @@ class JacobianWeighting(Weighting):
             )
         combined = self.combine(jacobian, self._labels.tolist(), step)
         self._jacobian = self._labels = None
-        for parameter, piece in zip(
-            self._shared, torch.split(combined, [p.numel() for p in self._shared]), strict=True
-        ):
+        pieces = torch.split(combined, [parameter.numel() for parameter in self._shared])
+        for parameter, piece in zip(self._shared, pieces, strict=True):
             if parameter.grad is not None:
                 parameter.grad += piece.view_as(parameter)
 
