@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from omegaconf import DictConfig
 
 from mtl.checks import InputError
+from mtl.cli import reproduce
 from mtl.config.build import build_network
 from mtl.paper.definition import Paper, read
 from mtl.python.fit import own_hydra
@@ -120,3 +122,17 @@ def test_networks_are_compared_at_equal_numbers_of_parameters() -> None:
             network = build_network(cfg, DataSpec(inputs[group.key], tasks))
             counts[gate.key] = sum(p.numel() for name, p in network.named_parameters() if "embeddings" not in name)
         assert max(counts.values()) <= 1.05 * min(counts.values()), counts
+
+
+PAGES = [path for path in sorted((ROOT / "benchmarks" / "accuracy").glob("*.md")) if "\nScale " in path.read_text()]
+OLDER = "dselect_k_static_25_epochs"  # the page of an earlier file, as it says
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != OLDER], ids=lambda page: page.stem)
+def test_pages_have_the_claims_of_their_files_as_their_runs_tell(page: Path, tmp_path: Path) -> None:
+    for suffix in (".md", ".csv"):
+        shutil.copy(page.with_suffix(suffix), tmp_path)
+    names = [path.stem for path in (ROOT / "conf" / "paper").glob("*.yaml") if page.stem.startswith(path.stem)]
+    [scale] = re.findall(r"^Scale (\w+):", page.read_text(), flags=re.MULTILINE)
+    reproduce.main([max(names, key=len), f"scale={scale}", f"judge={tmp_path / page.name}"])
+    assert (tmp_path / page.name).read_text() == page.read_text()
