@@ -66,7 +66,4 @@ def plain(value: Any) -> Any:
         return [plain(child) for child in value]
     if isinstance(value, Path):
         return str(value)
-    for method in ("tolist", "item"):  # of arrays, columns and single numbers
-        if hasattr(value, method):
-            return getattr(value, method)()
-    return value
+    return value.tolist() if hasattr(value, "tolist") else value  # numpy's, also of a single number

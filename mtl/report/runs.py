@@ -116,18 +116,16 @@ def by_data(paths: Iterable[Path]) -> dict[str, list[Path]]:
 
     The name is "" if a run does not record it. The files of ``data.path`` are named where they differ.
     """
-    data = {path: (str(command(path).choices.get("data", "")), _file(path)) for path in paths}
+    data = {
+        path: (str(command(path).choices.get("data", "")), given_options(_words(path)).get("data.path", ""))
+        for path in paths
+    }
     names = [name for name, _ in set(data.values())]
     several = {name for name in names if names.count(name) > 1}
     found: dict[str, list[Path]] = {}
     for path, (name, file) in data.items():
         found.setdefault(f"{name} ({file})" if name in several else name, []).append(path)
     return found
-
-
-def _file(path: Path) -> str:
-    options = config(path).get("data")
-    return str(options.get("path") or "") if isinstance(options, dict) else ""
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:

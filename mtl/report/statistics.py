@@ -100,7 +100,7 @@ def one_sample(values: Summary, mean: float = 0.0) -> Value:
 def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
     """Return how many runs make a true difference ``mean`` significant with probability ``POWER``.
 
-    ``deviation``: of one run, or of one pair of runs; 0 needs the 2 runs that a test has at least. ``comparisons``: the
+    ``deviation``: of one run, or of one pair of runs; if it is 0, the least number of a test, 2. ``comparisons``: the
     number of p-values that are corrected together. The t statistic has a noncentral t distribution; for samples of
     unequal variances this is a bound from above.
     """

@@ -202,14 +202,13 @@ def test_runs_are_paired_by_seed_within_their_data(tmp_path: Path) -> None:
 
 
 def test_tables_of_different_files_are_different_data(tmp_path: Path) -> None:
-    table, one, two = {"data": "table"}, {"data": {"path": "one.csv"}}, {"data": {"path": "two.csv"}}
-    for name, choices, config in (
-        ("a", table, one),
-        ("b", table, two),
-        ("c", table, one),
-        ("d", {"data": "cglue"}, {}),
-    ):
-        write_run(tmp_path / name, [], {"loss": 1.0}, choices=choices, config=config)
+    for name, words in {
+        "a": ["data.path=one.csv"],
+        "b": ["data.path=two.csv"],
+        "c": ["data.path=one.csv"],
+        "d": [],
+    }.items():
+        write_run(tmp_path / name, words, {"loss": 1.0}, choices={"data": "table" if words else "cglue"})
     found = {name: [path.name for path in paths] for name, paths in by_data(sorted(tmp_path.iterdir())).items()}
     assert found == {"table (one.csv)": ["a", "c"], "table (two.csv)": ["b"], "cglue": ["d"]}
     assert list(by_data([tmp_path / "a", tmp_path / "d"])) == ["table", "cglue"]
