@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import random
 import socket
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -197,6 +198,25 @@ def test_no_member_leaves_the_folder(tmp_path: Path, name: str) -> None:
     archive = make_zip(tmp_path / "here" / "a.zip", {"a/x.txt": "x", name: "bad"})
     with contextlib.suppress(InputError):
         unpack(archive)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert not Path("/out.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/out.txt", "a/../../out.txt", "link/out.txt"])
+def test_no_member_of_a_tar_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "here").mkdir()
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+    with tarfile.open(tmp_path / "here" / "a.tar.gz", "w:gz") as archive:
+        archive.addfile(link)
+        for member in (tarfile.TarInfo("a/x.txt"), tarfile.TarInfo(name)):
+            archive.addfile(member)
+    if name.startswith("link"):
+        unpack(tmp_path / "here" / "a.tar.gz")
+        assert sorted(files(tmp_path / "here")) == ["a", "a.tar.gz", "link"]
+    else:
+        with pytest.raises(InputError, match=rf"is damaged \('{name} leaves the folder'\)"):
+            unpack(tmp_path / "here" / "a.tar.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert not Path("/out.txt").exists()
 
