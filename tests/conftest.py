@@ -40,7 +40,7 @@ def _clean_tree() -> Iterator[None]:
     """Fail if the tests leave a file or folder in the repository: they have tmp_path."""
     before = {path.name for path in ROOT.iterdir()}
     yield
-    left = sorted(path.name for path in ROOT.iterdir() if path.name not in before and not path.name.startswith("."))
+    left = sorted({path.name for path in ROOT.iterdir() if path.name[0] != "."} - before - {"__pycache__"})
     assert not left, f"the tests left {', '.join(left)} in {ROOT}"
 
 
