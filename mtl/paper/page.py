@@ -193,7 +193,7 @@ def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Sectio
     """Return the section on the claims of the publication, with ``remarks`` below the verdicts."""
     rows = [[each.claim.text, str(each.verdict), each.reason] for each in judgements]
     if not rows:
-        return Section("Claims", "The file states none.")
+        return Section("Claims", "The file states none.", notes=remarks)
     verdicts = listing("Verdicts", ["claim", "verdict", "our runs"], rows, remarks)
     return Section("Claims", RULES, listings=[verdicts])
 

@@ -137,6 +137,7 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     assert "| gate <a>, published |  | 0.1 ± 0.005" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
     assert markdown.count("Tuning budget: validation loss") == 1
+    assert "The file states none.\n\n* More runs of c would settle it.\n" in markdown
 
 
 def test_figures_and_pictures_beside_the_page(tmp_path: Path) -> None:
