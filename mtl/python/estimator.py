@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from mtl.checks import require
+from mtl.checks import listed, require
 from mtl.predictions import main_column
 from mtl.python.fit import fit
 from mtl.training.evaluation import Evaluation
@@ -23,6 +23,9 @@ except ImportError:
 
 class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
     """Train on a table ``X`` of inputs and a table ``Y`` with a column of labels for each task.
+
+    ``Y`` may also have columns of weights, and a ``group_column`` that ``ignore`` names; a column for nothing else is
+    an error, since a table has no other way to tell an input from a label.
 
     ``tasks`` and ``options`` are those of ``mtl.fit``, such as ``gate``, ``max_epochs`` and ``seed``. ``X`` and ``Y``
     are DataFrames of polars or pandas, or dicts of columns. ``model_`` is the trained model after ``fit``, which also
@@ -44,7 +47,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
     def fit(self, X: Any, Y: Any) -> Self:  # noqa: N803  (scikit-learn's names)
         """Train a new network on the rows of ``X`` and ``Y``. Raises InputError."""
-        self.model_: TrainedModel = fit(_beside(X, Y), self.tasks, **{"progress": False, **self.options})
+        self.model_: TrainedModel = fit(self._beside(X, Y), self.tasks, **{"progress": False, **self.options})
         return self
 
     def predict(self, X: Any) -> Any:  # noqa: N803
@@ -62,16 +65,27 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
 
         Name the metrics with ``{"kind": "regression", "metrics": ["r2"]}`` to have all on one scale.
         """
-        found = self.model_.evaluate(_beside(X, Y))
+        found = self.model_.evaluate(self._beside(X, Y))
         mains = Evaluation(self.model_.spec.tasks).main_metrics().items()
         signs = {f"{task}/{main}": 1 if higher_is_better(main) else -1 for task, main in mains}
         return mean_of_defined([sign * found[name] for name, sign in signs.items() if name in found])
 
+    def _beside(self, inputs: Any, labels: Any) -> pl.DataFrame:
+        """Return the table with the columns of both; raise InputError if one of ``labels`` would become an input."""
+        left, right = to_polars(inputs), to_polars(labels)
+        require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
+        twice = [name for name in right.columns if name in left.columns]
+        require(not twice, f"X and Y both have {listed(twice)}: labels must not be inputs")
+        tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
+        given = {name: one if isinstance(one, Mapping) else {} for name, one in tasks.items()}
+        known = {str(one.get("column") or name) for name, one in given.items()}
+        known |= {one.get("weight_column") for one in given.values()} | {self._option("weight_column")}
+        known |= {self._option("group_column")} & {*(self._option("ignore") or ())}
+        others = [name for name in right.columns if name not in known]
+        need = "Y has the labels and weights of the tasks, and a group_column that is named in ignore"
+        require(not others, f"Y has {listed(others)}, which would become inputs: {need}; leave the others out")
+        return left.hstack(right)
 
-def _beside(inputs: Any, labels: Any) -> pl.DataFrame:
-    """Return the table with the columns of both."""
-    left, right = to_polars(inputs), to_polars(labels)
-    require(len(left) == len(right), f"X has {len(left)} rows, and Y has {len(right)}")
-    twice = [name for name in right.columns if name in left.columns]
-    require(not twice, f"X and Y both have {', '.join(map(repr, twice))}: labels must not be inputs")
-    return left.hstack(right)
+    def _option(self, name: str) -> Any:
+        """Return an option of the data, given as a keyword or by its full name."""
+        return (self.options.get("options") or {}).get(f"data.{name}", self.options.get(name))

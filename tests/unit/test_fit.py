@@ -129,8 +129,23 @@ def test_estimator_is_cloned_searched_and_scored() -> None:
     predicted = best.predict(inputs.iloc[5:9])
     assert list(predicted) == ["clicked", "minutes"]
     assert list(predicted.index) == [5, 6, 7, 8]
-    with pytest.raises(InputError, match="X and Y both have 'clicked'"):
+    with pytest.raises(InputError, match="X and Y both have clicked"):
         estimator.fit(rows, labels)
+
+
+def test_surplus_column_of_labels_is_no_input() -> None:
+    """A column of Y that belongs to no task is an error; weights and an ignored group are read, and are no inputs."""
+    rows = visits().with_columns(weight=pl.lit(2.0), user=pl.int_range(pl.len()) % 7, other=pl.col("minutes") + 1)
+    tasks = {"clicked": {"kind": "binary", "weight_column": "weight", "metrics": ["mrr"]}}
+    inputs, labels = rows[["age", "city"]], rows[["clicked", "weight", "user"]]
+    estimator = mtl.MultiTaskModel(tasks, group_column="user", ignore=["user"], **QUICK)
+    assert estimator.fit(inputs, labels).model_.columns == ["city", "age"]
+    assert 0 < estimator.score(inputs, labels) <= 1
+    for label in ("minutes", "other"):
+        with pytest.raises(InputError, match=f"Y has {label}, which would become inputs"):
+            estimator.fit(inputs, labels.with_columns(rows[label]))
+    with pytest.raises(InputError, match="Y has user, which would become inputs"):
+        estimator.set_params(ignore=[]).fit(inputs, labels)
 
 
 def test_last_state_and_own_yaml_files(model: Any, tmp_path: Path) -> None:
