@@ -11,13 +11,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from mtl.chains import chain
 from mtl.checks import InputError, require, shown
 from mtl.options import Count, FilePath, Long, Model, Name, Names, matching, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split, files_to_read
+from .tables.chained import chained
 from .tables.columns import as_text, cell
 from .tables.encoder import TableEncoder, check_columns
 from .tables.formats import ACCEPTED, is_format
@@ -153,9 +153,10 @@ class TableBase(TensorDataModule):
 
     def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
         """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
+        assert self.row_encoder is not None
         pairs = zip(self.labels, tasks, strict=True)
         targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
-        return chained(self.labels, targets, frame, where)
+        return chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
 
     def groups(self, frame: pl.DataFrame) -> Tensor | None:
         """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
@@ -186,29 +187,3 @@ def split_names(rows: pl.DataFrame, column: str, where: str) -> pl.Series:
     if len(bad):
         raise InputError(f"{cell(rows, column, bad[0], where)}; accepted are {', '.join(SPLITS)}")
     return split
-
-
-def chained(
-    labels: Sequence[Labels], targets: Mapping[str, Tensor], frame: pl.DataFrame, where: str
-) -> dict[str, Tensor]:
-    """Return ``targets``, the labels of the rows of ``frame``, with those of chained tasks checked and completed.
-
-    If no row without a click has a label of purchase, as in a column that is filled for clicks alone, the label becomes
-    0 there. Raises InputError for a row with a purchase but without a click.
-    """
-    found, known = dict(targets), {task.name: task for task in labels}
-    for task in sorted(labels, key=lambda task: len(chain(task, known))):
-        if task.after is None:
-            continue
-        own, never = found[task.name], found[task.after] == 0
-        wrong = (never & (own == 1)).nonzero()
-        if len(wrong):
-            number = int(wrong[0])
-            here, column = cell(frame, task.column, number, where), known[task.after].column
-            raise InputError(
-                f"{here}: a row cannot have {task.name} without {task.after}, and its column {column!r} is "
-                f"{frame[column][number]!r}; correct or empty one of the two cells"
-            )
-        if not bool((never & ~own.isnan()).any()):
-            found[task.name] = torch.where(never, 0.0, own)
-    return found

@@ -43,6 +43,8 @@ class TableEncoder(RowEncoder):
 
     ``formats``: how the dates and numbers of a column are written, see ``formats.py``; the others are standard.
 
+    ``filled_after``: the tasks of chains in whose columns an empty cell may mean no, see ``tasks_filled_after``.
+
     ``separator`` and ``null_values`` say how text files are read. ``from_text``: the training rows came from a text
     file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
     """
@@ -53,6 +55,7 @@ class TableEncoder(RowEncoder):
     elements: dict[str, Elements] = field(default_factory=dict)
     on_bad: OnBad = "error"
     formats: dict[str, str] = field(default_factory=dict)
+    filled_after: list[str] = field(default_factory=list)
     separator: str | None = None
     null_values: Sequence[str] = ()
     from_text: bool = True

@@ -16,6 +16,7 @@ import polars as pl
 from mtl.checks import listed, require
 from mtl.types import TaskSpec
 
+from .chained import tasks_filled_after
 from .columns import BadCells
 from .dates import part_names
 from .encoder import TableEncoder
@@ -87,6 +88,7 @@ def learn(
             column.measure(frame, file)
     for column in found:
         column.teach(encoder, blocks, where)
+    encoder.filled_after.extend(tasks_filled_after(labels, specs, blocks))
     return encoder, specs
 
 

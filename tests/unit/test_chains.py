@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mtl.data_modules.table import TableDataModule
+from mtl.data_modules.table_stream import TableStreamDataModule
 
 import mtl
 from mtl.chains import joint_logits
@@ -101,6 +102,39 @@ def test_labels_of_a_chain(tmp_path: Path) -> None:
     wrong = ROWS.with_columns(cart=pl.when(pl.int_range(40) == 6).then(1).otherwise("cart"))
     with pytest.raises(InputError, match=r"column 'cart', row 7: 1: a row cannot have cart without click.* 'click'"):
         targets(wrong, tmp_path)
+
+
+@pytest.mark.parametrize("last", [0, None])
+def test_labels_of_a_chain_do_not_depend_on_the_rows_beside_them(last: int | None, tmp_path: Path) -> None:
+    """One training row without a click, the last, decides what the empty cells of all rows without a click mean.
+
+    A table in memory, streams with windows of other sizes, a restored state and single rows have the same labels.
+    """
+    rows = pl.concat([ROWS] * 50).with_columns(x=pl.int_range(2000) + 0.5, part=pl.lit("train"))
+    rows = rows.with_columns(
+        cart=pl.when(pl.int_range(2000) == 1998).then(last).otherwise(pl.when(click=1).then("cart")),
+        bought=pl.when(pl.col("cart") == 1).then((pl.int_range(2000) % 5 > 2).cast(int)),
+    )
+    held_out = rows[:100].with_columns(part=pl.Series(["val", "test"] * 50))
+    tasks = TASKS | {"bought": {"kind": "binary", "after": "cart"}}
+    pl.concat([rows, held_out]).write_parquet(tmp_path / "t.parquet")
+    options = {"tasks": tasks, "split_column": "part", "batch_size": 8, "eval_batch_size": 8}
+    memory = TableDataModule(tmp_path / "t.parquet", **options)
+    memory.setup()
+    names, expected = list(tasks), memory.splits["train"].targets
+    never = expected["click"] == 0
+    assert int(expected["cart"][never].isnan().sum()) == (0 if last is None else 999)
+    assert expected["bought"].isnan().equal(expected["cart"].isnan())
+    for window in (64, 1 << 20):
+        stream = TableStreamDataModule(tmp_path / "t.parquet", window_rows=window, **options)
+        stream.setup()
+        counts = {name: sum(int((~b.targets[name].isnan()).sum()) for b in stream.train_dataloader()) for name in names}
+        assert counts == {name: int((~expected[name].isnan()).sum()) for name in names}
+    restored = TableDataModule(tmp_path / "t.parquet", **options)
+    restored.load_state_dict(memory.state_dict())
+    for row in (0, 1, 7, 1998):
+        one = restored.labelled(rows[row : row + 1], "rows").targets
+        assert all(one[name].allclose(expected[name][row], equal_nan=True) for name in names)
 
 
 @pytest.mark.parametrize(
