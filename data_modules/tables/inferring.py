@@ -49,7 +49,7 @@ class Column:
     newest: datetime | None = None
     parts: dict[str, Counts] = field(default_factory=dict)  # of dates
     moments: Moments = field(default_factory=Moments)
-    range: tuple[float, float] = (-math.inf, math.inf)  # numbers beyond are outliers
+    range: tuple[float, float] = (-math.inf, math.inf)  # numbers and ages beyond are outliers
 
     def count(self, frame: pl.DataFrame, where: str) -> None:
         """Count the values of a block of training rows."""
@@ -101,6 +101,8 @@ class Column:
                 self._note(parse_dates(table["value"], self.form))
         if self.kind == "numeric":
             self.range = bounds_of(parse(sample, self.form))
+        elif self.kind == "date" and self.newest is not None:
+            self.range = bounds_of(parts_of(parse_dates(sample, self.form), self.newest)[-1])
 
     def _find(self, blocks: Blocks, wanted: Callable[[pl.Series], pl.Series]) -> str:
         """Describe the first cell that is ``wanted``."""
@@ -130,7 +132,7 @@ class Column:
         *parts, age = parts_of(found, self.newest)
         for part in parts:
             self.parts.setdefault(part.name, Counts()).add(part)
-        self.moments.add(age.fill_null(float("nan")))
+        self.moments.add(age.fill_null(float("nan")), *self.range)
 
     def teach(self, encoder: TableEncoder, blocks: Blocks, where: str) -> None:
         """Add the learnt encoding to ``encoder``."""
@@ -176,4 +178,6 @@ class Column:
                 f"{large} is so large that the mean or the standard deviation of the column overflows; "
                 f"{advice(self.name)}"
             )
-        return Scaling(found.mean, found.std if found.std > 0 else 1.0, found.gaps, found.bounds)
+        # Later rows too may have dates such as 9999-12-31, which stand for none
+        bounds = self.range if self.kind == "date" and math.isfinite(self.range[0]) else found.bounds
+        return Scaling(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds)

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
-from mtl.data_modules.tables.encoder import TableEncoder
+from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
 from mtl.data_modules.tables.kinds import is_named
 from mtl.data_modules.tables.statistics import bounds_of
 
@@ -148,10 +148,25 @@ def test_outliers_do_not_squeeze_the_other_numbers(tmp_path: Path) -> None:
     x, same = (data.row_encoder.numeric[name] for name in ("x", "same"))
     assert same.bounds is None
     assert x.std == pytest.approx(same.std, rel=0.01)
-    inputs = data.splits["train"].inputs["numeric columns"]
+    inputs = data.splits["train"].inputs[NUMERIC]
     assert inputs[:, 0].max() == inputs[77, 0] < 10
     rows = TableEncoder.from_state(data.row_encoder.state()).encode(pl.DataFrame({"x": [1e300], "same": [1]}), "rows")
-    assert rows["numeric columns"][0, 0] == inputs[77, 0]
+    assert rows[NUMERIC][0, 0] == inputs[77, 0]
+
+
+@pytest.mark.parametrize("never", [0, 5])
+def test_dates_that_stand_for_none_do_not_squeeze_the_other_ages(never: int, tmp_path: Path) -> None:
+    """The year 9999, in 0.5 % of the training rows or in none, is as far from the other dates as an outlier may be."""
+    days = [f"{2020 + i % 5}-0{1 + i % 9}-1{i % 10}" for i in range(1_000)]
+    days[:never] = ["9999-12-31"] * never
+    data = learnt(
+        {"due": days, "x": [i % 97 + 0.5 for i in range(1_000)]}, tmp_path, label=pl.Series("y", [0, 1] * 500)
+    )
+    ages = data.row_encoder.encode(pl.DataFrame({"due": ["2020-01-10", "2024-09-18"], "x": [1, 1]}), "rows")[NUMERIC]
+    column = data.spec.inputs[NUMERIC].columns.index("due age")
+    assert ages[0, column] - ages[1, column] > 3
+    later = data.row_encoder.encode(pl.DataFrame({"due": ["9999-12-31"], "x": [1]}), "rows")[NUMERIC]
+    assert -10 < later[0, column] < ages[1, column]
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
