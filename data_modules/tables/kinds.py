@@ -22,6 +22,7 @@ OnBad = Literal["error", "missing"]
 NEARLY = 0.9  # a text column with at least this share of numbers (or dates) is a numeric (date) column with mistakes
 ROWS_PER_VALUE = 10  # whole numbers that occur at least this often on average,
 FEW = 32  # and have no more values than this, are taken for categories
+EXACT = 2.0**53  # whole numbers from here on may be rounded in Float64
 UNIQUE = 0.9  # a column is an identifier if more than this share of its cells are distinct
 WORDS = 3.0  # free text has more words than this in a cell, on average,
 DISTINCT = 0.5  # and more than this share of its cells are distinct
@@ -93,6 +94,9 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
     others = {None: ", date, or list of texts or whole numbers", "date": ", or date", "list": ", or list of such"}
     neither = f"is neither text nor number{others.get(kind, '')}"
     require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
+    largest = column.abs().max() if kind == "categorical" and dtype.is_float() else 0.0
+    rounded = f"it holds categories as {dtype}, some beyond 2^53, which have lost their last digits"
+    require((largest or 0.0) < EXACT, f"{where}, column {column.name!r}: {rounded}; read it as text{hint}")
 
 
 @dataclass(frozen=True)

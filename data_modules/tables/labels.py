@@ -19,7 +19,7 @@ from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, S
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from .columns import as_text, cell, numbers, parse
+from .columns import Vocabulary, as_text, cell, numbers, parse
 from .kinds import check_type
 from .statistics import Counts, Moments
 
@@ -256,16 +256,16 @@ class Labels(LabelOptions):
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
-        text = as_text(frame[self.column])
-        ids = text.replace_strict(classes, range(len(classes)), default=None, return_dtype=pl.Int64)
-        new = (text.is_not_null() & ids.is_null()).arg_true()
-        if len(new):
+        ids = Vocabulary(classes).encode(frame[self.column]) - 1
+        filled = torch.from_numpy(as_text(frame[self.column]).is_not_null().to_numpy())
+        new = (filled & (ids < 0)).nonzero()[:, 0].tolist()
+        if new:
             raise InputError(
                 f"{cell(frame, self.column, new[0], where)} is a label of task {self.name!r} that does not occur in "
                 f"the training rows ({listed(classes)}); {len(new)} rows have such labels. "
                 "Split the rows in another way, or empty these cells"
             )
-        return torch.from_numpy(ids.fill_null(MISSING_CLASS).to_numpy(writable=True))
+        return ids.masked_fill(~filled, MISSING_CLASS)
 
 
 def _cell_text(value: Cell) -> str:

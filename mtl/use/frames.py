@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from mtl.checks import InputError, first_line, require
+
+WRITTEN = {str, int, float, bool, date, datetime, Decimal}  # types of cells that a CSV file can hold
 
 
 def to_polars(rows: Any) -> pl.DataFrame:
@@ -23,18 +29,15 @@ def to_polars(rows: Any) -> pl.DataFrame:
         names = [str(name) for name in rows.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         require(not twice, f"several columns are called {', '.join(map(repr, twice))}: give each a name of its own")
-        rows = {str(name): _values(column) for name, column in rows.items()}
+        rows = {str(name): column for name, column in rows.items()}
     require(
         isinstance(rows, Mapping),
         f"rows are a {type(rows).__name__}: give a DataFrame of polars or pandas, a dict of columns, or a dict of "
         "tensors",
     )
     try:
-        try:
-            return _without_nan(pl.DataFrame(dict(rows)))
-        except TypeError:  # a column with numbers and texts becomes one of texts
-            return _without_nan(pl.DataFrame(dict(rows), strict=False))
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        return _without_nan(pl.DataFrame({name: _cells(values) for name, values in rows.items()}))
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         raise InputError(f"the given columns are no table: {first_line(error)}") from None
 
 
@@ -42,11 +45,56 @@ def _without_nan(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.selectors.float().fill_nan(None))
 
 
-def _values(column: Any) -> Any:
-    """Return the values of a column of pandas for polars, with None for missing ones."""
-    if column.dtype.kind in "bif" and column.dtype == column.to_numpy().dtype:
-        return pl.Series(column.to_numpy(), nan_to_null=True)
-    return [None if empty else value for value, empty in zip(column.tolist(), column.isna(), strict=True)]
+def _cells(values: Any) -> Any:
+    """Return a column for polars in which each cell keeps its value; missing ones are None or NaN.
+
+    A column that mixes texts, numbers, booleans or dates becomes one of texts, as it would be in a CSV file.
+    """
+    if isinstance(values, pl.Series | str) or not isinstance(values, Iterable):  # polars repeats a single cell
+        return values
+    dtype = getattr(values, "dtype", None)
+    if hasattr(values, "isna"):  # pandas
+        if getattr(dtype, "tz", None) is not None:
+            values = values.dt.tz_localize(None)  # polars would turn a fixed offset into UTC
+        if values.dtype == values.to_numpy().dtype and values.dtype.kind in "biufM":
+            return pl.Series(values.to_numpy())
+        values = [None if empty else cell for cell, empty in zip(values.tolist(), values.isna(), strict=True)]
+    elif dtype is not None and np.asarray(values).dtype.kind in "biufMU":  # also torch
+        return pl.Series(np.asarray(values))
+    cells = [_plain(cell) for cell in values]
+    leaves = [leaf for cell in cells for leaf in (cell if isinstance(cell, list) else [cell]) if leaf is not None]
+    kinds = set(map(type, leaves))
+    exact = 1 << (53 if float in kinds else 63)
+    large = int in kinds and any(abs(leaf) >= exact for leaf in leaves if type(leaf) is int)
+    if not kinds <= WRITTEN or (len(kinds) <= 1 and not large):
+        return cells  # polars refuses other mixtures
+    read = _datetime if kinds == {date, datetime} else float if kinds == {int, float} and not large else _text
+    return [_each(read, cell) for cell in cells]
+
+
+def _each(read: Callable[[Any], Any], cell: Any) -> Any:
+    return [_each(read, one) for one in cell] if isinstance(cell, list) else None if cell is None else read(cell)
+
+
+def _plain(cell: Any) -> Any:
+    """Return a cell without numpy's and pandas' types and without its time zone, so that times are local."""
+    if isinstance(cell, np.datetime64):
+        cell = cell.astype("datetime64[us]")
+    if isinstance(cell, np.generic):
+        cell = cell.item()
+    if isinstance(cell, list | tuple | np.ndarray):
+        return [_plain(one) for one in cell]
+    if type(cell).__name__ in ("NAType", "NaTType") or (isinstance(cell, float) and math.isnan(cell)):
+        return None
+    return _datetime(cell) if isinstance(cell, datetime) else cell
+
+
+def _datetime(day: date) -> datetime:
+    return datetime(*day.timetuple()[:6], getattr(day, "microsecond", 0))
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:f}" if isinstance(cell, Decimal) else str(cell)
 
 
 def like_pandas(table: pl.DataFrame, rows: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
 
 TASKS = {"clicked": "binary", "minutes": "regression", "plan": {"kind": "multiclass", "metrics": ["macro_f1"]}}
+ZONE = timezone(timedelta(hours=2))
 SMALL = {"recipe.embedding_dim": 4, "recipe.expert_units": [8], "recipe.head_units": [8], "recipe.num_experts": 3}
 QUICK: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "progress": False, "options": SMALL}
 
@@ -106,6 +110,34 @@ def test_rows_mean_the_same_in_every_container(model: Any) -> None:
     assert model.evaluate(arrays) == model.evaluate(rows)
     for series in (rows["age"], as_pandas(rows)["age"]):
         assert to_polars(series).equals(rows.select("age"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([np.int64(3), "5+", None], ["3", "5+", None]),
+        ([np.int64(1), 2.5, math.nan], [1.0, 2.5, None]),
+        ([True, 2], ["True", "2"]),
+        ([date(2020, 1, 1), 3], ["2020-01-01", "3"]),
+        ([date(2020, 1, 1), datetime(2020, 1, 2, 3)], [datetime(2020, 1, 1), datetime(2020, 1, 2, 3)]),
+        ([10**40, 1], [str(10**40), "1"]),
+        ([2**60 + 1, 0.5], [str(2**60 + 1), "0.5"]),
+        ([Decimal("1.50"), 2], ["1.50", "2"]),
+        ([[np.int64(1)], ["a"]], [["1"], ["a"]]),
+        (
+            [datetime(2026, 3, 1, 14, 30, tzinfo=ZONE), None],
+            [datetime(2026, 3, 1, 14, 30), None],
+        ),
+    ],
+)
+def test_cells_of_mixed_columns_keep_their_values(cells: list[Any], expected: list[Any]) -> None:
+    """A column that mixes numbers, texts, booleans and dates is one of texts; no cell changes or vanishes."""
+    objects = np.empty(len(cells), dtype=object)
+    objects[:] = cells
+    for column in (cells, objects, pd.Series(objects, dtype=object), tuple(cells)):
+        assert to_polars({"a": column})["a"].to_list() == expected
+    zoned = pd.Series(pd.to_datetime(["2026-03-01T14:30:00+02:00", None]))
+    assert to_polars({"a": zoned})["a"].to_list() == [datetime(2026, 3, 1, 14, 30), None]
 
 
 def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import torch
 from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
+from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.tables import reading as blocks
+from mtl.data_modules.tables.columns import Vocabulary
 from mtl.data_modules.tables.reading import read_blocks, read_table
 from mtl.data_modules.text import TextDataModule
 from polars.testing import assert_frame_equal
@@ -169,3 +173,39 @@ def test_damaged_state_is_one_message(damage: dict[str, Any], tiny_data: Path) -
     again = ratings(JesterDataModule, tiny_data)
     with pytest.raises(InputError, match="the checkpoint's description of its data is damaged"):
         again.load_state_dict(data.state_dict() | damage)
+
+
+BIG = 1 << 53
+
+
+@pytest.mark.parametrize(
+    ("categories", "cells", "ids"),
+    [
+        (["00", "01", "10", "23"], [0, 1, 10, 23, 2, None], [1, 2, 3, 4, 0, 0]),  # hours, as pandas.read_csv reads them
+        (["07912"], [7912.0, 7913.0], [1, 0]),
+        (["7"], ["007", "7.00", "+7", "7e0", "7a", "-7"], [1, 1, 1, 1, 0, 0]),
+        (["007", "7"], ["7", "007", "07"], [2, 1, 0]),  # two categories: only their own spellings are clear
+        (["false", "true"], [0, 1], [1, 2]),
+        (["0", "1"], [True, False], [2, 1]),
+        (["0", "1", "2"], [True, False], [0, 0]),  # true is no number here
+        (["2026-03-01"], [date(2026, 3, 1), date(2026, 3, 2)], [1, 0]),
+        (["2026-03-01"], [datetime(2026, 3, 1), datetime(2026, 3, 1, 14, 30)], [1, 0]),
+        (["2026-03-01 14:30"], [datetime(2026, 3, 1, 14, 30)], [1]),
+        ([str(BIG), str(BIG + 1)], [BIG + 1, BIG, BIG + 2], [2, 1, 0]),
+        ([str(BIG), str(BIG + 1)], [Decimal(BIG + 1), Decimal(f"{BIG}.00")], [2, 1]),
+        (["1.5"], [Decimal("1.50"), Decimal("1.51")], [1, 0]),
+        (["10000000000000000"], ["1e16"], [1]),
+    ],
+)
+def test_category_is_found_in_any_spelling_of_its_number(categories: list[str], cells: Any, ids: list[int]) -> None:
+    assert Vocabulary(categories).encode(pl.Series(cells)).tolist() == ids
+
+
+def test_rounded_categories_are_one_message(tmp_path: Path) -> None:
+    """pandas turns whole numbers with an empty cell into Float64, which rounds large ones."""
+    rows = pl.DataFrame({"user": [BIG + number % 4 for number in range(40)], "y": [0, 1] * 20})
+    rows.write_parquet(tmp_path / "t.parquet")
+    data = TableDataModule(tmp_path / "t.parquet", {"y": "binary"}, categorical=["user"], batch_size=8)
+    encoder = loaded(data).row_encoder
+    with pytest.raises(InputError, match=r"rows, column 'user': .* beyond 2\^53, which have lost .* read it as text"):
+        encoder.encode(rows.with_columns(pl.col("user").cast(float)), "rows")
