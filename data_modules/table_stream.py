@@ -31,6 +31,7 @@ from .tables.parquet import Block, ParquetRows, parquet_files
 
 logger = logging.getLogger(__name__)
 
+SALT = 0x5EED  # a made-up table is often drawn from ``default_rng(0)``, and its split must not repeat its numbers
 BLOCKS = 16  # blocks in a window: its mixed rows come from this many places
 
 
@@ -181,5 +182,5 @@ def drawn(seed: int, shares: Sequence[float], block: Block) -> np.ndarray[Any, A
     Row i of all files uses the i-th number of a generator, so the result does not depend on the blocks.
     """
     bounds = np.cumsum(shares)[:-1] / sum(shares)
-    numbers = np.random.PCG64(seed).advance(block.first).random_raw(block.count)
+    numbers = np.random.PCG64([seed, SALT]).advance(block.first).random_raw(block.count)
     return np.searchsorted(bounds, numbers / 2.0**64, side="right")

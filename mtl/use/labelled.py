@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +44,6 @@ def importance(
                 name, sign = f"{task}/{metric}", 1.0 if higher_is_better(metric) else -1.0
                 lost = sign * (before.get(name, math.nan) - after.get(name, math.nan))
                 losses.setdefault((task, column), []).append(lost)
-    found = [(*key, mains[key[0]], statistics.fmean(lost), statistics.pstdev(lost)) for key, lost in losses.items()]
+    found = [(*key, mains[key[0]], float(np.mean(lost)), float(np.std(lost))) for key, lost in losses.items()]
     table = pl.DataFrame(found, IMPORTANCE, orient="row")
     return table.sort(pl.col("task").cast(pl.Enum(list(mains))), -pl.col("importance"))

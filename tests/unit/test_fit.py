@@ -149,6 +149,13 @@ def test_importance_finds_what_the_labels_depend_on(model: Any) -> None:
     assert found.equals(model.importance(visits(300, seed=1), repeats=3))
 
 
+def test_importance_for_an_undefined_metric_is_nan(model: Any) -> None:
+    found = model.importance(visits(300, seed=1).filter(clicked=1), repeats=2).filter(task="clicked")
+    assert found["metric"].unique().to_list() == ["auroc"]
+    assert found["importance"].is_nan().all()
+    assert found["std"].is_nan().all()
+
+
 def test_estimator_is_cloned_searched_and_scored() -> None:
     rows = as_pandas(visits())
     inputs, labels = rows[["age", "city"]], rows[["clicked", "minutes"]]

@@ -462,6 +462,8 @@ def test_split_by_share_and_by_files(way: str, few: Path, tmp_path: Path) -> Non
     assert counts["test"] == 100
     assert counts["train"] + counts["val"] == COUNT
     assert counts["train"] == pytest.approx(250, abs=0 if way == "parquet" else 40)
+    counts = made(few, way, tasks, val_path=str(folder)).row_counts()  # a tenth of the rows, not a ninth
+    assert counts == pytest.approx({"train": 450, "val": 100, "test": 50}, abs=0 if way == "parquet" else 20)
 
 
 def test_rows_are_drawn_whatever_the_blocks_are(few: Path) -> None:
@@ -471,6 +473,8 @@ def test_rows_are_drawn_whatever_the_blocks_are(few: Path) -> None:
     same(rows_of(one), rows_of(other), exact=False)
     mark = [drawn(3, [0.5, 0.5], Block(Path(), 0, 10, first)).tolist() for first in (0, 5)]
     assert mark[0][5:] == mark[1][:5]
+    made_up = np.random.default_rng(0).random(1000)  # a column that somebody drew with the same seed
+    assert abs(np.corrcoef(made_up, drawn(0, [0.5, 0.5], Block(Path(), 0, 1000, 0)))[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
