@@ -180,10 +180,11 @@ class TensorDataModule(LightningDataModule):
 
         Batches are not optimiser steps: with ``trainer.accumulate_grad_batches``, a step takes several batches.
         """
-        if self.trainer is None or not self.trainer.training:
+        trainer: Any = self.trainer  # whose loops Lightning's types leave out
+        if trainer is None or not trainer.training:
             return 0, 0
         # Lightning's counts, which checkpoints hold. Dividing all batches by the length of an epoch would be wrong if
         # the run resumes with another length, as with trainer.limit_train_batches
-        loop = self.trainer.fit_loop
+        loop = trainer.fit_loop
         epoch, batches = loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.ready
-        return (0 if self.trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches
+        return (0 if trainer.overfit_batches else epoch), batches  # overfitting repeats the same batches

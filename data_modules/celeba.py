@@ -106,7 +106,7 @@ class CelebADataModule(TensorDataModule):
         order = part.argsort(stable=True)
         sizes = part.bincount(minlength=len(SPLITS)).tolist()
         images = decode_all([paths[index] for index in order.tolist()], self.scale)
-        content = {}
+        content: dict[str, Tensor] = {}
         for name, image, marks in zip(SPLITS, images.split(sizes), attributes[order].split(sizes), strict=True):
             content |= {f"{name}_image": image, f"{name}_attributes": marks}
         return content

@@ -65,7 +65,8 @@ class CensusIncomeDataModule(TableDataModule):
         self.download, self.unverified, self.base_url = download, unverified, base_url
         self.files = {"train": self.folder / "census-income.data", "test": self.folder / "census-income.test"}
         categories = [name for name in COLUMNS if name not in (*NUMBERS, *ignore, "income")]
-        columns = {"categorical": categories, "numeric": [name for name in NUMBERS if name not in ignore]}
+        numbers = [name for name in NUMBERS if name not in ignore]
+        columns: dict[str, Any] = {"categorical": categories, "numeric": numbers}
         super().__init__(self.files["train"], TASKS, data_dir, ignore=ignore, null_values=(), **columns, **common)
 
     def prepare_data(self) -> None:

@@ -24,7 +24,7 @@ from .texts.rows import Texts
 
 logger = logging.getLogger(__name__)
 
-TASKS = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
+TASKS: tuple[Task, ...] = ("rte", "mrpc", "stsb", "cola", "sst2", "qqp", "qnli", "mnli")  # the tasks of MT-TaG
 SHARES = (0.9, 0.1)  # shares of the training rows for training and validation
 
 
@@ -64,8 +64,9 @@ class GlueDataModule(TextTasksDataModule):
         **common: Any,
     ) -> None:
         super().__init__(data_dir, **common)
-        self.names, self.limits, self.lengths = tasks, max_rows or {}, max_lengths or {}
-        self.gate_from: Mapping[str, str] = dict(gate_from or {})
+        self.names, self.limits = tasks, max_rows or {}
+        self.lengths: Mapping[str, int] = {str(task): length for task, length in (max_lengths or {}).items()}
+        self.gate_from: Mapping[str, str] = {str(task): other for task, other in (gate_from or {}).items()}
         self.published_split, self.loss_scale = published_split, loss_scale
         self.download, self.base_url = download, base_url
         self.folder = self.data_dir / "glue"
@@ -81,7 +82,7 @@ class GlueDataModule(TextTasksDataModule):
         return {name: SOURCES[name].texts for name in self.names}
 
     def length_of(self, task: str) -> int:
-        return dict[str, int](self.lengths).get(task, self.max_length)
+        return self.lengths.get(task, self.max_length)
 
     def read_tasks(self) -> tuple[list[TaskSpec], dict[str, dict[str, Texts]]]:
         splits: dict[str, dict[str, Texts]] = {split: {} for split in SPLITS}
@@ -121,8 +122,9 @@ class GlueDataModule(TextTasksDataModule):
         weight = 1 / math.log(len(source.classes)) if self.loss_scale and source.classes else 1.0
         classes = len(source.classes) if source.kind == "multiclass" else 1
         small = source.rows["train"] <= SMALL
-        named = {"classes": source.classes, "marked": source.marked, "gate_from": self.gate_from.get(name)}
-        return TaskSpec(name, source.kind, classes, weight, source.metrics, small, **named)
+        named: dict[str, Any] = {"classes": source.classes, "marked": source.marked}
+        gate_from = self.gate_from.get(name)
+        return TaskSpec(name, source.kind, classes, weight, source.metrics, small, gate_from=gate_from, **named)
 
 
 def drawn(rows: Texts, limit: int | None, generator: torch.Generator) -> Texts:

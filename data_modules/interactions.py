@@ -98,7 +98,7 @@ class InteractionsDataModule(TensorDataModule):
         """Return the result of ``parse`` for these files, from the cache if possible."""
         files = self.source_files()
         require(bool(files), f"{self.source} is missing; prepare_data() fetches it")
-        key = (FORMAT, *files, *versions(*files.values()))
+        key: list[str | int] = [FORMAT, *files, *versions(*files.values())]
         return cached(self.data_dir / "cache" / f"{self.folder.name}.pt", self.parse, key)
 
     def records(self) -> dict[str, Tensor]:

@@ -95,6 +95,6 @@ def read_part(file: Path) -> Tensor:
 
 def _read_excel(file: Path) -> pl.DataFrame:
     """Return the rows of the first sheet as lines, with commas between the cells."""
-    options = {"has_header": False, "drop_empty_rows": False, "drop_empty_cols": False}
+    options: dict[str, Any] = {"has_header": False, "drop_empty_rows": False, "drop_empty_cols": False}
     frame = pl.read_excel(file, read_options={"dtypes": "string"}, **options)
     return frame.select(line=pl.concat_str(pl.all().fill_null(""), separator=","))

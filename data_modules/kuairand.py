@@ -62,7 +62,7 @@ class KuaiRandDataModule(TableDataModule):
         self.logs = [folder / f"log_{log}_{span}_{ending}" for span in spans]
         kinds = {name: BINARY if name in YES_OR_NO else TIMED for name in tasks}
         unread = [*UNREAD, *(name for name in FEEDBACK if name not in tasks)]
-        columns = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
+        columns: dict[str, Any] = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
         pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"
         super().__init__(pattern, kinds, data_dir, **columns, **common)
 

@@ -71,7 +71,8 @@ class OmniglotDataModule(TasksDataModule):
         there = found_alphabets(self.folder)
         require(name in there, f"data.alphabets: {self.folder} has no {name}; choose among {', '.join(there)}")
         files = drawings(there[name])
-        key = (FORMAT, self.side, *(f"{file.parent.name}/{file.name}" for file in files), *versions(*files))
+        named = [f"{file.parent.name}/{file.name}" for file in files]
+        key: list[str | int] = [FORMAT, self.side, *named, *versions(*files)]
         content = cached(self.cache / f"omniglot-{name}.pt", lambda: parse(there[name], self.side), key)
         return content["image"], content["character"]
 

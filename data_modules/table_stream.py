@@ -89,23 +89,24 @@ class TableStreamDataModule(TableBase):
         part, (rank, world_size) = self.parts["train"], self._processes()
         cut = Cut(len(part), self.batch_size, rank, world_size, training=True)
         windows = partial(shuffled, part.counts, self.window_rows, cut.size, self.shuffle_seed)
-        return self._loader("train", cut, windows)
+        return self._streamed("train", cut, windows)
 
     def _evaluation(self, split: str) -> StreamLoader:
         part = self.parts[split]
         cut = Cut(len(part), self.eval_batch_size, *self._processes())
-        return self._loader(split, cut, lambda _: in_order(part.counts))
+        return self._streamed(split, cut, lambda _: in_order(part.counts))
 
-    def _loader(self, split: str, cut: Cut, windows: Any) -> StreamLoader:
+    def _streamed(self, split: str, cut: Cut, windows: Any) -> StreamLoader:
         position = self._position if split == "train" else lambda: (0, 0)
         read = partial(self._batch, split)
         return StreamLoader(self.parts[split].counts, read, cut, windows, position, self.pin_memory)
 
     def _batch(self, split: str, block: int, rows: Tensor) -> Batch:
         """Return rows ``[N]`` of a block of ``split`` as tensors."""
-        part, grouped = self.parts[split], split != "train" and self.group_column is not None
+        part, grouped = self.parts[split], split != "train"
         assert self.row_encoder is not None
-        used = [*self.row_encoder.columns, *(task.column for task in self.labels), *([self.group_column] * grouped)]
+        used = [*self.row_encoder.columns, *(task.column for task in self.labels)]
+        used += [self.group_column] if grouped and self.group_column is not None else []
         frame = part.read(block, used, rows)
         where = str(part.blocks[block].path)
         targets = self.targets(frame, self.spec.tasks, where)

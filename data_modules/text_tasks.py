@@ -108,6 +108,7 @@ class TextTasksDataModule(TasksDataModule):
         require_packages("a data set of texts", "text", "tokenizers", *(["transformers"] if tokenizer else []))
 
     encoder_kind = TextEncoder
+    row_encoder: TextEncoder | None
     separator = ","  # of CSV files
 
     def text_columns(self) -> dict[str, Sequence[str]]:
@@ -146,7 +147,7 @@ class TextTasksDataModule(TasksDataModule):
 
     def inputs_of(self, encoder: Encoder, train: Mapping[str, RaggedRows]) -> dict[str, InputSpec]:
         """Return the inputs of the network, with how often each token occurs in the training rows of all tasks."""
-        counts = sum(rows.tokens.bincount(minlength=encoder.vocab) for rows in train.values())
+        counts = torch.stack([rows.tokens.bincount(minlength=encoder.vocab) for rows in train.values()]).sum(0)
         longest = max(map(self.length_of, train))
         return {
             "tokens": Tokens(encoder.vocab, longest, encoder.pad, counts, encoder.vocabulary_digest()),

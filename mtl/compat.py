@@ -40,10 +40,10 @@ def _register_missing_operators() -> None:
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]  # remove the partly imported package
-        _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has no types for it
+        _library = torch.library.Library("torchvision", "FRAGMENT")
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
-                _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch has no types for it
+                _library.define(name + schema)
 
 
 def _import_torchmetrics() -> None:

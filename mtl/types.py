@@ -126,8 +126,10 @@ class Scorer(Protocol):
     ``row`` of evaluation). ``max_answer``: the largest number of tokens in an answer. A scorer must be picklable.
     """
 
-    context: Tensor
-    max_answer: int
+    @property
+    def context(self) -> Tensor: ...
+    @property
+    def max_answer(self) -> int: ...
 
     def score(self, rows: Tensor, spans: Tensor, scores: Tensor, null_scores: Tensor) -> dict[str, float]:
         """Return each metric of a span task in [0, 1].

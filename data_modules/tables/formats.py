@@ -68,7 +68,7 @@ def read_numbers(text: pl.Series, form: str) -> pl.Series:
     [(prefix, suffix, (thousands, decimal))] = [
         (*form.split(number, 1), signs) for number, signs in NUMBERS.items() if number in form
     ]
-    before, behind = (re.escape(part.strip()) for part in (prefix, suffix))
+    before, behind = (re.escape(str(part).strip()) for part in (prefix, suffix))
     group = rf"[{re.escape(thousands)}'\s]"
     digits = rf"[+-]?(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)(?:{re.escape(decimal)}\d+)?"
     found = text.str.strip_chars().str.extract(rf"^(?:{before})?\s*({digits})\s*(?:{behind})?$", 1)

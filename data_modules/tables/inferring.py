@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import polars as pl
 
@@ -65,7 +66,8 @@ class Column:
         self.missing += column.null_count()
         if self.kind == "list":
             lists = listed(column, self.given.lists.get(self.name, ""), self.empty)
-            self.longest = max(self.longest, int(lists.list.len().max() or 0))
+            longest: Any = lists.list.len().max() or 0
+            self.longest = max(self.longest, int(longest))
             self.elements.add(lists.list.unique().explode().drop_nulls())
             self.counts = None
         elif self.kind == "date":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 
@@ -94,7 +94,7 @@ def check_type(column: pl.Series, where: str, hint: str, kind: Kind | None = "nu
     others = {None: ", date, or list of texts or whole numbers", "date": ", or date", "list": ", or list of such"}
     neither = f"is neither text nor number{others.get(kind, '')}"
     require(fits, f"{where}, column {column.name!r}: its type {dtype} {neither}; convert it{hint}")
-    largest = column.abs().max() if kind == "categorical" and dtype.is_float() else 0.0
+    largest: Any = column.abs().max() if kind == "categorical" and dtype.is_float() else 0.0
     rounded = f"it holds categories as {dtype}, some beyond 2^53, which have lost their last digits"
     require((largest or 0.0) < EXACT, f"{where}, column {column.name!r}: {rounded}; read it as text{hint}")
 
@@ -206,7 +206,8 @@ def is_named(name: str) -> bool:
 
 def words(table: pl.DataFrame) -> float:
     """Return the average number of words in the cells of a table of distinct texts, in the columns value and count."""
-    return float((table["value"].str.count_matches(r"\S+") * table["count"]).sum() / max(1, table["count"].sum()))
+    total: Any = (table["value"].str.count_matches(r"\S+") * table["count"]).sum()
+    return float(total / max(1, table["count"].sum()))
 
 
 def quoted(form: str) -> str:

@@ -171,7 +171,7 @@ class Labels(LabelOptions):
             metrics = OF_RARE
         self._log_classes(classes, each, metrics)
         if self.kind == "multiclass":
-            weights = {"class_weights": self._weights_of(classes, each, here)}
+            weights: dict[str, Any] = {"class_weights": self._weights_of(classes, each, here)}
         else:
             weights = {"pos_weight": each[0] / each[1] if self.pos_weight == "balanced" else self.pos_weight or 1.0}
         many = len(classes) if self.kind == "multiclass" else 1

@@ -102,7 +102,8 @@ def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFr
     for column in columns if labels else ():
         if not column.used or column.kind in ("list", None):
             continue
-        cells = read.get(column.kind, lambda cells, _: as_text(cells))(sample[column.name], column.form)
+        parse_cells = read.get(column.kind)
+        cells = parse_cells(sample[column.name], column.form) if parse_cells else as_text(sample[column.name])
         ordered = Ordered(cells, column.kind in read)
         tasks = [
             task.name

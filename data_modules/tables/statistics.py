@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -54,7 +55,7 @@ class Moments:
 
     def add(self, column: pl.Series, low: float = -math.inf, high: float = math.inf) -> None:
         """Add the numbers of a column (float64, NaN for empty cells), after those beyond a bound are moved to it."""
-        values = column.drop_nans()
+        values: Any = column.drop_nans()  # polars' types of sums leave open what a column holds
         self.gaps |= len(values) < len(column)
         if not len(values):
             return
@@ -101,7 +102,7 @@ def bounds_of(values: pl.Series) -> tuple[float, float]:
 
     A column whose middle 98 % are equal has none.
     """
-    found = values.drop_nulls()
+    found: Any = values.drop_nulls()
     low, high = (found.quantile(share, "nearest") for share in (OUTER, 1 - OUTER))
     width = 0.0 if low is None or high is None else high - low
     return (low - width, high + width) if width > 0 else (-math.inf, math.inf)

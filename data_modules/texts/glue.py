@@ -42,7 +42,7 @@ def read_part(root: Path, task: str, part: str) -> Texts:
     with parsing(files[0]):
         groups, rows = zip(*READERS[Path(source.files[0]).suffix](task, source, files, part), strict=True)
         if source.classes:
-            values = [source.classes.index(str(row.label).lower()) for row in rows]  # JSON has true and false
+            values: list[float] = [source.classes.index(str(row.label).lower()) for row in rows]  # JSON: true, false
         else:
             values = [float(row.label) for row in rows]
     labels = torch.tensor(values, dtype=torch.int64 if source.kind == "multiclass" else torch.float32)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml  # type: ignore[import-untyped]  # it has no types of its own
+import yaml
 
 from mtl.checks import InputError, require
 

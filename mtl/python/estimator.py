@@ -78,7 +78,7 @@ class MultiTaskModel(Base):  # type: ignore[misc]  # scikit-learn has no types
         require(not twice, f"X and Y both have {listed(twice)}: labels must not be inputs")
         tasks = self.tasks if isinstance(self.tasks, Mapping) else {}  # ``fit`` refuses others
         given = {name: one if isinstance(one, Mapping) else {} for name, one in tasks.items()}
-        known = {str(one.get("column") or name) for name, one in given.items()}
+        known: set[Any] = {str(one.get("column") or name) for name, one in given.items()}
         known |= {one.get("weight_column") for one in given.values()} | {self._option("weight_column")}
         known |= {self._option("group_column")} & {*(self._option("ignore") or ())}
         others = [name for name in right.columns if name not in known]

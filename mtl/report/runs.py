@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml  # type: ignore[import-untyped]  # it has no types of its own
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from mtl.checks import require

@@ -54,8 +54,8 @@ def _cells(values: Any) -> Any:
         return values
     dtype = getattr(values, "dtype", None)
     if hasattr(values, "isna"):  # pandas
-        if getattr(dtype, "tz", None) is not None:
-            values = values.dt.tz_localize(None)  # polars would turn a fixed offset into UTC
+        if getattr(dtype, "tz", None) is not None:  # polars would turn a fixed offset into UTC
+            values = values.dt.tz_localize(None)  # type: ignore[attr-defined]
         if values.dtype == values.to_numpy().dtype and values.dtype.kind in "biufM":
             return pl.Series(values.to_numpy())
         values = [None if empty else cell for cell, empty in zip(values.tolist(), values.isna(), strict=True)]
