@@ -13,7 +13,7 @@ from mtl.report.compare import compare
 from mtl.report.grid import Published, listing, rounded
 from mtl.report.page import Section
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import Value
+from mtl.report.statistics import SEEDS, Value
 from mtl.report.tables import written
 
 Row = dict[str, Value]  # by column, and by mean
@@ -27,9 +27,10 @@ def joint_runs(joint: Joint, groups: Mapping[str, Runs], gates: Sequence[Part]) 
             name: groups[group].values(gate.name, column) if group in groups else {}
             for name, (group, column) in joint.columns.items()
         }
-        for seed in sorted({seed for values in found.values() for seed in values}):
-            row = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name, "seed": seed}
-            rows.append(row | _with_means(joint, {name: values.get(seed) for name, values in found.items()}))
+        for key in dict.fromkeys(key for values in found.values() for key in values):
+            row = {"run": "", "state": FINISHED, "reason": None, "setting": gate.name}
+            row |= dict(zip(SEEDS, key, strict=True))
+            rows.append(row | _with_means(joint, {name: values.get(key) for name, values in found.items()}))
     if not rows:
         return None
     table = pl.DataFrame(rows, infer_schema_length=None)

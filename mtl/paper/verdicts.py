@@ -12,10 +12,21 @@ import numpy as np
 
 from mtl.paper.definition import Claim
 from mtl.report.grid import rounded
-from mtl.report.statistics import POWER, SIGNIFICANCE, Summary, Value, difference, one_sample, runs_to_decide, summarise
+from mtl.report.statistics import (
+    FEWEST,
+    POWER,
+    SIGNIFICANCE,
+    Difference,
+    Summary,
+    Value,
+    Values,
+    difference,
+    one_sample,
+    runs_to_decide,
+    summarise,
+)
 from mtl.report.trials import both_known, budget, resampled, trials_needed
 
-FEWEST = 3  # the least number of runs of a gate for a test
 BINARY = 0.99  # the share of one-hot selectors from which on a gate has selected experts
 RESAMPLES = 2000  # of the trials of a search
 MOST = 1000  # a larger number of seeds is not spelled out
@@ -54,14 +65,14 @@ class Judgement:
 
 def judge(
     claim: Claim,
-    values: Mapping[str, Mapping[int, Value]],
+    values: Mapping[str, Values],
     names: Mapping[str, str],
     binary: Mapping[str, Sequence[Value]] | None = None,
 ) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
-    ``values``: the values of the claim's column by the key of the gate and the seed, and those of ``claim.other`` by
-    its name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors.
+    ``values``: the values of the claim's column by the key of the gate and the run, and those of ``claim.other`` by its
+    name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors.
     """
     own = values.get(claim.gate, {})
     others = [*claim.than, *([claim.other] if claim.other else [])]
@@ -86,24 +97,21 @@ class Advantage(NamedTuple):
     p: float
 
 
-def advantage(own: Mapping[int, Value], others: Mapping[int, Value], factor: float, higher: bool) -> Advantage:
-    """Return how much better the values of ``own`` by seed are than those of ``others`` times ``factor``.
+def advantage(own: Values, others: Values, factor: float, higher: bool) -> Advantage:
+    """Return how much better the values of ``own`` are than those of ``others`` times ``factor``.
 
-    Values are compared in pairs if at least ``FEWEST`` seeds are common. ``higher``: whether higher values are better.
-    ``p`` is 0 if the values do not vary but differ, and 1 if they do not vary and are equal.
+    ``higher``: whether higher values are better. ``p`` is 0 if the values do not vary but differ, and 1 if they do not
+    vary and are equal.
     """
-    sign = 1 if higher else -1
-    mine = {seed: sign * value for seed, value in own.items() if value is not None}
-    theirs = {seed: sign * factor * value for seed, value in others.items() if value is not None}
-    found = difference(mine, theirs, FEWEST)
+    found = difference(own, others, factor)
     if found is None:
         return Advantage(0.0, 0.0, 1.0)
-    return Advantage(found.mean, found.deviation, _p_value(found.p, found.mean))
+    return Advantage(found.mean if higher else -found.mean, found.deviation, _p_value(found))
 
 
-def _p_value(p: Value, mean: Value) -> float:
-    """Return ``p``; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
-    return float(not mean) if p is None else p
+def _p_value(found: Difference) -> float:
+    """Return the p-value; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
+    return float(not found.mean) if found.p is None else found.p
 
 
 def seeds_to_decide(mean: float, deviation: float) -> str:
@@ -113,21 +121,22 @@ def seeds_to_decide(mean: float, deviation: float) -> str:
     return f"{count} seeds would decide"
 
 
-def _bounded(claim: Claim, own: Mapping[int, Value]) -> tuple[Verdict, str]:
+def _bounded(claim: Claim, own: Values) -> tuple[Verdict, str]:
     mine = summarise(list(own.values()))
     if mine.mean is None or mine.count < FEWEST:
         return _few(mine), _counted(mine.count)
     reason = f"{_text(mine)}, {_counted(mine.count)}"
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
-            if _p_value(one_sample(mine, bound), 1) < SIGNIFICANCE:
+            apart = one_sample(mine, bound)
+            if apart and (apart.p or 1.0) < SIGNIFICANCE:
                 return Verdict.CONTRADICTED, reason
             return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation)}"
     # A run without a value has not reached the event whose time is bounded
     return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
 
 
-def _compared(claim: Claim, own: Mapping[int, Value], others: Mapping[int, Value], name: str) -> tuple[Verdict, str]:
+def _compared(claim: Claim, own: Values, others: Values, name: str) -> tuple[Verdict, str]:
     mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import polars as pl
-
 from mtl.checks import InputError
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import DELTA, NOTE, TITLE, Difference, Summary, Value, difference, summarise
+from mtl.report.statistics import DELTA, FEWEST, NOTE, TITLE, Difference, Summary, Values, difference, summarise
 
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
 AVERAGES = ("test average", "test small_average")
@@ -20,13 +18,13 @@ AVERAGES = ("test average", "test small_average")
 class Quantity:
     """A column of the table of runs: its name for the reader, and whether higher values are better (None: unknown).
 
-    ``values``: of the finished runs, by setting and seed.
+    ``values``: of the finished runs by setting, as ``Runs.values`` returns them.
     """
 
     name: str
     column: str
     higher: bool | None
-    values: Mapping[str, Mapping[int, Value]] = field(default_factory=dict)
+    values: Mapping[str, Values] = field(default_factory=dict)
 
     @cached_property
     def means(self) -> dict[str, Summary]:
@@ -79,16 +77,16 @@ def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), u
 
     def measured(quantities: Sequence[Quantity]) -> list[Quantity]:
         known = [quantity for quantity in quantities if quantity.column in runs.table.columns]
-        return [replace(each, values={name: _by_seed(g, each.column) for name, g in groups.items()}) for each in known]
+        return [replace(each, values={name: runs.values(name, each.column) for name in groups}) for each in known]
 
     shown, notes = _chosen(runs, columns) if columns else _main(runs)
     shown = measured([*shown, *(_also(runs, name) for name in also)])
     first, *others = groups
-    seeds = {name: _by_seed(group, "seed").keys() for name, group in groups.items()}
+    keys = {name: runs.values(name, "seed").keys() for name in groups}
     for name in others:
-        if (common := len(seeds[name] & seeds[first])) and not len(seeds[name]) == len(seeds[first]) == common:
-            word = "seeds" if common > 1 else "seed"
-            notes.append(f"{name} has {common} {word} in common with {first}, whose differences are shown.")
+        common = len(keys[name] & keys[first])
+        if common >= FEWEST and not len(keys[name]) == len(keys[first]) == common:
+            notes.append(f"{name} has {common} seeds in common with {first}, whose differences are shown.")
     if len(runs.main) > MOST_TASKS and not columns:
         tasks = measured(_tasks(runs))
         notes += [wins(tasks, name, first) for name in others]
@@ -143,17 +141,3 @@ def wins(tasks: Sequence[Quantity], name: str, first: str) -> str:
         if own is not None and other is not None and task.higher is not None:
             better.append(own > other if task.higher else own < other)
     return f"{name} is better than {first} on {sum(better)} of {len(better)} tasks."
-
-
-def _by_seed(group: pl.DataFrame, column: str) -> dict[int, Value]:
-    """Return the values of the finished runs by seed; runs that share a seed get distinct negative numbers instead.
-
-    The result is empty if no run has the value, as runs of top-k have no share of binary selectors.
-    """
-    done = group.filter(state=FINISHED)
-    if done[column].is_null().all():
-        return {}
-    seeds: list[int | None] = done["seed"].to_list()
-    known = [seed for seed in seeds if seed is not None]
-    keys = known if len(set(known)) == len(seeds) else range(-len(seeds), 0)
-    return dict(zip(keys, done[column].to_list(), strict=True))

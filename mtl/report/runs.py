@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from mtl.checks import require
 from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
-from mtl.report.statistics import DELTA, with_delta
+from mtl.report.statistics import DELTA, SEEDS, Value, keys_of, with_delta
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
 Named = tuple[str, int | None]  # the setting of a run, and its seed
@@ -72,11 +72,11 @@ class Runs:
     """The table of several runs.
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
-    "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, an ``option NAME`` for each option that
-    differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks, ``delta_m`` (of ``mtl.report.statistics``),
-    ``training NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these,
-    ``training flops_in_all`` and ``training epochs_until_binary`` are
-    products with the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
+    "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, ``data_seed`` (which draws its rows and
+    splits), an ``option NAME`` for each option that differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks,
+    ``delta_m`` (of ``mtl.report.statistics``), ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
+    ``seconds_per_epoch``. Of these, ``training flops_in_all`` and ``training epochs_until_binary`` are products with
+    the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
     ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
     says for each metric whether higher values are better.
     """
@@ -90,10 +90,15 @@ class Runs:
         """Return whether higher values of a column of numbers are better; None if that is not known."""
         return self.higher.get(re.split("[ /]", column)[-1])
 
-    def values(self, setting: str, column: str) -> dict[int, float | None]:
-        """Return the recorded values of a column in the finished runs of a setting by seed; undefined ones are NaN."""
-        table = self.table.filter(setting=setting, state=FINISHED)
-        return dict(table.select("seed", column).drop_nulls(column).rows()) if column in table.columns else {}
+    def values(self, setting: str, column: str) -> dict[tuple[Any, Any], Value]:
+        """Return the values of a column in the finished runs of a setting by ``keys_of``; undefined: NaN or None.
+
+        The result is empty if no run has recorded a value, as runs of top-k have no share of binary selectors.
+        """
+        done = self.table.filter(setting=setting, state=FINISHED)
+        if column not in done.columns or done[column].is_null().all():
+            return {}
+        return dict(zip(keys_of(done), done[column].to_list(), strict=True))
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -157,7 +162,9 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
         row: dict[str, Any] = {"run": str(path), "state": state, "reason": reason, "setting": setting}
         known = results.seed if results else command(path).seed or config(path).get("seed")
         seed = known if given is None else given
-        row["seed"] = seed if isinstance(seed, int) else None  # the seed of a failed run may be any value
+        data = config(path).get("data")
+        for name, value in zip(SEEDS, (seed, data.get("seed") if isinstance(data, dict) else None), strict=True):
+            row[name] = value if isinstance(value, int) else None  # the seed of a failed run may be any value
         rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(results))
         if results:
             main = results.main_metrics | main  # the first run decides

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import polars as pl
 from scipy.stats import nct as noncentral
-from scipy.stats import norm, ttest_ind_from_stats
+from scipy.stats import norm
 from scipy.stats import t as student
 
 Value = float | None
+Values = Mapping[Any, Value]  # of the runs of a setting; runs of two settings with the same key are a pair
 SIGNIFICANCE = 0.05  # a difference with a smaller p-value gets an asterisk
+FEWEST = 3  # pairs of runs of a paired test, and runs of a setting that a verdict needs
 POWER = 0.8  # the probability that the difference of `runs_to_decide` runs is significant
 DELTA = "delta_m"  # column of the table of runs, in percent
 TITLE = "delta-m, %"
+SEEDS = ("seed", "data_seed")  # columns of the table of runs
 NOTE = (
-    "delta-m: the mean over tasks of the gain in the main metric relative to single_task, in % (Maninis et al. 2019), "
-    "by runs of the same seed where there are any; undefined if a value of single_task is 0 or missing."
+    "delta-m: the mean over tasks of the gain in the main metric relative to single_task, in % (Maninis et al. 2019): "
+    "to its run of the same seed if every run has one, else to its mean; undefined if its value is 0 or missing."
 )
 
 
@@ -48,16 +53,48 @@ class Summary:
 class Difference:
     """How much larger the values of one setting are than those of another.
 
-    ``pairs``: the number of pairs of runs with the same seed that the difference is a mean of; 0 if it is the
-    difference of the two means. ``p``: the two-sided p-value of Student's t test of the pairs, or of Welch's t test
-    without pairs; None if undefined. ``deviation``: of one pair, or of one run of each setting.
+    ``runs``: of each setting. ``pairs``: of runs, of which the difference is the mean; 0: it is that of the two means.
+    ``freedom``: the degrees of freedom of Student's t test of the pairs, or of Welch's t test without pairs.
+    ``deviation``: of one pair, or of one run of each setting. ``undefined``: the undefined values of both settings.
     """
 
     mean: float
     error: Value
+    runs: int
     pairs: int
-    p: Value
+    freedom: float = 0.0
     deviation: float = 0.0
+    undefined: int = 0
+
+    @property
+    def p(self) -> Value:
+        """The two-sided p-value that the true difference is 0; None if undefined, as for values that do not vary."""
+        return float(2 * student.sf(abs(self.mean) / self.error, self.freedom)) if self.error else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the mean; None if undefined."""
+        if self.error is None:
+            return None
+        reach = float(student.isf(SIGNIFICANCE / 2, self.freedom)) * self.error if self.error else 0.0
+        return self.mean - reach, self.mean + reach
+
+    def times(self, factor: float) -> Difference:
+        """Return the difference in another unit."""
+        error = None if self.error is None else self.error * abs(factor)
+        return replace(self, mean=self.mean * factor, error=error, deviation=self.deviation * abs(factor))
+
+
+def keys_of(runs: pl.DataFrame) -> list[tuple[Any, Any]]:
+    """Return a key for each row of a table of runs; runs of two settings with the same key are a pair.
+
+    It consists of the seeds of the run and of its data. A run whose seed is unknown, or whose seeds another run of its
+    setting has too, has no pair, so its key names the setting.
+    """
+    seeds = [pl.col(name) if name in runs.columns else pl.lit(None).alias(name) for name in SEEDS]
+    rows = runs.select("setting", *seeds).rows()
+    counts = Counter(rows)
+    return [row[1:] if row[1] is not None and counts[row] == 1 else (row[0], number) for number, row in enumerate(rows)]
 
 
 def defined(values: Iterable[Value]) -> list[float]:
@@ -65,36 +102,24 @@ def defined(values: Iterable[Value]) -> list[float]:
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
-def summarise(values: Sequence[Value]) -> Summary:
-    """Return the mean of the defined values, and its standard error, the sample deviation over sqrt(count)."""
-    numbers = defined(values)
+def summarise(values: Sequence[Value], factor: float = 1.0) -> Summary:
+    """Return the mean of the defined values times ``factor``, and its standard error, deviation / sqrt(count)."""
+    numbers = [factor * value for value in defined(values)]
     mean = statistics.fmean(numbers) if numbers else None
     error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
     return Summary(mean, error, len(numbers), len(values) - len(numbers))
 
 
-def welch(values: Sequence[Value], others: Sequence[Value]) -> Value:
-    """Return the two-sided p-value of Welch's t test, which does not assume equal variances, that the means are equal.
+def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
+    """Return the difference of values to ``mean``, with Student's t test; None without values.
 
-    None if a sample has fewer than two values, or if neither varies.
+    The p-value is undefined for fewer than two values, and if they are all equal. ``scipy.stats.ttest_1samp`` warns if
+    they are nearly so.
     """
-    first, second = defined(values), defined(others)
-    if min(len(first), len(second)) < 2 or (len(set(first)) == 1 and len(set(second)) == 1):
+    if values.mean is None:
         return None
-    # ttest_ind computes the deviations itself, and warns if one of them is 0
-    sizes = [(statistics.fmean(each), statistics.stdev(each), len(each)) for each in (first, second)]
-    return float(ttest_ind_from_stats(*sizes[0], *sizes[1], equal_var=False).pvalue)
-
-
-def one_sample(values: Summary, mean: float = 0.0) -> Value:
-    """Return the two-sided p-value of Student's t test that the true mean is ``mean``; None if undefined.
-
-    It is undefined for fewer than two values, and if they are all equal. ``scipy.stats.ttest_1samp`` warns if they are
-    nearly so.
-    """
-    if values.mean is None or not values.error:
-        return None
-    return float(2 * student.sf(abs(values.mean - mean) / values.error, values.count - 1))
+    spread = values.error, values.count, values.count, values.count - 1, values.deviation
+    return Difference(values.mean - mean, *spread, values.undefined)
 
 
 def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
@@ -120,25 +145,29 @@ def _power(effect: float, runs: int, level: float) -> float:
     return float(noncentral.sf(student.isf(level, runs - 1), runs - 1, effect * math.sqrt(runs)))
 
 
-def difference(values: Mapping[int, Value], others: Mapping[int, Value], fewest: int = 1) -> Difference | None:
-    """Compare two settings, given the values of their runs by seed; None if one of them has no value.
+def difference(values: Values, others: Values, factor: float = 1.0) -> Difference | None:
+    """Compare ``values`` with ``others`` times ``factor``; None if a setting has no value.
 
-    If at least ``fewest`` runs share seeds, the difference and its standard error are those of pairs of equal seed,
-    since both runs of a pair start from the same state and see rows in the same order. Otherwise it is the difference
-    of the two means.
+    If at least ``FEWEST`` runs are pairs, the difference is that of the pairs, since both runs of a pair start from the
+    same state and see the same rows in the same order. Otherwise it is the difference of the two means.
     """
-    mine, theirs = summarise(list(values.values())), summarise(list(others.values()))
+    mine, theirs = (summarise(list(each.values()), by) for each, by in ((values, 1.0), (others, factor)))
     if mine.mean is None or theirs.mean is None:
         return None
-    pairs = [(value, others[seed]) for seed, value in values.items() if seed in others]
-    apart = defined(a - b for a, b in pairs if a is not None and b is not None)
-    paired = summarise(apart)
-    if paired.mean is not None and paired.count >= fewest:
-        return Difference(paired.mean, paired.error, paired.count, one_sample(paired), paired.deviation)
-    errors = mine.error, theirs.error
-    error = None if None in errors else math.hypot(*(e for e in errors if e is not None))
-    p, deviation = welch(list(values.values()), list(others.values())), math.hypot(mine.deviation, theirs.deviation)
-    return Difference(mine.mean - theirs.mean, error, 0, p, deviation)
+    undefined = mine.undefined + theirs.undefined
+    pairs = [(value, others[run]) for run, value in values.items() if run in others]
+    paired = summarise([a - factor * b for a, b in pairs if a is not None and b is not None])
+    if paired.count >= FEWEST:
+        return one_sample(replace(paired, undefined=undefined))
+    mean, deviation = mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation)
+    runs = min(mine.count, theirs.count)
+    if mine.error is None or theirs.error is None:
+        return Difference(mean, None, runs, 0, 0.0, deviation, undefined)
+    error = math.hypot(mine.error, theirs.error)
+    shares = [(each.error or 0.0) / error for each in (mine, theirs)] if error else [1.0, 1.0]
+    # Welch (1947), since the variances may differ
+    freedom = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
+    return Difference(mean, error, runs, 0, freedom, deviation, undefined)
 
 
 def gain(value: Value, single: Value, higher: bool) -> float:
@@ -164,7 +193,8 @@ def with_delta(
     """Add the column ``delta_m`` if there is a finished single-task run; null for data without one.
 
     ``data``, ``single``: of each row, the name of its data and whether its network is single_task. If several
-    settings are single_task, runs are compared with the first.
+    settings are single_task, runs are compared with the first: each with its pair if all have one, else all, also those
+    of single_task, with the mean. So the spread of single_task is in its own values where it is not in the others'.
     """
     columns = {f"test {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
     columns = {name: up for name, up in columns.items() if name in table.columns}
@@ -173,12 +203,14 @@ def with_delta(
     for rows in done.partition_by("data"):
         alone = rows.filter("single")
         bases = alone.filter(pl.col("setting") == pl.first("setting"))
-        for row in rows.iter_rows(named=True) if len(bases) else ():
+        base, runs = dict(zip(keys_of(bases), bases.iter_rows(named=True), strict=True)), keys_of(rows)
+        means = {name: summarise(bases[name].to_list()).mean for name in columns}
+        for key, row in zip(runs, rows.iter_rows(named=True), strict=True) if base else ():
             known = {name: up for name, up in columns.items() if row[name] is not None}
-            same = bases.filter(pl.col("seed") == pl.lit(row["seed"]))
-            singles = [summarise((same if len(same) else bases)[name].to_list()).mean for name in known]
+            singles = base[key] if base.keys() >= set(runs) else means
             if known:
-                found[row["run"]] = delta_m([row[name] for name in known], singles, list(known.values()))
+                values, others = ([each[name] for name in known] for each in (row, singles))
+                found[row["run"]] = delta_m(values, others, list(known.values()))
     if not found:
         return table
     return table.with_columns(pl.Series(DELTA, [found.get(run) for run in table["run"]], pl.Float64))

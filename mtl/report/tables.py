@@ -13,7 +13,7 @@ from rich.text import Text
 from mtl.report.compare import Comparison
 from mtl.report.grid import Entry, Listing, Published, grid
 from mtl.report.runs import FINISHED, Runs
-from mtl.report.statistics import SIGNIFICANCE
+from mtl.report.statistics import FEWEST, SIGNIFICANCE
 
 _MOST_NAMED = 10  # unfinished runs that are named; summary.csv has all
 _LONGEST_REASON = 300  # characters
@@ -63,8 +63,8 @@ def explanation(comparison: Comparison, best: str) -> list[str]:
     ]
     if apart := [each for quantity in comparison.quantities for each in quantity.differences.values() if each]:
         paired = {bool(each.pairs) for each in apart}
-        how = "over runs of the same seed" if any(paired) else "of the means"
-        how += " where there are any" if len(paired) > 1 else ""
+        how = "over runs of the same seeds" if any(paired) else "of the means"
+        how += f" where there are {FEWEST}" if len(paired) > 1 else ""
         names = {True: "Student's paired t test", False: "Welch's t test"}
         tests = {names[bool(each.pairs)] for each in apart if each.p is not None}
         line = f"Second line: difference to {first}, {how}"

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.stats import t as student
-
 from mtl.report.runs import Runs
-from mtl.report.statistics import SIGNIFICANCE, Summary, Value, gain, one_sample, runs_to_decide, summarise
+from mtl.report.statistics import SIGNIFICANCE, Difference, Value, Values, difference, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
@@ -18,35 +16,34 @@ SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "unde
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of ``task`` in ``setting`` over training alone, in percent, over pairs of runs of the same seed.
+    """The gain of ``task`` in ``setting`` over training alone, in percent of the mean alone; None if undefined.
 
-    ``mates``: the tasks it shares with. ``p``: of Student's paired t test, corrected by Holm's method for the number of
+    ``mates``: the tasks it shares with. ``p``: of the difference, corrected by Holm's method for the number of
     ``comparisons``. ``interval``: at 95 %, not corrected.
     """
 
     setting: str
     task: str
     mates: tuple[str, ...]
-    found: Summary
+    found: Difference | None
     p: Value = None
     comparisons: int = 1
 
     @property
     def mean(self) -> float:
-        """The mean gain; -inf if undefined."""
-        return -math.inf if self.found.mean is None else self.found.mean
+        """The mean gain; -inf if it is undefined for any run."""
+        return -math.inf if self.found is None or self.found.undefined else self.found.mean
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's confidence interval of the mean; None if undefined."""
-        if self.found.error is None:
-            return None
-        reach = float(student.ppf(0.975, self.found.count - 1)) * self.found.error
-        return self.mean - reach, self.mean + reach
+        """The confidence interval of the mean; None if undefined."""
+        return None if self.found is None else self.found.interval
 
     @property
     def verdict(self) -> str:
-        """One of the four verdicts."""
+        """One of the four verdicts; runs without a value leave a gain undecided."""
+        if self.found is None or self.found.undefined:
+            return UNDECIDED
         if self.p is not None and self.p < SIGNIFICANCE:
             return SHARE if self.mean > 0 else NOT
         ends = self.interval
@@ -55,14 +52,17 @@ class Gain:
     @property
     def advice(self) -> str:
         """What would settle an undecided gain: how many seeds, if the true gain and deviation are those measured."""
-        if not self.found.mean or not self.found.error:
-            return "alone has a metric of 0" if self.found.mean is None else "more seeds would tell"
-        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons), self.found.count + 1)
+        if self.found is None:
+            return "alone has a metric of 0, or no value"
+        if self.found.undefined or not self.found.mean or not self.found.error:
+            return f"{self.found.undefined} runs have no value" if self.found.undefined else "more seeds would tell"
+        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons), self.found.runs + 1)
         return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
 
     def __str__(self) -> str:
-        error = "" if self.found.error is None else f" ± {self.found.error:.2g}"
-        return "undefined" if self.found.mean is None else f"{self.mean:+.2g} %{error}"
+        if self.found is None:
+            return "undefined"
+        return f"{self.found.mean:+.2g} %" + ("" if self.found.error is None else f" ± {self.found.error:.2g}")
 
 
 def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Gain]:
@@ -74,12 +74,17 @@ def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]]) -> list[
     for setting, of_tasks in mates.items():
         for task, others in of_tasks.items():
             column = f"test {task}/{runs.main.get(task)}"
-            alone, up = runs.values(ALONE, column), runs.is_higher_better(column) is not False
-            values = [gain(value, alone.get(seed), up) for seed, value in runs.values(setting, column).items()]
             if others:
-                summary = summarise(values)
-                found.append(Gain(setting, task, tuple(others), summary, one_sample(summary)))
+                up = runs.is_higher_better(column) is not False
+                apart = percent(runs.values(setting, column), runs.values(ALONE, column), up)
+                found.append(Gain(setting, task, tuple(others), apart, apart.p if apart else None))
     return holm(found)
+
+
+def percent(values: Values, alone: Values, higher: bool) -> Difference | None:
+    """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
+    base, found = summarise(list(alone.values())).mean, difference(values, alone)
+    return found.times((100 if higher else -100) / abs(base)) if found and base else None
 
 
 def holm(found: Sequence[Gain]) -> list[Gain]:
@@ -113,13 +118,13 @@ def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: i
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
 
-def recommended(deltas: Mapping[str, Sequence[Value]]) -> tuple[str, str]:
-    """Return the setting with the largest mean delta-m among those whose delta-m is above 0, else ``alone``, and why.
+def recommended(deltas: Mapping[str, Values]) -> tuple[str, str]:
+    """Return the setting with the largest mean delta-m among those whose delta-m is above that of ``alone``, and why.
 
-    Above 0: by Student's t test over seeds, corrected by Holm's method for the number of settings.
+    Above: by the t test, corrected by Holm's method for the number of settings. If none is, ``alone``.
     """
-    summaries = {name: summarise(values) for name, values in deltas.items()}
-    found = holm([Gain(name, "", (), each, one_sample(each)) for name, each in summaries.items()])
+    apart = {name: difference(values, deltas[ALONE]) for name, values in deltas.items() if name != ALONE}
+    found = holm([Gain(name, "", (), each, each.p if each else None) for name, each in apart.items()])
     ordered = sorted(found, key=lambda g: -g.mean)
     for best in ordered:
         if best.verdict == SHARE:

@@ -64,7 +64,7 @@ def share(
             run(list(found.pairs.values()), seeds)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)
             for each in found.gains_over_alone(found.pairs):
-                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.found.mean
+                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.mean
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
             found.groups = partition(found.gains, options.groups)
             if 1 < len(found.groups) < len(tasks):

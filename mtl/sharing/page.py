@@ -40,8 +40,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     answers = {task: answer(task, [*sharing, *pairs], gates, len(found.tasks)) for task in found.tasks}
     gains = [*sharing, *gates, *pairs]
     done = runs.table.filter(state=FINISHED)
-    compared = [name for name in found.settings if name != ALONE and DELTA in done.columns]
-    deltas = {name: done.filter(setting=name)[DELTA].to_list() for name in compared}
+    deltas = {name: runs.values(name, DELTA) for name in found.settings}
     chosen, why = recommended(deltas)
     command = shlex.join(["mtl", "train", *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
     affinity = found.affinity()
@@ -55,7 +54,7 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
         "groups": groups,
         "predicted_gain": found.predicted_gain(),
         "gains": [asdict(each) | {"verdict": each.verdict, "advice": each.advice} for each in gains],
-        "delta_m": {name: _json(values) for name, values in deltas.items()},
+        "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
     }
     write_json(found.folder / "share.json", content)

@@ -84,7 +84,7 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     settings = [each["setting"] for each in found["gains"]]
     assert {"together", "softmax", "pairs 1"} <= set(settings)
     assert len([setting for setting in settings if "pairs" in setting]) == 6  # each of two tasks of three pairs
-    assert {each["found"]["count"] for each in found["gains"]} == {2}
+    assert {each["found"]["runs"] for each in found["gains"]} == {2}
     assert len(found["delta_m"]["together"]) == 2
     text = (folder / "report.html").read_text()
     assert all(word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval"))

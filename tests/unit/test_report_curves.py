@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from mtl.cli import report
 from mtl.report import curves
 from mtl.report.runs import read_runs
-from mtl.report.statistics import Difference, Summary, difference, summarise, welch
+from mtl.report.statistics import Difference, Summary, difference, summarise
 from tests.run_folders import write_run
 
 
@@ -91,7 +91,9 @@ def test_agreement_with_scipy(values: list[float], others: list[float]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a sample that does not vary
         expected = ttest_ind(values, others, equal_var=False).pvalue
-    assert welch(values, others) == pytest.approx(expected)
+    apart = difference(dict(enumerate(values)), dict(enumerate(others, 10)))
+    assert apart is not None
+    assert apart.p == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +113,29 @@ def test_summary_counts_what_is_undefined(values: list[float | None], summary: S
 
 @pytest.mark.parametrize("others", [[], [1.0], [2.0, 2.0], [None, 1.0]])
 def test_no_test_without_spread(others: list[float | None]) -> None:
-    assert welch([3.0, 3.0], others) is None
+    found = difference({1: 3.0, 2: 3.0}, dict(enumerate(others, 10)))
+    assert found is None or found.p is None
 
 
 def test_differences_are_between_runs_of_one_seed() -> None:
-    mine, theirs = {1: 3.0, 2: 5.0, 3: None, 4: 9.0}, {1: 1.0, 2: 4.0, 3: 7.0, 5: 0.0}
-    p = ttest_rel([3.0, 5.0], [1.0, 4.0]).pvalue
-    assert difference(mine, theirs) == Difference(1.5, 0.5, 2, pytest.approx(p), pytest.approx(0.5**0.5))  # of 2 and 1
-    assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 2: 4.0}) == Difference(1.0, 0.0, 2, None)  # equal differences
-    assert difference({1: 3.0, 2: 5.0}, {1: 2.0, 3: 4.0}) == Difference(1.0, None, 1, None)  # one pair
+    mine, theirs = {1: 3.0, 2: 5.0, 3: None, 4: 9.0, 6: 2.0}, {1: 1.0, 2: 4.0, 3: 7.0, 5: 0.0, 6: 2.0}
+    found = difference(mine, theirs)  # of 2, 1 and 0
+    assert found == Difference(1.0, pytest.approx(3**-0.5), 3, 3, 2, pytest.approx(1.0), undefined=1)
+    assert found.p == pytest.approx(ttest_rel([3.0, 5.0, 2.0], [1.0, 4.0, 2.0]).pvalue)
+    assert found.interval == pytest.approx(ttest_rel([3.0, 5.0, 2.0], [1.0, 4.0, 2.0]).confidence_interval())
+    equal = difference({1: 3.0, 2: 5.0, 3: 0.0}, {1: 2.0, 2: 4.0, 3: -1.0})
+    assert equal == Difference(1.0, 0.0, 3, 3, 2)  # equal differences
+    assert equal.p is None
 
 
-def test_difference_without_common_seeds_is_that_of_the_means() -> None:
-    found = difference({1: 3.0, 2: 5.0}, {3: 1.0, 4: 4.0})
+@pytest.mark.parametrize("seed", [3, 1])
+def test_difference_with_fewer_than_three_pairs_is_that_of_the_means(seed: int) -> None:
+    mine, theirs = {1: 3.0, 2: 5.0, 5: 4.5}, {seed: 1.0, 4: 4.0}
+    found, scipys = difference(mine, theirs), ttest_ind([*mine.values()], [*theirs.values()], equal_var=False)
     assert found is not None
-    assert (found.mean, found.pairs) == (1.5, 0)
-    assert found.error == pytest.approx(math.sqrt(1.0 + 2.25))
-    assert found.p == pytest.approx(ttest_ind([3.0, 5.0], [1.0, 4.0], equal_var=False).pvalue)
-    assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 0, None)
+    assert (found.mean, found.runs, found.pairs) == (pytest.approx(25 / 6 - 2.5), 2, 0)
+    assert (found.p, found.freedom) == (pytest.approx(scipys.pvalue), pytest.approx(scipys.df))
+    assert found.interval == pytest.approx(scipys.confidence_interval())
+    assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 1, 0)
     assert difference({1: None}, {1: 1.0}) is None
     assert difference({1: 1.0}, {}) is None

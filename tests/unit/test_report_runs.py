@@ -142,3 +142,11 @@ def test_overrides_that_say_what_was_trained(tmp_path: Path) -> None:
 )
 def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading: str, names: list[str]) -> None:
     assert labels(options) == (heading, names)
+
+
+def test_the_seed_of_the_data_is_read_from_the_configuration(tmp_path: Path) -> None:
+    for number, config in enumerate([{"data": {"seed": 7}}, {"data": None}, {}]):
+        write_run(tmp_path / str(number), [], {"loss": 1.0}, seed=3, config=config)
+    runs = read_runs([tmp_path])
+    assert runs.table.select("seed", "data_seed").rows() == [(3, 7), (3, None), (3, None)]
+    assert list(runs.values("all runs", "test loss")) == [(3, 7), ("all runs", 1), ("all runs", 2)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from rich.console import Console
+from scipy.stats import ttest_ind, ttest_rel
 
 from mtl.checks import InputError
 from mtl.cli.report import main
 from mtl.report.compare import Comparison, compare
 from mtl.report.grid import grid
-from mtl.report.runs import Runs, by_data, read_runs, with_means
+from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
 from mtl.report.statistics import delta_m
 from mtl.report.tables import console_tables, explanation, markdown, written
 from tests.run_folders import write_run
@@ -71,11 +73,11 @@ def test_console_at_80_columns(sweep: Path) -> None:
         "─" * 73,
         "mmoe                2    0.5000 ± 0.0000    0.710 ± 0.010     1.60 ± 0.10",
         "shared_bottom       2    0.5000 ± 0.0000    0.695 ± 0.015      1.50 (1/2)",
-        "                                 +0.0000    -0.015 p=0.20           +0.00",
+        "                                 +0.0000    -0.015 p=0.50           -0.10",
         "single_task         2    0.5000 ± 0.0000   0.795 ± 0.105*    1.30 ± 0.10*",
-        "                                 +0.0000           -0.010           -0.10",
+        "                                 +0.0000    +0.085 p=0.57    -0.30 p=0.17",
     ]
-    assert comparison.notes == ["single_task has 1 seed in common with mmoe, whose differences are shown."]
+    assert comparison.notes == []
     assert any(line.startswith("(m/n)") for line in explanation(comparison, "in bold"))
 
 
@@ -89,9 +91,59 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
     assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
     assert lines[2] == ("| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |")
     assert lines[4] == "| shared_bottom, published |  | 0.4 | 0.65 ± 0.01 | - |"
-    assert "| **0.795 ± 0.105**<br>-0.010 |" in lines[5]
+    assert "| **0.795 ± 0.105**<br>+0.085 ± 0.105 p=0.57 |" in lines[5]
     assert lines[6] == "| gumbel, published |  | 0.25 | - | - |"
-    assert any("p: Student's paired t test, two-sided; *: p < 0.05" in line for line in table.notes)
+    assert any("of the means; p: Welch's t test, two-sided; *: p < 0.05" in line for line in table.notes)
+
+
+def losses(**settings: list[tuple[Any, Any, float]]) -> Comparison:
+    """Compare runs of some settings, each given as (seed, data.seed, loss)."""
+    rows = [(name, FINISHED, *row) for name, own in settings.items() for row in own]
+    columns = {
+        "setting": pl.String,
+        "state": pl.String,
+        "seed": pl.Int64,
+        "data_seed": pl.Int64,
+        "test loss": pl.Float64,
+    }
+    return compare(Runs(pl.DataFrame(rows, columns, orient="row"), "gate", {}, {"loss": False}))
+
+
+ONE, TWO = [1.0, 2.0, 3.0], [1.11, 2.10, 3.12]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "others", "pairs"),
+    [
+        ([(1, 0), (1, 0), (1, 0)], [(2, 0), (2, 0), (2, 0)], 0),
+        ([(1, 0), (1, 0), (1, 0)], [(1, 0), (1, 0), (1, 0)], 0),
+        ([(None, 0)] * 3, [(None, 0)] * 3, 0),
+        ([(1, 0), (2, 0), (3, 0)], [(1, 0), (2, 0), (4, 0)], 0),  # two pairs are too few
+        ([(1, 0), (2, 0), (3, 0)], [(1, 7), (2, 7), (3, 7)], 0),  # on other rows
+        ([(1, 0), (2, 0), (3, 0)], [(1, None), (2, None), (3, None)], 0),
+        ([(1, 0), (2, 0), (3, 0)], [(1, 0), (2, 0), (3, 0)], 3),
+        ([(1, 0), (1, 1), (1, 2)], [(1, 0), (1, 1), (1, 2)], 3),
+        ([(1, None), (2, None), (3, None)], [(1, None), (2, None), (3, None)], 3),
+    ],
+)
+def test_only_runs_of_equal_and_unique_seeds_are_pairs(seeds: Any, others: Any, pairs: int) -> None:
+    test = ttest_rel(TWO, ONE) if pairs else ttest_ind(TWO, ONE, equal_var=False)
+    for order in ([0, 1, 2], [2, 0, 1]):  # of the rows
+        first = [(*seed, value) for seed, value in zip(seeds, ONE, strict=True)]
+        second = [(*others[n], TWO[n]) for n in order]
+        found = losses(A=first, B=second).quantities[0].differences["B"]
+        assert found is not None
+        assert (found.pairs, found.mean) == (pairs, pytest.approx(0.11))
+        assert found.p == pytest.approx(test.pvalue)
+
+
+def test_one_common_seed_does_not_outweigh_the_others() -> None:
+    x, y = [1.0, 1.1, 0.9, 1.05, 0.95], [3.0, 0.3, 0.4, 0.5, 1.1]
+    comparison = losses(A=[(n, 0, v) for n, v in enumerate(x)], B=[(n and n + 9, 0, v) for n, v in enumerate(y)])
+    found = comparison.quantities[0].differences["B"]
+    assert found is not None
+    assert found.mean == pytest.approx(0.06)  # not 2, that of seed 0
+    assert comparison.notes == []
 
 
 @pytest.mark.parametrize("num_settings", [1, 3, 16])
@@ -182,7 +234,7 @@ def test_sign_by_direction_and_undefined() -> None:
         assert math.isnan(delta_m(values, singles, [True, False]))
 
 
-def test_runs_are_paired_by_seed_within_their_data(tmp_path: Path) -> None:
+def test_delta_m_is_by_pairs_if_all_runs_have_one_and_else_by_means(tmp_path: Path) -> None:
     def run(network: str, seed: int, click: float, data: str = "a") -> None:
         words, test = [f"network={network}"], {"loss": 1.0, "click/auprc": click, "minutes/mse": 2.0}
         choices = {"network": network, "data": data}
@@ -190,14 +242,22 @@ def test_runs_are_paired_by_seed_within_their_data(tmp_path: Path) -> None:
 
     for seed, click in ((0, 0.5), (1, 0.4)):
         run("single_task", seed, click)
-    for seed, click in ((0, 0.6), (1, 0.6), (2, 0.45)):  # seed 2 is compared with the mean, 0.45
-        run("mmoe", seed, click)
+    for seed in (0, 1):
+        run("mmoe", seed, 0.6)
+    runs = read_runs([tmp_path])
+    assert dict(zip(runs.table["run"], runs.table["delta_m"], strict=True)) == {
+        str(tmp_path / name): pytest.approx(value)
+        for name, value in {"single_task0a": 0, "single_task1a": 0, "mmoe0a": 10, "mmoe1a": 25}.items()
+    }
+    run("mmoe", 2, 0.45)  # the mean of single_task
     run("mmoe", 3, 0.9, data="b")
     runs = read_runs([tmp_path])
     assert dict(zip(runs.table["seed"], runs.table["delta_m"], strict=True))[3] is None  # other data
     [delta] = [each for each in compare(runs).quantities if each.column == "delta_m"]
-    assert delta.values["single_task"] == {0: 0.0, 1: 0.0}
-    assert [delta.values["mmoe"][seed] for seed in range(3)] == pytest.approx([10.0, 25.0, 0.0])
+    assert list(delta.values["single_task"].values()) == pytest.approx([100 / 18, -100 / 18])
+    assert [value for value in delta.values["mmoe"].values() if value is not None] == pytest.approx(
+        [100 / 6, 100 / 6, 0]
+    )
     assert any("Maninis" in note for note in compare(runs).notes)
 
 

@@ -23,7 +23,7 @@ from mtl.networks.baselines import Grouped, SharedBottom
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.report.runs import Runs
-from mtl.report.statistics import Summary
+from mtl.report.statistics import Difference
 from mtl.sharing import grouping
 from mtl.sharing.answer import Gain, answer, gains, holm, recommended
 from mtl.sharing.grouping import partition, predicted, rounds_of_pairs
@@ -74,7 +74,7 @@ def test_rounds_have_each_pair_once(tasks: int) -> None:
 
 
 def gain(mean: float, error: float, p: float | None, mates: tuple[str, ...] = ("b",), count: int = 5) -> Gain:
-    return Gain("together", "a", mates, Summary(mean, error, count), p)
+    return Gain("together", "a", mates, Difference(mean, error, count, count, count - 1, error * count**0.5), p)
 
 
 def test_verdicts() -> None:
@@ -95,24 +95,34 @@ def test_holm_corrects_for_all_gains_of_a_kind() -> None:
 
 
 def test_gains_are_paired_by_seed_and_signed_by_direction() -> None:
-    values = {"alone": [(0, 0.5, 2.0), (1, 0.4, None)], "pair": [(0, 0.6, 1.0), (1, 0.6, 1.0)]}
+    values = {
+        "alone": [(0, 0.5, 2.0), (1, 0.4, None), (2, 0.6, 2.5)],
+        "pair": [(2, 0.7, 0.6), (0, 0.6, 1.0), (1, 0.6, 1.0)],
+    }
     rows = [(setting, *row) for setting, own in values.items() for row in own]
     table = pl.DataFrame(rows, ["setting", "seed", "test a/auroc", "test b/mse"], orient="row")
     runs = Runs(
         table.with_columns(state=pl.lit("finished")), "", {"a": "auroc", "b": "mse"}, {"auroc": True, "mse": False}
     )
     first, second = gains(runs, {"pair": {"a": ["b"], "b": ["a"]}})
-    assert first.found.mean == pytest.approx((20 + 50) / 2)
-    assert (second.found.mean, second.found.count) == (pytest.approx(50), 1)  # the other value is missing
+    assert (first.mean, first.interval) == (pytest.approx(100 * 0.4 / 1.5), pytest.approx((-2.02, 55.35), abs=0.01))
+    assert second.found is not None
+    assert (second.found.mean, second.found.undefined) == (pytest.approx(100 * (2.25 - 2.6 / 3) / 2.25), 1)
     assert second.verdict == "undecided"
+    assert second.advice == "1 runs have no value"
     assert gains(runs, {"pair": {"a": []}}) == []
 
 
 def test_only_a_setting_that_is_better_than_alone_is_recommended() -> None:
-    deltas = {"together": [1.0, 1.1, 0.9, 1.0], "groups": [2.0, 2.1, 1.9, 2.0], "topk": [3.0, -3.0, 4.0, math.nan]}
-    assert recommended(deltas)[0] == "groups"
-    assert recommended({"together": [-1.0, -1.1, -0.9]}) == ("alone", "no setting is better beyond doubt")
-    chosen, why = recommended({"together": [-1.0, -1.1, -0.9], "topk": [0.3, -0.1, 0.1]})
+    def of(**deltas: list[float]) -> tuple[str, str]:
+        rows = {"alone": [0.0] * 4, **deltas}
+        return recommended({name: dict(enumerate(row)) for name, row in rows.items()})
+
+    assert (
+        of(together=[1.0, 1.1, 0.9, 1.0], groups=[2.0, 2.1, 1.9, 2.0], topk=[3.0, -3.0, 4.0, math.nan])[0] == "groups"
+    )
+    assert of(together=[-1.0, -1.1, -0.9]) == ("alone", "no setting is better beyond doubt")
+    chosen, why = of(together=[-1.0, -1.1, -0.9], topk=[0.3, -0.1, 0.1])
     assert chosen == "alone"
     assert why.endswith("the best is topk, delta-m +0.1 % ± 0.12, 41 seeds would probably tell")  # with Holm for two
 
