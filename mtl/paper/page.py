@@ -18,15 +18,27 @@ from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import RULES, Judgement, Pairs, Verdict, judge, judge_search
 from mtl.report.grid import listing
 from mtl.report.page import Section, pictures_beside, render, render_markdown
-from mtl.report.runs import FINISHED, Runs, read_named_runs
+from mtl.report.runs import FINISHED, UNFINISHED, Runs, read_named_runs
 from mtl.report.section import PUBLISHED, section_of
+from mtl.report.statistics import SEEDS
 from mtl.report.trials import Trials, best_trials, section_of_trials
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
 FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
 # Columns of the runs in a page's CSV
-KEPT = ("group", "setting", "seed", FLOPS, PUBLISHED, BINARY, "training flops_selected", "parameters", "epochs")
+KEPT = (
+    "group",
+    "setting",
+    "state",
+    *SEEDS,
+    FLOPS,
+    PUBLISHED,
+    BINARY,
+    "training flops_selected",
+    "parameters",
+    "epochs",
+)
 # By group and gate: the words that a search chose, and the trial
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
 
@@ -42,8 +54,9 @@ def write(
     """Write ``report.html``, ``report.md`` and ``runs.csv`` into ``folder``, and print the verdicts.
 
     ``chosen``: the words chosen by the search for each row of the tables. ``searches``: the trials of each group that
-    has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the finished runs stand
-    beside it. ``changed``: words of the command line that replace options of the file; the report begins with them.
+    has any. ``page``: a Markdown file, or a folder for NAME.md; its pictures and a CSV file of the runs that have
+    ended stand beside it. ``changed``: words of the command line that replace options of the file; the report begins
+    with them.
     """
     if best := paper.scale.best:
         groups = {key: best_trials(trials, best)[0] for key, trials in searches.items()}
@@ -74,10 +87,10 @@ def write(
     if page:
         claimed = [column for claim in paper.file.claims for column in (claim.column, claim.other)]
         own = [name for name in dict.fromkeys((*KEPT, *paper.file.columns, *claimed)) if name in table.columns]
-        finished = table.filter(state=FINISHED) if own else table
+        ended = table.filter(pl.col("state") != UNFINISHED) if own else table
         page = page if page.suffix == ".md" else page / f"{paper.name}.md"
         files[page] = render_markdown(title, intro, sections, page.stem).replace(f"{folder.absolute()}/", "")
-        files[page.with_suffix(".csv")] = finished.select(own).write_csv()
+        files[page.with_suffix(".csv")] = ended.select(own).write_csv()
         for name, picture in pictures_beside(page.stem, sections).items():
             write_bytes(page.with_name(name), picture.png)
     for path, text in files.items():
@@ -95,7 +108,8 @@ def judge_again(paper: Paper, page: Path) -> None:
     text = page.read_text()
     before, start, claims = text.partition("## Claims\n")
     claims, end, rest = claims.partition("\n## ")
-    table = pl.read_csv(file, infer_schema_length=None).with_columns(state=pl.lit(FINISHED))
+    table = pl.read_csv(file, infer_schema_length=None)
+    table = table if "state" in table.columns else table.with_columns(state=pl.lit(FINISHED))
     parts = table.partition_by("group", as_dict=True).items()
     groups = {str(key): Runs(rows, "gate", {}, {}) for (key,), rows in parts}
     cells = [line.strip("| ").split(" | ") for line in claims.splitlines() if line.startswith("|")]

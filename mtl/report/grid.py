@@ -126,11 +126,12 @@ def value_text(value: Summary, places: int) -> str:
 def difference_text(found: Difference, places: int, detailed: bool) -> str:
     """Return a difference to the first setting with its p-value, and an asterisk if it is significant.
 
-    ``detailed``: with its standard error.
+    ``detailed``: with its standard error. The runs that have a value, where others have none, are no random ones, so
+    there is no p-value.
     """
     error = f" ± {found.error:,.{places}f}" if detailed and found.error is not None else ""
-    star = "*" if found.p is not None and found.p < SIGNIFICANCE else ""
-    return f"{found.mean:+,.{places}f}{error}{'' if found.p is None else f' {p_text(found.p)}{star}'}"
+    tested = "" if found.p is None or found.undefined else f" {p_text(found.p)}{'*' * (found.p < SIGNIFICANCE)}"
+    return f"{found.mean:+,.{places}f}{error}{tested}"
 
 
 def number_text(value: float, digits: int) -> str:

@@ -91,14 +91,19 @@ class Runs:
         return self.higher.get(re.split("[ /]", column)[-1])
 
     def values(self, setting: str, column: str) -> dict[tuple[Any, Any], Value]:
-        """Return the values of a column in the finished runs of a setting by ``keys_of``; undefined: NaN or None.
+        """Return the values of a column in the runs of a setting that have ended, by ``keys_of``.
 
-        The result is empty if no run has recorded a value, as runs of top-k have no share of binary selectors.
+        An undefined value is NaN or None; that of a failed run, such as one whose loss became infinite, is None, unless
+        a finished run has the same seeds. The result is empty if no finished run has recorded a value, as runs of top-k
+        have no share of binary selectors.
         """
-        done = self.table.filter(setting=setting, state=FINISHED)
-        if column not in done.columns or done[column].is_null().all():
+        ended = self.table.filter(pl.col("state").is_in([FAILED, FINISHED]), setting=setting).sort("state")
+        if (
+            column not in ended.columns
+            or (known := ended.filter(state=FINISHED)[column]).null_count() == len(known) > 0
+        ):
             return {}
-        return dict(zip(keys_of(done), done[column].to_list(), strict=True))
+        return dict(zip(keys_of(ended), ended[column].to_list(), strict=True))  # the finished ones come last
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

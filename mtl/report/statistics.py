@@ -89,12 +89,12 @@ def keys_of(runs: pl.DataFrame) -> list[tuple[Any, Any]]:
     """Return a key for each row of a table of runs; runs of two settings with the same key are a pair.
 
     It consists of the seeds of the run and of its data. A run whose seed is unknown, or whose seeds another run of its
-    setting has too, has no pair, so its key names the setting.
+    setting and state has too, has no pair, so its key names the setting.
     """
     seeds = [pl.col(name) if name in runs.columns else pl.lit(None).alias(name) for name in SEEDS]
-    rows = runs.select("setting", *seeds).rows()
+    rows = runs.select("setting", "state", *seeds).rows()
     counts = Counter(rows)
-    return [row[1:] if row[1] is not None and counts[row] == 1 else (row[0], number) for number, row in enumerate(rows)]
+    return [row[2:] if row[2] is not None and counts[row] == 1 else (row[0], number) for number, row in enumerate(rows)]
 
 
 def defined(values: Iterable[Value]) -> list[float]:

@@ -66,7 +66,7 @@ def explanation(comparison: Comparison, best: str) -> list[str]:
         how = "over runs of the same seeds" if any(paired) else "of the means"
         how += f" where there are {FEWEST}" if len(paired) > 1 else ""
         names = {True: "Student's paired t test", False: "Welch's t test"}
-        tests = {names[bool(each.pairs)] for each in apart if each.p is not None}
+        tests = {names[bool(each.pairs)] for each in apart if each.p is not None and not each.undefined}
         line = f"Second line: difference to {first}, {how}"
         if tests:
             line += f"; p: {' or '.join(sorted(tests))}, two-sided; *: p < {SIGNIFICANCE:g}, not corrected for the "
@@ -74,7 +74,8 @@ def explanation(comparison: Comparison, best: str) -> list[str]:
         lines.append(f"{line}.")
     if any(mean.undefined for mean in means):
         lines.append(
-            "(m/n): only m of n runs have a defined value, which the mean is of; such a setting is never best."
+            "(m/n): only m of n runs have a defined value, which the mean is of; such a setting is never best and "
+            "not tested."
         )
     return [*lines, *comparison.notes]
 

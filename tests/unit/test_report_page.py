@@ -62,7 +62,7 @@ def test_a_page_stands_alone_and_shows_what_went_wrong(named: Named) -> None:
     assert table["COMET"][1] == "0.5100 ± 0.0100"
     assert table["COMET, published"] == ["", "0.49 ± 0.01", "-"]
     assert table["alone"] == ["1", "0.5500+0.0400", "0.5000-0.2150"]
-    assert table["broken"] == ["0 of 1", "-", "-"]
+    assert table["broken"] == ["0 of 1", "- (0/1)", "- (0/1)"]
     assert 'class="published"' in page
     assert "<b>0.5100 ± 0.0100</b>" in page
     assert "of the means; p: Welch&#39;s t test, two-sided; *: p &lt; 0.05" in page

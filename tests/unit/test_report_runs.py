@@ -12,7 +12,9 @@ import pytest
 
 from mtl.checks import InputError
 from mtl.cli.report import main
+from mtl.report.compare import compare
 from mtl.report.runs import find_runs, given_options, labels, read_named_runs, read_runs
+from mtl.report.statistics import difference
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc"}
@@ -142,6 +144,16 @@ def test_overrides_that_say_what_was_trained(tmp_path: Path) -> None:
 )
 def test_labels_leave_out_what_runs_share(options: list[dict[str, str]], heading: str, names: list[str]) -> None:
     assert labels(options) == (heading, names)
+
+
+def test_a_failed_run_has_no_value_unless_it_was_repeated(tmp_path: Path) -> None:
+    failed = {"test": None, "log": "12:00:01 ERROR mtl: step 3: the loss is nan\n"}
+    for number, (seed, own) in enumerate([(0, {}), (1, {}), (2, failed), (1, failed), (3, {"test": None})]):
+        write_run(tmp_path / str(number), [], **{"test": {"loss": 1.0}, "seed": seed, **own})
+    runs = read_runs([tmp_path])
+    assert runs.values("all runs", "test loss") == {(2, None): None, (0, None): 1.0, (1, None): 1.0}
+    assert compare(runs).quantities[0].best == set()
+    assert difference(runs.values("all runs", "test loss"), {(9, None): 1.0}).undefined == 1  # type: ignore[union-attr]
 
 
 def test_the_seed_of_the_data_is_read_from_the_configuration(tmp_path: Path) -> None:

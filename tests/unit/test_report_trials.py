@@ -148,7 +148,7 @@ def test_report_of_a_study(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "NaN loss &lt;in expert 3&gt;" in page
     assert page.count("<img") == 1  # the budget; the runs have logged nothing
     assert "| comet | 2 | " in text
-    assert "| topk | 0 of 5 | - | - |" in text
+    assert "| topk | 0 of 5 | - (0/1) | - (0/1) | - (0/1) |" in text
     assert len((folder / "summary.csv").read_text().splitlines()) == 46
     with pytest.raises(SystemExit, match="error: outputs: give folders of runs or studies, not both"):
         main(["study=s", "outputs"])

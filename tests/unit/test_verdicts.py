@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import Verdict, advantage, judge, judge_search, seeds_to_decide
+from mtl.paper.verdicts import RULES, Verdict, advantage, judge, judge_search, seeds_to_decide
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
 NAMES = {"a": "A", "b": "B", "c": "C"}
@@ -77,6 +77,12 @@ BOTH = {"than": ["b", "c"]}
         # runs that never became binary do not support "after at most 5 epochs"
         ({"a": [*THREE, NAN]}, {"than": [], "at_most": 5}, UNDECIDED, "1.1 ± 0.058 (1 run without a value), 3 runs"),
         ({"a": [*THREE, NAN]}, {"than": [], "at_most": 0.1}, CONTRADICTED, None),
+        # the runs that are left over of a gate are its better ones
+        ({"a": [*LOW, NAN, None], "b": HIGH}, {}, UNDECIDED, None),
+        ({"a": [*LOW, NAN], "b": HIGH}, {"by": 0.1}, UNDECIDED, None),
+        ({"a": [*HIGH, NAN], "b": LOW}, {}, CONTRADICTED, None),
+        ({"a": HIGH, "b": [*LOW, NAN]}, {}, UNDECIDED, None),
+        ({"a": LOW, "b": [*HIGH, NAN]}, {}, HOLDS, None),
         # of several comparisons the weakest counts
         ({"a": LOW, "b": HIGH, "c": HIGH}, BOTH, HOLDS, None),
         ({"a": LOW, "b": HIGH, "c": OTHER}, BOTH, UNDECIDED, None),
@@ -148,6 +154,18 @@ def test_rules_on_simulated_runs(paired: bool) -> None:
     assert nothing[UNDECIDED] > 270
     assert simulated(0.15, 30, 0.15, paired)[HOLDS] > 240
     assert simulated(0.15, 30, 0.5, paired)[CONTRADICTED] > 270  # not nearly as large as claimed
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_the_rules_state_the_error_on_skewed_values_against_constant_ones(seeds: int) -> None:
+    random, claim = np.random.default_rng(0), Claim(text="t", group="g", column="c", gate="a", than=["b"])
+    wrong = 0
+    for _ in range(3000):  # both gates have the same mean, so that "contradicted" is wrong
+        skewed = random.lognormal(-0.5, 1.0, seeds)
+        values = {"a": dict.fromkeys(range(seeds), 1.0), "b": dict(enumerate(skewed.tolist()))}
+        wrong += judge(claim, values, NAMES).verdict == CONTRADICTED
+    assert 0.15 < wrong / 3000 < 0.185
+    assert "16 to 18 % contradict a true claim" in RULES
 
 
 def test_the_number_of_trials_by_hand() -> None:
