@@ -48,6 +48,7 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             enable_version_counter=False,
         )
         self._is_lost = False  # whether a resumed run lacks its best checkpoint
+        self.validation: dict[str, float] = {}  # the metrics of the validation that chose the best checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_lost and trainer.is_global_zero:
@@ -70,10 +71,14 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
         if not math.isfinite(value):
             log.warning("epoch %d: %s is %s, so its checkpoint is not kept", trainer.current_epoch, self.monitor, value)
             return
-        super().on_train_epoch_end(trainer, pl_module)
+        best, validation, metrics = self.best_model_score, self.validation, trainer.callback_metrics
+        self.validation = {name: float(value) for name, value in metrics.items() if name.startswith("val/")}
+        super().on_train_epoch_end(trainer, pl_module)  # the checkpoint holds the state of this callback
+        if self.best_model_score is best:
+            self.validation = validation
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_model_score": self.best_model_score}
+        return {"best_model_score": self.best_model_score, "validation": self.validation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the score, if the checkpoint with it is in ``dirpath``."""
@@ -83,3 +88,4 @@ class BestCheckpoint(Watcher, ModelCheckpoint):
             self.best_model_path = self.kth_best_model_path = str(path)
             self.best_model_score = self.kth_value = score
             self.best_k_models = {str(path): score}
+            self.validation = state_dict.get("validation", {})

@@ -42,6 +42,7 @@ class TensorDataModule(LightningDataModule):
     """
 
     encoder_kind: ClassVar[type[RowEncoder]]
+    random_split: bool = False  # whether ``seed`` draws the test rows among the rows that there are
     row_encoder: RowEncoder | None = None  # after ``setup()`` or ``load_state_dict()``, if rows have a raw form
 
     @validated

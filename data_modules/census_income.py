@@ -68,6 +68,7 @@ class CensusIncomeDataModule(TableDataModule):
         numbers = [name for name in NUMBERS if name not in ignore]
         columns: dict[str, Any] = {"categorical": categories, "numeric": numbers}
         super().__init__(self.files["train"], TASKS, data_dir, ignore=ignore, null_values=(), **columns, **common)
+        self.random_split = False  # the test rows are always half of the official ones
 
     def prepare_data(self) -> None:
         archive = self.folder / "census+income+kdd.zip"

@@ -44,6 +44,8 @@ class DigitsDataModule(TensorDataModule):
     channels. All data is kept in memory: 2.2 GB, and 4.5 GB while loading.
     """
 
+    random_split = True
+
     @validated
     def __init__(
         self,

@@ -44,6 +44,7 @@ class InteractionsDataModule(TensorDataModule):
     """
 
     encoder_kind = PairEncoder
+    random_split = True
     task: ClassVar[str]
     input: ClassVar[str]
     item: ClassVar[str]

@@ -65,6 +65,7 @@ class KuaiRandDataModule(TableDataModule):
         columns: dict[str, Any] = {"categorical": CATEGORIES, "numeric": NUMBERS, "ignore": unread, "separator": ","}
         pattern = Path(glob.escape(str(folder))) / f"log_{log}_*_{ending}"
         super().__init__(pattern, kinds, data_dir, **columns, **common)
+        self.random_split = False
 
     def prepare_data(self) -> None:
         for file in self.logs:

@@ -42,6 +42,8 @@ class OmniglotDataModule(TasksDataModule):
     are averaged over areas.
     """
 
+    random_split = True
+
     @validated
     def __init__(
         self,

@@ -105,6 +105,7 @@ class TableBase(TensorDataModule):
         own_files = [name for name in self.paths if name != "train"]
         self.shares = by_split(split, own_files)
         self.shares["train"] += sum(self.shares[name] for name in own_files)  # test stays a tenth of the rows
+        self.random_split = split_column is None and test_path is None
         both = split_column is not None and bool(own_files)
         other = "data.split_column with data.val_path or data.test_path"
         require(not both, f"{other}: give one or the other, as by data.split_column=null")

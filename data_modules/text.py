@@ -85,6 +85,7 @@ class TextDataModule(TextTasksDataModule):
         self.separator = separator
         own = [set(source.paths) for source in self.sources.values()]
         self.shares = by_split(split, set.intersection(*own) - {"train"})
+        self.random_split = not any("test" in paths for paths in own)
 
     def prepare_data(self) -> None:
         for name, source in self.sources.items():

@@ -19,10 +19,11 @@ def write_run(
     log: str = "",
     config: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Path:
     """Write the files of a run with the overrides ``words``.
 
-    ``test``: the metrics of the test, None for a run that has not finished.
+    ``test``: the metrics of the test, None for a run that has not finished. ``more``: further entries of the results.
     """
     folder.mkdir(parents=True)
     command = {"overrides": list(words), "choices": dict(choices or {}), "seed": seed}
@@ -34,5 +35,5 @@ def write_run(
         record: dict[str, Any] = {"label": "comet", "seed": seed, "test": dict(test), "main_metrics": dict(main or {})}
         record |= {"higher_is_better": {"loss": False, "auprc": True, "rmse": False, "mse": False}}
         record |= {"best_val_loss": 0.4, "parameters": 1234, "epochs": 3, "seconds_per_epoch": 1.5}
-        (folder / "results.json").write_text(json.dumps(record))
+        (folder / "results.json").write_text(json.dumps(record | more))
     return folder

@@ -138,15 +138,16 @@ def _run(
         ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
-        tested, best, monitor = path, None, "val/loss"
+        tested, best, monitor, validation = path, None, "val/loss", dict[str, float]()
     else:
         with restoring(checkpoint):
-            tested, best, monitor = _fit(cfg, trainer, module, data, path, python is not None)
+            tested, best, monitor, validation = _fit(cfg, trainer, module, data, path, python is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
     with restoring(checkpoint if cfg.evaluate else None):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # Lightning's test() returns only logged values, callback_metrics has all of them
-    logged, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
+    measured, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
+    logged = {name: float(value) for name, value in measured.items() if not name.startswith("val/")} | validation
     own = {f"best_{monitor.replace('/', '_')}": best, "epochs": epochs, "checkpoint": label, "versions": software}
     record = results.with_training(results.collect(cfg, module, data, logged, **own), folder)
     if trainer.is_global_zero:
@@ -163,10 +164,11 @@ def _fit(
     data: pl.LightningDataModule,
     ckpt: str | None,
     tests_after_interrupt: bool,
-) -> tuple[str | None, float | None, str]:
-    """Train; return the checkpoint to test (None: the last weights), its monitored value, and the name of that value.
+) -> tuple[str | None, float | None, str, dict[str, float]]:
+    """Train; return the checkpoint to test, its monitored value, the name of that value, and its validation's metrics.
 
-    ``tests_after_interrupt``: after Ctrl-C, go on as if the training had ended.
+    The checkpoint is None for the last weights. ``tests_after_interrupt``: after Ctrl-C, go on as if the training had
+    ended.
     """
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
@@ -183,10 +185,11 @@ def _fit(
     score = getattr(saved, "best_model_score", None)
     best = None if score is None else float(score)
     monitor = getattr(saved, "monitor", None) or "val/loss"
-    checkpoint = str(getattr(saved, "best_model_path", "")) or None
+    checkpoint, validation = str(getattr(saved, "best_model_path", "")) or None, getattr(saved, "validation", {})
     if checkpoint is None:
         log.warning("no finite %s was measured: testing the last weights", monitor)
     if cfg.tested == "last":
         checkpoint = str(trainer.strategy.broadcast(last))
+        validation = {name: float(each) for name, each in trainer.callback_metrics.items() if name.startswith("val/")}
         best = float(trainer.callback_metrics[monitor]) if monitor in trainer.callback_metrics else None
-    return checkpoint, best, monitor
+    return checkpoint, best, monitor, validation

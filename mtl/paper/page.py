@@ -28,16 +28,8 @@ from mtl.writing import write_bytes, write_text
 FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
 # Columns of the runs in a page's CSV
 KEPT = (
-    "group",
-    "setting",
-    "state",
-    *SEEDS,
-    FLOPS,
-    PUBLISHED,
-    BINARY,
-    "training flops_selected",
-    "parameters",
-    "epochs",
+    *("group", "setting", "state", *SEEDS, "overlap", FLOPS, PUBLISHED, BINARY),
+    *("training flops_selected", "parameters", "epochs"),
 )
 # By group and gate: the words that a search chose, and the trial
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
@@ -147,7 +139,7 @@ def judged(paper: Paper, groups: Mapping[str, Runs], searches: Mapping[str, Tria
         if runs and claim.other:
             own[claim.other] = runs.values(names[claim.gate], claim.other)
         shares = {key: list(runs.values(name, BINARY).values()) for key, name in names.items()} if runs else {}
-        found.append(judge(claim, own, names, shares))
+        found.append(judge(claim, own, names, shares, runs.overlap if runs else 0.0))
     return found
 
 

@@ -73,18 +73,20 @@ def judge(
     values: Mapping[str, Values],
     names: Mapping[str, str],
     binary: Mapping[str, Sequence[Value]] | None = None,
+    overlap: float = 0.0,
 ) -> Judgement:
     """Judge ``claim`` by the finished runs.
 
     ``values``: the values of the claim's column by the key of the gate and the run, and those of ``claim.other`` by its
-    name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors.
+    name; ``names``: of the gates; ``binary``: the shares of binary selectors of those gates that have selectors;
+    ``overlap``: as in ``summarise``.
     """
     own = values.get(claim.gate, {})
     others = [*claim.than, *([claim.other] if claim.other else [])]
     if not others:
-        found = [_bounded(claim, own)]
+        found = [_bounded(claim, own, overlap)]
     else:
-        found = [_compared(claim, own, values.get(other, {}), names.get(other, other)) for other in others]
+        found = [_compared(claim, own, values.get(other, {}), names.get(other, other), overlap) for other in others]
     order = list(Verdict)
     verdict, reasons = max((each for each, _ in found), key=order.index), [reason for _, reason in found]
     shares = {key: mean for key, row in (binary or {}).items() if (mean := summarise(row).mean) is not None}
@@ -102,13 +104,13 @@ class Advantage(NamedTuple):
     p: float
 
 
-def advantage(own: Values, others: Values, factor: float, higher: bool) -> Advantage:
+def advantage(own: Values, others: Values, factor: float, higher: bool, overlap: float = 0.0) -> Advantage:
     """Return how much better the values of ``own`` are than those of ``others`` times ``factor``.
 
     ``higher``: whether higher values are better. ``p`` is 0 if the values do not vary but differ, and 1 if they do not
     vary and are equal.
     """
-    found = difference(own, others, factor)
+    found = difference(own, others, factor, overlap)
     if found is None:
         return Advantage(0.0, 0.0, 1.0)
     return Advantage(found.mean if higher else -found.mean, found.deviation, _p_value(found))
@@ -119,15 +121,15 @@ def _p_value(found: Difference) -> float:
     return float(not found.mean) if found.p is None else found.p
 
 
-def seeds_to_decide(mean: float, deviation: float) -> str:
+def seeds_to_decide(mean: float, deviation: float, overlap: float = 0.0) -> str:
     """Say how many seeds would make the mean difference significant with probability ``POWER``."""
-    needed = runs_to_decide(mean, deviation) if mean else math.inf
+    needed = runs_to_decide(mean, deviation, 1, overlap) if mean else math.inf
     count = f"about {max(needed, FEWEST):,}" if needed <= MOST else f"more than {MOST:,}"
     return f"{count} seeds would decide"
 
 
-def _bounded(claim: Claim, own: Values) -> tuple[Verdict, str]:
-    mine = summarise(list(own.values()))
+def _bounded(claim: Claim, own: Values, overlap: float) -> tuple[Verdict, str]:
+    mine = summarise(list(own.values()), 1.0, overlap)
     if mine.mean is None or mine.count < FEWEST:
         return _few(mine), _counted(mine.count)
     reason = f"{_text(mine)}, {_counted(mine.count)}"
@@ -136,18 +138,18 @@ def _bounded(claim: Claim, own: Values) -> tuple[Verdict, str]:
             apart = one_sample(mine, bound)
             if apart and (apart.p or 1.0) < SIGNIFICANCE:
                 return Verdict.CONTRADICTED, reason
-            return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation)}"
+            return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation, overlap)}"
     # A run without a value has not reached the event whose time is bounded
     return Verdict.UNDECIDED if mine.undefined else Verdict.HOLDS, reason
 
 
-def _compared(claim: Claim, own: Values, others: Values, name: str) -> tuple[Verdict, str]:
-    mine, theirs = summarise(list(own.values())), summarise(list(others.values()))
+def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: float) -> tuple[Verdict, str]:
+    mine, theirs = (summarise(list(values.values()), 1.0, overlap) for values in (own, others))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
     by = claim.by or 0.0
-    found = advantage(own, others, 1, claim.higher)
-    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher)
+    found = advantage(own, others, 1, claim.higher, overlap)
+    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher, overlap)
     share = found.mean / abs(theirs.mean) if theirs.mean else None
     digits = ".1g" if share and abs(share) < 0.001 else ".1f"
     size = "" if share is None else f", {100 * abs(share):{digits}}% {'better' if found.mean > 0 else 'worse'}"
@@ -162,7 +164,7 @@ def _compared(claim: Claim, own: Values, others: Values, name: str) -> tuple[Ver
     elif found.p < SIGNIFICANCE:
         verdict = Verdict.HOLDS
     if verdict is None:
-        return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(found.mean, found.deviation)}"
+        return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(found.mean, found.deviation, overlap)}"
     # The runs that have a value are the better ones of their gate
     biased = mine.undefined if verdict == Verdict.HOLDS else theirs.undefined
     return Verdict.UNDECIDED if biased else verdict, reason

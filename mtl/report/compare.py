@@ -11,6 +11,10 @@ from mtl.report.runs import FINISHED, Runs
 from mtl.report.statistics import DELTA, FEWEST, NOTE, TITLE, Difference, Summary, Values, difference, summarise
 
 MOST_TASKS = 8  # up to this many, each task is shown; otherwise the mean over tasks
+SPLITS = (
+    "Each data.seed is a random split of the same rows: errors and p-values have Nadeau and Bengio's correction (2003) "
+    "for training rows in common."
+)
 AVERAGES = ("test average", "test small_average")
 
 
@@ -18,24 +22,25 @@ AVERAGES = ("test average", "test small_average")
 class Quantity:
     """A column of the table of runs: its name for the reader, and whether higher values are better (None: unknown).
 
-    ``values``: of the finished runs by setting, as ``Runs.values`` returns them.
+    ``values``: by setting, as ``Runs.values`` returns them. ``overlap``: as in ``summarise``.
     """
 
     name: str
     column: str
     higher: bool | None
     values: Mapping[str, Values] = field(default_factory=dict)
+    overlap: float = 0.0
 
     @cached_property
     def means(self) -> dict[str, Summary]:
         """The mean of each setting."""
-        return {name: summarise(list(values.values())) for name, values in self.values.items()}
+        return {name: summarise(list(own.values()), 1.0, self.overlap) for name, own in self.values.items()}
 
     @cached_property
     def differences(self) -> dict[str, Difference | None]:
         """The difference of each other setting to the first one."""
         first, *others = self.values
-        return {name: difference(self.values[name], self.values[first]) for name in others}
+        return {name: difference(self.values[name], self.values[first], 1.0, self.overlap) for name in others}
 
     @cached_property
     def best(self) -> set[str]:
@@ -77,9 +82,11 @@ def compare(runs: Runs, also: Sequence[str] = (), columns: Sequence[str] = (), u
 
     def measured(quantities: Sequence[Quantity]) -> list[Quantity]:
         known = [quantity for quantity in quantities if quantity.column in runs.table.columns]
-        return [replace(each, values={name: runs.values(name, each.column) for name in groups}) for each in known]
+        found = {each.column: {name: runs.values(name, each.column) for name in groups} for each in known}
+        return [replace(each, values=found[each.column], overlap=runs.overlap) for each in known]
 
     shown, notes = _chosen(runs, columns) if columns else _main(runs)
+    notes += [SPLITS] if runs.overlap else []
     shown = measured([*shown, *(_also(runs, name) for name in also)])
     first, *others = groups
     keys = {name: runs.values(name, "seed").keys() for name in groups}

@@ -39,6 +39,13 @@ class Data(BaseModel):
 
     rows: dict[str, int | dict[str, int]] = {}
     files: list[str] = []
+    random_split: bool = False
+
+    @property
+    def overlap(self) -> float:
+        """The number of test rows over that of training rows if the split is random, else 0."""
+        counts = {name: sum(n.values()) if isinstance(n, dict) else n for name, n in self.rows.items()}
+        return counts.get("test", 0) / counts["train"] if self.random_split and counts.get("train") else 0.0
 
 
 class Results(BaseModel, extra="allow"):
@@ -46,6 +53,7 @@ class Results(BaseModel, extra="allow"):
 
     __pydantic_extra__: dict[str, float | None]
     test: dict[str, float | None] = {}
+    validation: dict[str, float | None] = {}
     training: dict[str, float | None] = {}
     main_metrics: dict[str, str] = {}
     higher_is_better: dict[str, bool] = {}
@@ -73,10 +81,11 @@ class Runs:
 
     ``table`` has a row for each run, with the columns ``run`` (its folder), ``state`` ("finished", "failed" or
     "unfinished"), ``reason`` (why it has not finished), ``setting``, ``seed``, ``data_seed`` (which draws its rows and
-    splits), an ``option NAME`` for each option that differs, and numbers: ``test NAME``, ``mean METRIC`` over tasks,
-    ``delta_m`` (of ``mtl.report.statistics``), ``training NAME``, ``best NAME``, ``parameters``, ``epochs``,
-    ``seconds_per_epoch``. Of these, ``training flops_in_all`` and ``training epochs_until_binary`` are products with
-    the epochs. If a run has not recorded a value, it is null; an undefined value is NaN.
+    splits), ``overlap`` (of ``Data``), an ``option NAME`` for each option that differs, and numbers: ``test NAME``,
+    ``val NAME``, ``mean METRIC`` over tasks, ``delta_m`` (of ``mtl.report.statistics``), ``val delta_m``, ``training
+    NAME``, ``best NAME``, ``parameters``, ``epochs``, ``seconds_per_epoch``. Of these, ``training flops_in_all`` and
+    ``training epochs_until_binary`` are products with the epochs. If a run has not recorded a value, it is null; an
+    undefined value is NaN.
     ``heading`` names the options that the settings consist of, ``main`` is the main metric of each task, and ``higher``
     says for each metric whether higher values are better.
     """
@@ -89,6 +98,14 @@ class Runs:
     def is_higher_better(self, column: str) -> bool | None:
         """Return whether higher values of a column of numbers are better; None if that is not known."""
         return self.higher.get(re.split("[ /]", column)[-1])
+
+    @property
+    def overlap(self) -> float:
+        """That of ``summarise`` for the runs: 0 unless they have random splits of their own."""
+        done = self.table.filter(state=FINISHED)
+        if "overlap" not in done.columns or done["data_seed"].n_unique() < 2:
+            return 0.0
+        return max((value for value in done["overlap"] if value), default=0.0)
 
     def values(self, setting: str, column: str) -> dict[tuple[Any, Any], Value]:
         """Return the values of a column in the runs of a setting that have ended, by ``keys_of``.
@@ -170,6 +187,7 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
         data = config(path).get("data")
         for name, value in zip(SEEDS, (seed, data.get("seed") if isinstance(data, dict) else None), strict=True):
             row[name] = value if isinstance(value, int) else None  # the seed of a failed run may be any value
+        row["overlap"] = results.data.overlap if results else None
         rows.append(row | {f"option {name}": chosen.get(name) for name in names} | numbers(results))
         if results:
             main = results.main_metrics | main  # the first run decides
@@ -177,7 +195,9 @@ def _table(named: Mapping[Path, Named], options: Sequence[Options], heading: str
     table = with_means(pl.DataFrame(rows, infer_schema_length=None))
     choices = [command(path).choices for path in named]
     data, single = [str(c.get("data")) for c in choices], [c.get("network") == "single_task" for c in choices]
-    return Runs(with_delta(table, data, single, main, higher), heading, main, higher | {DELTA: True})
+    for split in ("test", "val"):
+        table = with_delta(table, data, single, main, higher, split)
+    return Runs(table, heading, main, higher | {DELTA: True})
 
 
 def with_means(table: pl.DataFrame) -> pl.DataFrame:
@@ -239,8 +259,12 @@ def numbers(results: Results | None) -> dict[str, float]:
     """Return the numbers in ``results`` by the names of their columns; null, an undefined value, becomes NaN."""
     if results is None:
         return {}
-    test = {name: value for name, value in results.test.items() if not name.startswith(_PER_EXPERT)}
-    row: dict[str, Any] = {f"test {name}": value for name, value in test.items()}
+    row: dict[str, Any] = {
+        f"{split} {name}": value
+        for split, values in (("test", results.test), ("val", results.validation))
+        for name, value in values.items()
+        if not name.startswith(_PER_EXPERT)
+    }
     row |= {name.replace("_", " ", 1): value for name, value in (results.model_extra or {}).items()}
     row |= {f"training {name}": value for name, value in results.training.items()}
     row |= {name: getattr(results, name) for name in _PLAIN if name in results.model_fields_set}

@@ -35,18 +35,19 @@ NOTE = (
 class Summary:
     """The mean of ``count`` defined values and its standard error; ``undefined`` counts the undefined values.
 
-    ``mean`` is None without defined values, ``error`` is None with fewer than two.
+    ``mean`` is None without defined values, ``error`` is None with fewer than two. ``overlap``: see ``summarise``.
     """
 
     mean: Value
     error: Value
     count: int
     undefined: int = 0
+    overlap: float = 0.0
 
     @property
     def deviation(self) -> float:
         """The sample deviation; 0 with fewer than two values."""
-        return (self.error or 0.0) * math.sqrt(self.count)
+        return self.error / math.sqrt(1 / self.count + self.overlap) if self.error else 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Difference:
     ``runs``: of each setting. ``pairs``: of runs, of which the difference is the mean; 0: it is that of the two means.
     ``freedom``: the degrees of freedom of Student's t test of the pairs, or of Welch's t test without pairs.
     ``deviation``: of one pair, or of one run of each setting. ``undefined``: the undefined values of both settings.
+    ``overlap``: see ``summarise``.
     """
 
     mean: float
@@ -65,6 +67,7 @@ class Difference:
     freedom: float = 0.0
     deviation: float = 0.0
     undefined: int = 0
+    overlap: float = 0.0
 
     @property
     def p(self) -> Value:
@@ -102,12 +105,17 @@ def defined(values: Iterable[Value]) -> list[float]:
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
-def summarise(values: Sequence[Value], factor: float = 1.0) -> Summary:
-    """Return the mean of the defined values times ``factor``, and its standard error, deviation / sqrt(count)."""
+def summarise(values: Sequence[Value], factor: float = 1.0, overlap: float = 0.0) -> Summary:
+    """Return the mean of the defined values times ``factor``, and its standard error.
+
+    Its square is the sample variance times 1 / count + ``overlap``: the number of test rows over that of training rows,
+    if each value is from a random split of its own, else 0. Such values are not independent, since the splits have most
+    training rows in common (Nadeau and Bengio 2003).
+    """
     numbers = [factor * value for value in defined(values)]
-    mean = statistics.fmean(numbers) if numbers else None
-    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    return Summary(mean, error, len(numbers), len(values) - len(numbers))
+    mean, count = statistics.fmean(numbers) if numbers else None, len(numbers)
+    error = statistics.stdev(numbers) * math.sqrt(1 / count + overlap) if count > 1 else None
+    return Summary(mean, error, count, len(values) - count, overlap)
 
 
 def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
@@ -119,55 +127,59 @@ def one_sample(values: Summary, mean: float = 0.0) -> Difference | None:
     if values.mean is None:
         return None
     spread = values.error, values.count, values.count, values.count - 1, values.deviation
-    return Difference(values.mean - mean, *spread, values.undefined)
+    return Difference(values.mean - mean, *spread, values.undefined, values.overlap)
 
 
-def runs_to_decide(mean: float, deviation: float, comparisons: int = 1) -> int:
-    """Return how many runs make a true difference ``mean`` significant with probability ``POWER``.
+def runs_to_decide(mean: float, deviation: float, comparisons: int = 1, overlap: float = 0.0) -> float:
+    """Return how many runs make a true difference ``mean`` significant with probability ``POWER``; inf if none do.
 
     ``deviation``: of one run, or of one pair of runs; if it is 0, the least number of a test, 2. ``comparisons``: the
-    number of p-values that are corrected together. The t statistic has a noncentral t distribution; for samples of
-    unequal variances this is a bound from above.
+    number of p-values that are corrected together. ``overlap``: as in ``summarise``. The t statistic has a noncentral t
+    distribution; for samples of unequal variances this is a bound from above.
     """
     level = SIGNIFICANCE / comparisons / 2
     # With a known deviation; Student's t needs z^2 / 2 more (Guenther 1981), which is exact enough from 1,000 on
     runs = ((norm.isf(level) + norm.ppf(POWER)) * deviation / mean) ** 2
+    if runs * overlap >= 1:
+        return math.inf
+    runs /= 1 - runs * overlap
     if runs > 1000:
         return math.ceil(runs + norm.isf(level) ** 2 / 2)
     count = max(2, math.ceil(runs))
-    while deviation and _power(abs(mean) / deviation, count, level) < POWER:
+    while deviation and _power(abs(mean) / deviation / math.sqrt(1 / count + overlap), count, level) < POWER:
         count += 1
     return count
 
 
 def _power(effect: float, runs: int, level: float) -> float:
-    """Return the probability that Student's test of ``runs`` is significant with the sign of the true ``effect``."""
-    return float(noncentral.sf(student.isf(level, runs - 1), runs - 1, effect * math.sqrt(runs)))
+    """Return the probability that Student's test is significant with the sign of ``effect``, in standard errors."""
+    return float(noncentral.sf(student.isf(level, runs - 1), runs - 1, effect))
 
 
-def difference(values: Values, others: Values, factor: float = 1.0) -> Difference | None:
+def difference(values: Values, others: Values, factor: float = 1.0, overlap: float = 0.0) -> Difference | None:
     """Compare ``values`` with ``others`` times ``factor``; None if a setting has no value.
 
-    If at least ``FEWEST`` runs are pairs, the difference is that of the pairs, since both runs of a pair start from the
-    same state and see the same rows in the same order. Otherwise it is the difference of the two means.
+    ``overlap``: as in ``summarise``. If at least ``FEWEST`` runs are pairs, the difference is that of the pairs, since
+    both runs of a pair start from the same state and see the same rows in the same order. Otherwise it is the
+    difference of the two means.
     """
-    mine, theirs = (summarise(list(each.values()), by) for each, by in ((values, 1.0), (others, factor)))
+    mine, theirs = (summarise(list(each.values()), by, overlap) for each, by in ((values, 1.0), (others, factor)))
     if mine.mean is None or theirs.mean is None:
         return None
     undefined = mine.undefined + theirs.undefined
     pairs = [(value, others[run]) for run, value in values.items() if run in others]
-    paired = summarise([a - factor * b for a, b in pairs if a is not None and b is not None])
+    paired = summarise([a - factor * b for a, b in pairs if a is not None and b is not None], 1.0, overlap)
     if paired.count >= FEWEST:
         return one_sample(replace(paired, undefined=undefined))
     mean, deviation = mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation)
     runs = min(mine.count, theirs.count)
     if mine.error is None or theirs.error is None:
-        return Difference(mean, None, runs, 0, 0.0, deviation, undefined)
+        return Difference(mean, None, runs, 0, 0.0, deviation, undefined, overlap)
     error = math.hypot(mine.error, theirs.error)
     shares = [(each.error or 0.0) / error for each in (mine, theirs)] if error else [1.0, 1.0]
     # Welch (1947), since the variances may differ
     freedom = 1 / sum(share**4 / (each.count - 1) for share, each in zip(shares, (mine, theirs), strict=True))
-    return Difference(mean, error, runs, 0, freedom, deviation, undefined)
+    return Difference(mean, error, runs, 0, freedom, deviation, undefined, overlap)
 
 
 def gain(value: Value, single: Value, higher: bool) -> float:
@@ -189,14 +201,16 @@ def with_delta(
     single: Sequence[bool],
     main: Mapping[str, str],
     higher: Mapping[str, bool],
+    split: str = "test",
 ) -> pl.DataFrame:
     """Add the column ``delta_m`` if there is a finished single-task run; null for data without one.
 
-    ``data``, ``single``: of each row, the name of its data and whether its network is single_task. If several
-    settings are single_task, runs are compared with the first: each with its pair if all have one, else all, also those
-    of single_task, with the mean. So the spread of single_task is in its own values where it is not in the others'.
+    ``split``: "test", or "val", for the column ``val delta_m``. ``data``, ``single``: of each row, the name of its data
+    and whether its network is single_task. If several settings are single_task, runs are compared with the first: each
+    with its pair if all have one, else all, also those of single_task, with the mean. So the spread of single_task is
+    in its own values where it is not in the others'.
     """
-    columns = {f"test {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
+    columns = {f"{split} {task}/{metric}": higher[metric] for task, metric in main.items() if metric in higher}
     columns = {name: up for name, up in columns.items() if name in table.columns}
     done = table.with_columns(pl.Series("data", data), pl.Series("single", single)).filter(state="finished")
     found: dict[str, float] = {}
@@ -213,4 +227,5 @@ def with_delta(
                 found[row["run"]] = delta_m(values, others, list(known.values()))
     if not found:
         return table
-    return table.with_columns(pl.Series(DELTA, [found.get(run) for run in table["run"]], pl.Float64))
+    column = DELTA if split == "test" else f"{split} {DELTA}"
+    return table.with_columns(pl.Series(column, [found.get(run) for run in table["run"]], pl.Float64))

@@ -65,7 +65,8 @@ def commit(checkout: Path) -> str | None:
 def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     """Return the record of a run, the content of results.json: its ``own`` entries, and what was measured.
 
-    ``logged``: the metrics of training and test. A metric that is undefined (NaN) on the test rows becomes None. The
+    ``logged``: the metrics of training and test, and those of the validation of the tested checkpoint. A metric that is
+    undefined (NaN) on the rows becomes None. The
     entry ``main_metrics`` names the main metric of each task, ``higher_is_better`` gives the direction of each metric
     where it is known, and ``task_groups`` the true groups of simulated data and 4-MNISTs.
     """
@@ -77,6 +78,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "label": cfg.label,
         "seed": cfg.seed,
         "test": test,
+        "validation": _of("val/", logged),
         "training": _of("training/", logged),
         "main_metrics": module.evaluation.main_metrics(),
         "higher_is_better": {name: better for name in metrics if (better := higher_is_better(name)) is not None},
@@ -85,7 +87,7 @@ def collect(cfg: Any, module: Any, data: Any, logged: Mapping[str, Any], **own: 
         "parameters": count_parameters(module.network),
         "command": shlex.join([*commands.program(), *commands.GIVEN]) if commands.GIVEN else " ".join(sys.argv),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "data": {"rows": data.row_counts(), "files": files},
+        "data": {"rows": data.row_counts(), "files": files, "random_split": data.random_split},
         **({} if group is None else {"task_groups": dict(zip(module.tasks, group.tolist(), strict=True))}),
     }
 
@@ -95,7 +97,8 @@ def with_training(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     earlier = read_json(folder / RESULTS)
     if record["seconds_per_epoch"] is not None or earlier.get("epochs") != record["epochs"]:
         return record
-    return record | {name: earlier[name] for name in ("seconds_per_epoch", "training") if name in earlier}
+    kept = ("seconds_per_epoch", "training", "validation")
+    return record | {name: earlier[name] for name in kept if name in earlier}
 
 
 def _of(prefix: str, metrics: Mapping[str, Any]) -> dict[str, float | None]:

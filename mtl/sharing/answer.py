@@ -56,8 +56,10 @@ class Gain:
             return "alone has a metric of 0, or no value"
         if self.found.undefined or not self.found.mean or not self.found.error:
             return f"{self.found.undefined} runs have no value" if self.found.undefined else "more seeds would tell"
-        seeds = max(runs_to_decide(self.mean, self.found.deviation, self.comparisons), self.found.runs + 1)
-        return f"{seeds} seeds would probably tell" if seeds <= 100 else "over 100 seeds needed"
+        needed = runs_to_decide(self.mean, self.found.deviation, self.comparisons, self.found.overlap)
+        seeds = max(needed, self.found.runs + 1)
+        few = "more rows would tell, not more seeds" if math.isinf(seeds) else "over 100 seeds needed"
+        return f"{seeds} seeds would probably tell" if seeds <= 100 else few
 
     def __str__(self) -> str:
         if self.found is None:
@@ -65,25 +67,38 @@ class Gain:
         return f"{self.found.mean:+.2g} %" + ("" if self.found.error is None else f" ± {self.found.error:.2g}")
 
 
-def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Gain]:
+def gains(runs: Runs, mates: Mapping[str, Mapping[str, Sequence[str]]], split: str) -> list[Gain]:
     """Return the gain of each task in its main metric over the setting ``alone``, corrected together by Holm's method.
 
     ``mates``: for each other setting the mates of each task. A task without mates in a setting is left out there.
+    ``split``: "val" or "test", whose rows are looked at.
     """
     found = []
     for setting, of_tasks in mates.items():
         for task, others in of_tasks.items():
-            column = f"test {task}/{runs.main.get(task)}"
+            column = f"{split} {task}/{runs.main.get(task)}"
             if others:
                 up = runs.is_higher_better(column) is not False
-                apart = percent(runs.values(setting, column), runs.values(ALONE, column), up)
+                apart = percent(runs.values(setting, column), runs.values(ALONE, column), up, runs.overlap)
                 found.append(Gain(setting, task, tuple(others), apart, apart.p if apart else None))
     return holm(found)
 
 
-def percent(values: Values, alone: Values, higher: bool) -> Difference | None:
+def chosen(found: Sequence[Gain]) -> dict[str, dict[str, Sequence[str]]]:
+    """Return, as ``mates`` of ``gains``, the setting with the largest gain of each task; none if all are undefined."""
+    best: dict[str, Gain] = {}
+    for each in found:
+        if each.mean > (best[each.task].mean if each.task in best else -math.inf):
+            best[each.task] = each
+    mates: dict[str, dict[str, Sequence[str]]] = {}
+    for each in best.values():
+        mates.setdefault(each.setting, {})[each.task] = each.mates
+    return mates
+
+
+def percent(values: Values, alone: Values, higher: bool, overlap: float) -> Difference | None:
     """Return by how much ``values`` are better, in percent of the mean of ``alone``; None if undefined."""
-    base, found = summarise(list(alone.values())).mean, difference(values, alone)
+    base, found = summarise(list(alone.values())).mean, difference(values, alone, 1.0, overlap)
     return found.times((100 if higher else -100) / abs(base)) if found and base else None
 
 
@@ -98,38 +113,39 @@ def holm(found: Sequence[Gain]) -> list[Gain]:
 
 
 def answer(task: str, shared: Sequence[Gain], gated: Sequence[Gain], everyone: int) -> str:
-    """Return the line of a task: with whom it should share and with whom not, what is undecided, what a gate gains.
+    """Return the line of a task: whether it should share with the tasks that were chosen for it, what a gate gains.
 
-    ``shared``: the gains of all tasks together, in groups and in pairs; ``gated``: with gates.
+    ``shared``: the gains on test rows of the settings chosen among all tasks together, groups and pairs; ``gated``:
+    among gates.
     """
-
-    def of(verdict: str, own: Sequence[Gain] = shared) -> list[Gain]:
-        return sorted((g for g in own if g.task == task and g.verdict == verdict), key=lambda g: -g.mean)
-
-    def with_mates(g: Gain) -> str:
-        return f"with {'all' if len(g.mates) == everyone - 1 > 1 else ' and '.join(g.mates)} ({g}"
-
-    best, worse, same = of(SHARE)[:1], of(NOT), of(NONE)[:1]
-    parts = [f"share {with_mates(g)})" for g in best] + [f"do not share {with_mates(g)})" for g in worse]
-    if not best:
-        parts += [f"alone is as good as {with_mates(g)})" for g in same]
-        parts += [f"undecided {with_mates(g)}; {g.advice})" for g in of(UNDECIDED)[: 1 if same or worse else 2]]
-    parts += [f"with the gate {g.setting} {g}" for g in of(SHARE, gated) + of(NOT, gated)]
+    parts = []
+    for each in (each for each in shared if each.task == task):
+        mates = "all" if len(each.mates) == everyone - 1 > 1 else " and ".join(each.mates)
+        advice = f"; {each.advice}" if each.verdict == UNDECIDED else ""
+        word = "alone is as good as" if each.verdict == NONE else each.verdict
+        parts.append(f"{word} with {mates} ({each}{advice})")
+    parts += [f"with the gate {g.setting} {g}" for g in gated if g.task == task and g.verdict in (SHARE, NOT)]
     return f"{task}: {'; '.join(parts) or 'alone'}"
 
 
-def recommended(deltas: Mapping[str, Values]) -> tuple[str, str]:
-    """Return the setting with the largest mean delta-m among those whose delta-m is above that of ``alone``, and why.
+def recommended(validation: Mapping[str, Values], test: Mapping[str, Values], overlap: float) -> tuple[str, str]:
+    """Return the setting with the largest mean delta-m on ``validation`` rows, if ``test`` rows confirm it, and why.
 
-    Above: by the t test, corrected by Holm's method for the number of settings. If none is, ``alone``.
+    They do if it is better than ``alone`` by the t test; otherwise, return ``alone``. The test rows of other settings
+    are not looked at, so that nothing needs a correction.
     """
-    apart = {name: difference(values, deltas[ALONE]) for name, values in deltas.items() if name != ALONE}
-    found = holm([Gain(name, "", (), each, each.p if each else None) for name, each in apart.items()])
-    ordered = sorted(found, key=lambda g: -g.mean)
-    for best in ordered:
-        if best.verdict == SHARE:
-            return best.setting, f"delta-m {best}"
-    why = "no setting is better beyond doubt"
-    if ordered and ordered[0].mean > 0:
-        why += f"; the best is {ordered[0].setting}, delta-m {ordered[0]}, {ordered[0].advice}"
-    return ALONE, why
+    found = [
+        Gain(name, "", (), difference(values, validation[ALONE], 1.0, overlap))
+        for name, values in validation.items()
+        if name != ALONE
+    ]
+    best = max(found, key=lambda each: each.mean, default=None)
+    if best is None or best.mean <= 0:
+        undefined = best is not None and math.isinf(best.mean)
+        return ALONE, "delta-m is undefined" if undefined else "no setting is better on validation rows"
+    apart = difference(test[best.setting], test[ALONE], 1.0, overlap)
+    tested = replace(best, found=apart, p=apart.p if apart else None)
+    if tested.verdict == SHARE:
+        return best.setting, f"delta-m {tested}"
+    why = f"; {tested.advice}" if tested.verdict == UNDECIDED else ""
+    return ALONE, f"{best.setting}, the best on validation rows: {tested.verdict}, delta-m {tested}{why}"

@@ -16,6 +16,7 @@ from mtl.checks import require
 from mtl.config import build
 from mtl.config.resume import Composer
 from mtl.options import valid
+from mtl.runs.commands import key_of
 from mtl.sharing.answer import ALONE, GROUPS
 from mtl.sharing.grouping import partition, rounds_of_pairs
 from mtl.sharing.settings import Comparison, Setting, Share
@@ -42,7 +43,8 @@ def share(
     tasks = data.spec.task_names
     require(len(tasks) > 1, f"data has one task, {tasks[0]}: sharing needs two or more")
     folder = Path(first.paths.output_dir) / "share" / (options.name or str(first.choices.data))
-    found = Comparison(options, folder, tasks, run_words, bool(first.task_batches))
+    own_splits = data.random_split and not any(key_of(word) == "data.seed" for word in run_words)
+    found = Comparison(options, folder, tasks, run_words, bool(first.task_batches), own_splits)
     base = list(found.settings.values())
     monitor = str(checked([setting.definition for setting in base], compose)[0].monitor)
     launch = launcher(folder)
@@ -64,7 +66,8 @@ def share(
             run(list(found.pairs.values()), seeds)
             found.gains = np.full((len(tasks), len(tasks)), np.nan)
             for each in found.gains_over_alone(found.pairs):
-                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = each.mean
+                gain = each.mean if math.isfinite(each.mean) else math.nan
+                found.gains[tasks.index(each.mates[0]), tasks.index(each.task)] = gain
         if np.isfinite(found.gains[~np.eye(len(tasks), dtype=bool)]).any():
             found.groups = partition(found.gains, options.groups)
             if 1 < len(found.groups) < len(tasks):

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from mtl.checks import require
 from mtl.report.grid import Listing, listing, p_text
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
 from mtl.report.section import section_of
 from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
-from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, recommended
+from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
 from mtl.sharing.settings import Comparison
 from mtl.writing import write_json
 
 RULE = (
-    f"Gains of the main metric on test rows over training alone, in %: mean ± standard error over pairs of runs on "
-    f"one split of the rows. Share, do not share: p < 0.05 by Student's paired t test with Holm's correction for all "
-    f"tasks together and in groups, with gates, or in pairs; alone is as good: 95 % interval within ±{CLOSE:g} %."
+    "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "
+    "gains on validation rows choose one setting of shared networks and one gate; test rows are looked at for these "
+    "alone. Share, do not share: p < 0.05 by Student's paired t test with Holm's correction for all tasks; alone is as "
+    f"good: 95 % interval within ±{CLOSE:g} %."
 )
+SPLIT = {
+    True: "Each seed has a random split of its own: the answers are about other seeds and other splits of these rows, "
+    "with Nadeau and Bengio's correction (2003).",
+    False: "All runs have the same split: the answers are about other seeds, not about other rows.",
+}
 
 
 def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
@@ -36,35 +43,40 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     runs = read_named_runs(found.runs(found.settings))
     shared = {name: each for name, each in found.settings.items() if name in (TOGETHER, GROUPS)}
     gated = {name: each for name, each in found.settings.items() if name not in (ALONE, *shared)}
-    sharing, gates, pairs = (found.gains_over_alone(settings) for settings in (shared, gated, found.pairs))
-    answers = {task: answer(task, [*sharing, *pairs], gates, len(found.tasks)) for task in found.tasks}
-    gains = [*sharing, *gates, *pairs]
+    sharing, gates = (found.gains_over_alone(settings) for settings in ({**shared, **found.pairs}, gated))
     done = runs.table.filter(state=FINISHED)
-    deltas = {name: runs.values(name, DELTA) for name in found.settings}
-    chosen, why = recommended(deltas)
-    command = shlex.join(["mtl", "train", *found.settings[chosen].definition.words, f"seed={found.seeds.start}"])
+    measured = not len(done) or any(column.startswith("val ") for column in done.columns)
+    require(measured, f"{found.folder}: an earlier version trained its runs, without metrics of validation: give name=")
+    every = read_named_runs(found.runs({**found.settings, **found.pairs}))
+    tested, tested_gates = (gains(every, chosen(each), "test") for each in (sharing, gates))
+    answers = {task: answer(task, tested, tested_gates, len(found.tasks)) for task in found.tasks}
+    deltas, by = ({name: runs.values(name, f"{split}{DELTA}") for name in found.settings} for split in ("", "val "))
+    best, why = recommended(by, deltas, runs.overlap)
+    command = shlex.join(["mtl", "train", *found.settings[best].definition.words, f"seed={found.seeds.start}"])
     affinity = found.affinity()
     groups = [[found.tasks[task] for task in group] for group in found.groups]
-    by = "the gains of pairs" if found.pairs else "the affinities"
-    best = f"groups by {by}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
-    lines = [*answers.values(), *([best] if groups else []), f"recommended: {chosen} ({why})"]
+    source = "the gains of pairs" if found.pairs else "the affinities"
+    line = f"groups by {source}: {' | '.join(map(' + '.join, groups))} (mean {found.predicted_gain():.2g} %)"
+    lines = [*answers.values(), *([line] if groups else []), f"recommended: {best} ({why})", SPLIT[found.own_splits]]
     content = {
         "answers": answers,
-        "recommended": {"setting": chosen, "command": command},
+        "recommended": {"setting": best, "command": command},
+        "own_splits": found.own_splits,
         "groups": groups,
         "predicted_gain": found.predicted_gain(),
-        "gains": [asdict(each) | {"verdict": each.verdict, "advice": each.advice} for each in gains],
+        "gains": [asdict(g) | {"verdict": g.verdict, "advice": g.advice} for g in (*tested, *tested_gates)],
+        "validation_gains": [asdict(g) for g in (*sharing, *gates)],
         "delta_m": {name: _json([*values.values()]) for name, values in deltas.items() if name != ALONE},
         "affinity": {"tasks": found.tasks, "percent": _json(affinity)},
     }
     write_json(found.folder / "share.json", content)
-    text = "\n\n".join([*(f"{line}." for line in lines), command])
+    text = "\n\n".join([*(line if line.endswith(".") else f"{line}." for line in lines), command])
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
     figures = [picture_of(path, "Gradients of the tasks in a joint run", True) for path in paths if path.exists()][:1]
     sections = [
-        Section("Answers", text, listings=[_table(gains)]),
+        Section("Answers", text, listings=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", listings=_matrices(found, affinity), figures=figures),
-        section_of(runs, "Settings"),
+        replace(section_of(runs, "Settings"), text="Test values, for the record: nothing was chosen by them."),
     ]
     intro = heading([Path(run) for run in runs.table["run"]], shlex.join(["mtl", "share", *words]))
     write_report(f"Should these tasks share? {found.folder.name}", intro, sections, [runs], found.folder)
@@ -86,13 +98,19 @@ def _matrices(found: Comparison, affinity: np.ndarray) -> list[Listing]:
     return listings
 
 
+def _choice(gains: Sequence[Gain]) -> Listing:
+    rows = [[each.task, each.setting, " + ".join(each.mates), str(each)] for each in gains]
+    return listing("Gains on validation rows, which choose", ["task", "setting", "with", "gain"], rows)
+
+
 def _table(gains: Sequence[Gain]) -> Listing:
     rows = []
     for each in gains:
         ends = "[{:+.2g}, {:+.2g}]".format(*each.interval) if each.interval else "-"
         p = "-" if each.p is None else p_text(each.p)
         rows.append([each.task, each.setting, " + ".join(each.mates), str(each), ends, p, each.verdict])
-    return listing("Gains", ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"], rows, [RULE])
+    header = ["task", "setting", "with", "gain", "95 % interval", "p", "verdict"]
+    return listing("Gains on test rows", header, rows, [RULE])
 
 
 def _matrix(title: str, tasks: list[str], values: np.ndarray, *notes: str) -> Listing:

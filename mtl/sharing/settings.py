@@ -50,8 +50,9 @@ class Comparison:
     """The settings that are compared, and what is known of them after (or, with ``show=true``, during) the runs.
 
     ``run_words``: options of mtl train for all runs, which take precedence. ``task_batches``: whether a batch has the
-    labels of some tasks only. ``seeds``: of each setting. ``gains [T, T]``: the gain, in percent, of the column's task
-    from sharing with the row's, by which groups are chosen: affinities, or measured if ``pairs`` were trained.
+    labels of some tasks only. ``own_splits``: whether each seed has a random split of its own. ``seeds``: of each
+    setting. ``gains [T, T]``: the gain, in percent, of the column's task from sharing with the row's, by which groups
+    are chosen, on validation rows: affinities, or measured if ``pairs`` were trained.
     """
 
     options: Share
@@ -59,6 +60,7 @@ class Comparison:
     tasks: list[str]
     run_words: Sequence[str]
     task_batches: bool
+    own_splits: bool
     seeds: range = range(0)
     settings: dict[str, Setting] = field(default_factory=dict)
     pairs: dict[str, Setting] = field(default_factory=dict)
@@ -84,8 +86,9 @@ class Comparison:
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]
         heads = ["heads=separate"] if self.task_batches else []  # momentum would move the heads of a step's other tasks
+        splits = ["data.seed=${seed}"] if self.own_splits else []
         given = [word for word in self.run_words if not word.startswith(("gate=", *(() if gated else ("network",))))]
-        chosen, name = last_words([*common, *heads, *own, *given]), f"share/{self.folder.name}/{label}"
+        chosen, name = last_words([*common, *heads, *splits, *own, *given]), f"share/{self.folder.name}/{label}"
         definition = Definition(name, label, chosen, {}, NO_SEARCH, NO_PRUNING, self.options.seed)
         mates = {task: [other for other in group if other != task] for group in groups for task in group}
         return Setting(definition, mates)
@@ -99,9 +102,9 @@ class Comparison:
         }
 
     def gains_over_alone(self, settings: Mapping[str, Setting]) -> list[Gain]:
-        """Return the gains of the tasks in some settings, corrected together; see ``mtl.sharing.answer.gains``."""
+        """Return the gains of the tasks in some settings on validation rows; see ``mtl.sharing.answer.gains``."""
         runs = read_named_runs(self.runs({ALONE: self.settings[ALONE], **settings}))
-        return gains(runs, {name: setting.mates for name, setting in settings.items()})
+        return gains(runs, {name: setting.mates for name, setting in settings.items()}, "val")
 
     def affinity(self) -> np.ndarray:
         """Return TAG's affinities ``[T, T]`` of the row's task to the column's in percent; NaN without any.

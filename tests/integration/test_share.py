@@ -23,6 +23,7 @@ from mtl.cli import share
 from mtl.cli.run import run
 from mtl.python.fit import own_hydra
 from mtl.records import RESULTS, read_json
+from mtl.report.runs import read_runs
 from mtl.sharing import command, page
 from mtl.tune import launch
 from mtl.tune.launch import Launch, run_folder
@@ -35,6 +36,7 @@ from tests.run_folders import write_run
 SMALL = ["data=synthetic_moe", "data.num_groups=1", "data.tasks_per_group=3", "data.rows=[60,40,40]", "logger=none"]
 SMALL += ["recipe.batch_size=20", "trainer.max_epochs=1"]
 TASKS = ["task_000", "task_001", "task_002"]
+OLD: list[str] = []  # labels of runs of an earlier version, without metrics of validation
 OWN = ["seeds=2", "gates=[]", "every_steps=2", "heartbeat=1"]
 
 
@@ -59,7 +61,9 @@ def at_once(folder: Path) -> Launch:
         own, draw = run_folder(folder, label, trial.number), random.Random(f"{label} {seed}")
         losses = {f"{task}/mse": 1 + draw.random() for task in TASKS}
         choices = {"network": "single_task" if label == "alone" else "mmoe", "data": "synthetic_moe"}
-        write_run(own, [], {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse"), seed, choices=choices)
+        validation = {f"{task}/mse": 1 + draw.random() for task in TASKS}
+        test, main = {"loss": 1.0, **losses}, dict.fromkeys(TASKS, "mse")
+        write_run(own, [], test, main, seed, choices=choices, **({} if label in OLD else {"validation": validation}))
         if label == "together":
             rows = [(2, "affinity", "all", task, other, draw.random()) for task in TASKS for other in TASKS]
             as_table(rows).write_csv(own / "conflict.csv")
@@ -82,6 +86,9 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert read_json(folder / "share.json")["answers"] == found["answers"]
     assert sorted(task for group in found["groups"] for task in group) == TASKS
     settings = [each["setting"] for each in found["gains"]]
+    assert settings.count("softmax") == 3  # each task has one setting of shared networks and one gate
+    assert len(settings) == 6
+    settings = [each["setting"] for each in found["validation_gains"]]
     assert {"together", "softmax", "pairs 1"} <= set(settings)
     assert len([setting for setting in settings if "pairs" in setting]) == 6  # each of two tasks of three pairs
     assert {each["found"]["runs"] for each in found["gains"]} == {2}
@@ -89,9 +96,19 @@ def test_answers_page_and_groups(tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = (folder / "report.html").read_text()
     assert all(word in text for word in ("Answers", "TAG", "Gain of the column", "recommended", "95 % interval"))
     assert "Command: mtl share seeds=2" in text
-    assert "recommended: " in capsys.readouterr().out
+    assert not found["own_splits"]
+    assert "All runs have the same split" in text
+    printed = capsys.readouterr().out
+    assert "recommended: " in printed
+    assert "All runs have the same split" in printed
     again = answered(tmp_path, ["pairs=true", "gates=[softmax]", "show=true"])
     assert again == found
+
+
+def test_runs_without_metrics_of_validation_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.integration.test_share.OLD", ["alone", "together"])
+    with pytest.raises(InputError, match=r"an earlier version trained its runs, .*: give name="):
+        answered(tmp_path, ["gates=[]"])
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
@@ -124,6 +141,12 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"seeds": 2, "gates": [], "every_steps": 1, "max_epochs": 1, "options": sizes}
     found = mtl.share(frame, {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
     assert list(found["answers"]) == ["a", "b"]
+    assert found["own_splits"]
+    runs = read_runs([tmp_path / "share" / "table"])
+    assert runs.table.select("seed", "data_seed").unique().sort("seed").rows() == [(0, 0), (1, 1)]
+    assert runs.overlap == pytest.approx(1 / 8)
+    assert runs.table["val a/auroc"].is_between(0, 1).all()
+    assert "random split of its own" in (tmp_path / "share" / "table" / "summary.md").read_text()
     assert (tmp_path / "share" / "table" / "report.html").is_file()
     with pytest.raises(InputError, match=r"table\.parquet holds other rows, .*: give another name="):
         mtl.share(frame.with_columns(a=1 - pl.col("a")), {"a": "binary", "b": "regression"}, folder=tmp_path, **options)

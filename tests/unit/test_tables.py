@@ -634,3 +634,14 @@ def test_weights_of_rows(tmp_path: Path) -> None:
     weight, kept = torch.tensor([1.0 + row % 3 for row in range(12, 16)]), ~rows.targets["stars"].isnan()
     errors = (predictions["stars"] - rows.targets["stars"]).square()
     assert found["stars"] == pytest.approx(float((errors * weight)[kept].sum() / weight[kept].sum()))
+
+
+@pytest.mark.parametrize("way", [TableDataModule, TableStreamDataModule])
+def test_whether_the_seed_draws_the_test_rows(way: Any) -> None:
+    for options, expected in (
+        ({}, True),
+        ({"val_path": "val.csv"}, True),
+        ({"test_path": "test.csv"}, False),
+        ({"split_column": "part"}, False),
+    ):
+        assert way(path="rows.csv", tasks={"a": "binary"}, batch_size=2, **options).random_split == expected
