@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from mtl.analysis.conflicts import as_table, draw
+from mtl.distributed import gather
 from mtl.loggers.pictures import save_picture
 from mtl.options import Long, validated
 from mtl.training.conflict import ALL, Row, measure
@@ -46,14 +48,13 @@ class Conflict(Callback):
         if not took_step(trainer, batch_idx) or step % self.every_steps:
             return
         if not self._batches:
-            self._collect(trainer)
+            self._batches = _collected(trainer)
         if not self._batches:  # no batch has two rows
             return
         number = step // self.every_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
-        halves = [
-            [each.select(torch.arange(k, len(each), 2, device=pl_module.device)) for each in turn] for k in (0, 1)
-        ]
+        orders = [torch.arange(len(each), device=pl_module.device) for each in turn]
+        halves = [[each.select(rows[k::2]) for each, rows in zip(turn, orders, strict=True)] for k in (0, 1)]
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
         modes = [(module, module.training) for module in pl_module.network.modules()]
         pl_module.network.eval()
@@ -70,16 +71,31 @@ class Conflict(Callback):
             write_text(self.folder / "conflict.csv", table.write_csv())
             save_picture(draw(table), self.folder / "conflict.png", trainer.loggers, trainer.global_step)
 
-    def _collect(self, trainer: Trainer) -> None:
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
-        loader = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
-        for batch in loader:
-            batches = self._batches.get(tuple(batch.targets), [])
-            if len(batches) < MOST and len(batch) > 1:
-                self._batches[tuple(batch.targets)] = [*batches, batch]
-
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [list(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [tuple(row) for row in state_dict["rows"]]
+
+
+def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
+    """Return validation batches of this process by the tasks that they have labels of, at most ``MOST`` for each.
+
+    All processes get as many batches of the same tasks, in the same order: their forward passes communicate. A process
+    that has no such batch, or no rows of it, gets one of 0 rows. Batches of fewer than two rows in all are left out.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
+    own: dict[tuple[str, ...], list[Batch]] = {}
+    for batch in datamodule.val_dataloader() if datamodule else trainer.val_dataloaders:
+        batches = own.setdefault(tuple(batch.targets), [])
+        if len(batches) < MOST:
+            batches.append(batch)
+    nothing = torch.arange(0)
+    everyone = gather({tasks: (each[0].select(nothing), [*map(len, each)]) for tasks, each in own.items()})
+    found = {}
+    for tasks, (empty, _) in {tasks: pair for part in everyone for tasks, pair in part.items()}.items():
+        counts = [part[tasks][1] for part in everyone if tasks in part]
+        rows = [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+        batches = [batch for batch, _ in zip_longest(own.get(tasks, []), rows, fillvalue=empty)]
+        found[tasks] = [batch for batch, count in zip(batches, rows, strict=True) if count > 1]
+    return {tasks: batches for tasks, batches in found.items() if batches}

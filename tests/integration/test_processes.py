@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -58,6 +59,14 @@ def assert_close(found: Path, expected: Path, steps: int) -> None:
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
     assert result(found) == pytest.approx(result(expected), abs=1e-6)
+    assert conflicts(found) == pytest.approx(conflicts(expected), abs=1e-6, nan_ok=True)
+
+
+def conflicts(folder: Path) -> dict[tuple[str, ...], float]:
+    """Return what was measured of the gradients' conflict, if it was."""
+    file = folder / "conflict.csv"
+    rows = csv.reader(file.read_text().splitlines()[1:] if file.is_file() else ())
+    return {tuple(names): float(value or "nan") for *names, value in rows}
 
 
 def one_equals_two(folder: Path, words: list[str], batch: int, steps: int) -> tuple[Path, Path]:
@@ -88,9 +97,11 @@ MOVIELENS = ["data=movielens", *NARROW, "recipe.dropout=0", "trainer.max_epochs=
 MOVIELENS += ["data.metrics={watch: [auprc, logloss, ndcg@10, hit_rate@1, mrr], rating: [r2, rmse]}"]
 SPARSE = ["trainer.gradient_clip_val=0.1", "callbacks.ema.decay=0.9", "lr_schedule=one_cycle"]
 SPARSE += ["table_optimizer=rowwise_adagrad", "gate=topk", "gate.bias_rate=0.01", "gate.columns=[item]"]
+SPARSE += ["callbacks.conflict.every_steps=2"]  # only the first of two processes has validation rows
 ROUTED = ["data=four_mnists", "network=routed_mnists", "gate=dselect_k", "weighting=gradnorm", "network.dropout=0"]
 ROUTED += ["data.rows=[60,20,20]", "trainer.max_epochs=2", "data.tasks_per_step=2"]
 PAIRS = ["data=omniglot", "data.alphabets=[Gujarati,Sylheti,Tibetan]", "data.side=56", "recipe.num_experts=2"]
+PAIRS += ["callbacks.conflict.every_steps=2"]  # each of two processes has validation rows of other tasks
 PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=uncertainty", "trainer.max_epochs=2"]
 
 
@@ -105,7 +116,8 @@ PAIRS += ["recipe.dropout=0", "data.tasks_per_step=2", "gate=fixed", "weighting=
 )
 def test_labels_of_all_processes_count(words: list[str], batch: int, tmp_path: Path, tiny_data: Path) -> None:
     """Missing labels, metrics of groups, states of gates and weightings, tasks with separate rows."""
-    one_equals_two(tmp_path, [*BASE, *words, f"paths.data_dir={tiny_data}"], batch, 6)
+    _, two = one_equals_two(tmp_path, [*BASE, *words, f"paths.data_dir={tiny_data}"], batch, 6)
+    assert bool(conflicts(two)) == any("conflict" in word for word in words)
 
 
 def evaluate_half() -> None:

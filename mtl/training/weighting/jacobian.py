@@ -99,7 +99,7 @@ def task_rows(parts: Sequence[Terms], shared: Sequence[nn.Parameter], num_tasks:
             gradients = _gradients(loss, shared)
             for index, (place, gradient) in enumerate(zip(torch.split(rows[task], sizes), gradients, strict=True)):
                 if gradient is not None:
-                    place += gradient.flatten()
+                    place += (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
                     used[index] = True
     return rows, used
 
