@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from mtl.config.teacher import read_teacher
 from mtl.records import CHECKPOINTS, CONFIG, RESULTS
 from mtl.runs import results
 from mtl.runs.commands import command
-from mtl.runs.signals import Stopped
+from mtl.runs.signals import Stopped, stop_signals
 from mtl.writing import write_json, write_text
 
 log = logging.getLogger("mtl")
@@ -135,6 +135,7 @@ def _run(
     if trainer.world_size > 1:
         first = trainer.node_rank * trainer.num_devices
         ranks = range(first, first + trainer.num_devices)
+        ending.enter_context(stop_signals.watching(getattr(trainer.strategy.launcher, "kill", None)))
         ending.enter_context(distributed.announced_wait(ranks, trainer.world_size, silent=trainer.local_rank > 0))
     path = None if checkpoint is None else str(checkpoint.path)
     if cfg.evaluate:
@@ -143,7 +144,8 @@ def _run(
         with restoring(checkpoint):
             tested, best, monitor, validation = _fit(cfg, trainer, module, data, path, python is not None)
     fit_metrics, epochs = dict(trainer.callback_metrics), trainer.current_epoch
-    with restoring(checkpoint if cfg.evaluate else None):
+    weights = cfg.evaluate or tested or folder / CHECKPOINTS / "last.ckpt"
+    with restoring(checkpoint if cfg.evaluate else None), _with_others("test", command("evaluate", weights)):
         trainer.test(module, datamodule=data, ckpt_path=tested, verbose=False, weights_only=True)
     # Lightning's test() returns only logged values, callback_metrics has all of them
     measured, label = fit_metrics | dict(trainer.callback_metrics), tested or "last weights"
@@ -172,11 +174,8 @@ def _fit(
     """
     last = Path(cfg.paths.run_dir) / CHECKPOINTS / "last.ckpt"
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
-    except RuntimeError as error:
-        if not errors.lost_peer(error):
-            raise
-        raise InputError(f"another process of this run has ended; resume with: {command('ckpt', last)}") from error
+        with _with_others("resume", command("ckpt", last)):
+            trainer.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
     except Stopped as stopped:
         if not tests_after_interrupt or stopped.number != signal.SIGINT or not trainer.global_step:
             raise
@@ -193,3 +192,18 @@ def _fit(
         validation = {name: float(each) for name, each in trainer.callback_metrics.items() if name.startswith("val/")}
         best = float(trainer.callback_metrics[monitor]) if monitor in trainer.callback_metrics else None
     return checkpoint, best, monitor, validation
+
+
+@contextlib.contextmanager
+def _with_others(what: str, again: str) -> Iterator[None]:
+    """Raise InputError, with the command ``again``, if another process ends inside the block or does not answer.
+
+    Lightning's strategies wait for 30 minutes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not errors.lost_peer(error):
+            raise
+        happened = "has not answered in time" if "Timed out" in str(error) else "has ended"
+        raise InputError(f"another process of this run {happened}; {what} with: {again}") from error

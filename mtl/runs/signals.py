@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import logging
+import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,6 +17,10 @@ from mtl.runs.commands import command
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BEFORE = "with nothing to save"
+PATIENCE = 60.0  # seconds that a process may wait for the others after a signal
+PING = signal.SIGURG  # the system ignores it
+
+log = logging.getLogger(__name__)
 
 
 class Stopped(BaseException):
@@ -38,6 +47,7 @@ class StopSignals:
         self.is_listening = False
         self._training = False
         self._message = BEFORE
+        self._answered = 0.0
 
     @contextmanager
     def listening(self, message: str = BEFORE) -> Iterator[None]:
@@ -66,6 +76,50 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             if outermost:
                 self.is_listening = self._training = False
+
+    @contextmanager
+    def watching(self, end_others: Callable[[signal.Signals], object] | None = None) -> Iterator[None]:
+        """End the process if, after a signal, its main thread waits for ``PATIENCE`` seconds for other processes.
+
+        Python calls handlers only between two operations of the main thread: never, if another process does not take
+        part in a collective operation. So a thread reads the signals, too, and then pings the main thread.
+        ``end_others`` sends a signal to the processes that this one has started.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        (reading, writing), ended = socket.socketpair(), threading.Event()
+        writing.setblocking(False)
+        earlier = signal.signal(PING, self._answer)
+        descriptor = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reading, ended, end_others), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(descriptor)
+            signal.signal(PING, earlier)
+            writing.close()
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        self._answered = time.monotonic()
+
+    def _watch(
+        self, reading: socket.socket, ended: threading.Event, end_others: Callable[[signal.Signals], object] | None
+    ) -> None:
+        with reading:
+            number = next((byte[0] for byte in iter(lambda: reading.recv(1), b"") if byte[0] in SIGNALS), 0)
+            self._answered = time.monotonic()
+            while time.monotonic() < self._answered + PATIENCE:
+                if ended.wait(PATIENCE / 60):
+                    return
+                _thread.interrupt_main(PING)
+        name, message = signal.Signals(number).name, self._message.removeprefix("at once, ")
+        log.warning("stopped by %s after %.0f s of waiting for other processes, %s", name, PATIENCE, message)
+        if end_others is not None:
+            end_others(signal.SIGKILL)
+        logging.shutdown()
+        os._exit(128 + number)
 
     def training_starts(self, checkpoint: str) -> None:
         """Delay signals until the end of a step; ``checkpoint``: the file to resume from after an immediate stop."""

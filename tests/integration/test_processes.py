@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mtl.checkpoints.files import read
 from mtl.cli import resolvers, train
+from mtl.cli.run import _with_others
 from mtl.distributed import announced_wait, destroy_process_group
+from mtl.runs import signals
+from mtl.runs.signals import stop_signals
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW
 from tests.programs import Forked, free_port, ranks
@@ -147,6 +151,32 @@ def test_processes_that_differ_stop_at_once(tmp_path: Path) -> None:
     assert "process 1 has a different configuration from process 0: gate.gamma is 0.5, not 5.0" in first.output.replace(
         "\n", " "
     )
+
+
+def wait_for_each_other() -> None:
+    """Wait for what no process sends."""
+    signals.PATIENCE = 0.5
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[2])))
+    with stop_signals.listening(), stop_signals.watching(), _with_others("resume", "x"):
+        stop_signals.training_starts("last.ckpt")
+        Path(f"{sys.argv[1]}_{dist.get_rank()}").touch()
+        dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+
+@pytest.mark.parametrize("ends", ["signal", "timeout"])
+def test_processes_that_wait_for_each_other_end(ends: str, tmp_path: Path) -> None:
+    words = [str(tmp_path / "begun"), "200" if ends == "signal" else "1"]
+    running = Forked(words, tmp_path / "out", processes=2, main=wait_for_each_other)
+    for rank in range(2):
+        running.wait_for(tmp_path / f"begun_{rank}")
+    if ends == "signal":
+        running.signal(signal.SIGTERM)
+    outcome = running.wait()
+    if ends == "signal":
+        assert outcome.status == 128 + signal.SIGTERM
+        assert "stopped by SIGTERM after 0 s of waiting for other processes, without saving; resume" in outcome.output
+    else:
+        assert "InputError: another process of this run has not answered in time; resume with: x" in outcome.output
 
 
 def test_a_wait_for_other_processes_is_announced(
