@@ -78,7 +78,7 @@ def prediction_losses(task: TaskSpec, prediction: Tensor, target: Tensor) -> Ten
     """
     prediction, target = at_least_float32(prediction), at_least_float32(target)
     if task.kind == "regression":
-        return (prediction - target).square().reshape(len(target), -1).mean(-1)  # over quantiles
+        return (prediction - target).square().reshape(-1, task.outputs).mean(-1)  # over quantiles
     if task.kind == "binary":
         prediction, target = (torch.stack([torch.zeros_like(x), x], -1) for x in (prediction, target))
     if task.kind == "span":

@@ -230,7 +230,7 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:
     values, label = task.in_units(prediction), label.double()
     columns = {"prediction": task.single(values), "label": label}
     if task.quantiles:
-        several = values.reshape(len(label), -1)  # [N, Q], ascending
+        several = values.reshape(-1, task.outputs)  # [N, Q], ascending
         above = (several[:, 0] <= label) | (task.outputs == 1)
         columns |= {"pinball": pinball(task, several, label), "covered": above & (label <= several[:, -1])}
     return Rows(**columns)

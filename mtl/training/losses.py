@@ -118,7 +118,7 @@ def _standardised(tasks: Sequence[TaskSpec], prediction: Tensor, target: Tensor)
 def _of_quantiles(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:
     """Return the pinball loss ``[B]`` of a task with quantiles; 0 for a row without a label."""
     standard = _standardised([task], prediction, target[None])[0]
-    return pinball(task, prediction.reshape(len(target), -1), standard)
+    return pinball(task, prediction.reshape(-1, task.outputs), standard)
 
 
 def pinball(task: TaskSpec, prediction: Tensor, target: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def test_files_that_are_the_defaults_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *[[word] for word in ALL if word.startswith("network")],
+        *[[word] for word in ALL if word.startswith(("network", "bottom", "heads"))],
         ["network=mmoe", "data=multi_mnist", "network.execution=dense"],
         ["network=mmoe", "data=multi_mnist", "network.execution=sparse", "gate=topk"],
     ],

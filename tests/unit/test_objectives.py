@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from mtl.objectives import LOSSES
 from mtl.predictions import columns, in_units
+from mtl.training.distillation import prediction_losses
 from mtl.training.evaluation import Evaluation, LossMeter
 from mtl.training.losses import summed_losses
 from mtl.types import MISSING_CLASS, TaskSpec
@@ -216,3 +218,22 @@ def test_meter_counts_rows() -> None:
     meter.update(["d"], torch.tensor([6.0]), torch.tensor([3]))
     meter.update(["a", "d"], torch.tensor([1.0, 2.0]), torch.tensor([4, 1]))
     assert meter.compute() == pytest.approx({"loss": 0.5 * 0.25 + 2 * 2.0, "a/loss": 0.25, "d/loss": 2.0})
+
+
+@pytest.mark.parametrize(("kind", "loss"), [(kind, loss) for kind, losses in LOSSES.items() for loss in (None, *losses)])
+def test_a_batch_without_rows_adds_nothing(kind: Any, loss: Any) -> None:
+    """A process may get one in evaluation."""
+    options: dict[str, Any] = {"quantiles": (0.1, 0.5, 0.9)} if loss == "quantile" else {}
+    task = TaskSpec("y", kind, num_classes=3 if kind == "multiclass" else 1, loss=loss, **options)
+    shape = (0, 7, 2) if kind == "span" else (0, task.outputs) if task.outputs > 1 else (0,)
+    prediction = torch.zeros(shape, requires_grad=True)
+    target = torch.zeros(0, 2).long() if kind == "span" else torch.zeros(0)
+    target = target.long() if kind == "multiclass" else target
+    total, count = summed_loss(task, prediction, target)
+    total.backward()
+    assert (total.item(), count.item(), prediction.grad.shape) == (0, 0, shape)
+    assert prediction_losses(task, prediction, prediction).shape == (0,)
+    if kind != "span":
+        evaluation = Evaluation([task])
+        evaluation.update({"y": prediction.detach()}, {"y": target})
+        assert evaluation.undefined(evaluation.compute()) >= {"loss", "y/loss"}
