@@ -109,9 +109,12 @@ class Gate(KeepsDigits):
         """
         return 1.0
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters with a row for each task: all parameters, or none if one gate serves all tasks."""
-        return [] if self.shared or self.num_tasks == 1 else list(self.parameters())
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return the parameters whose rows belong to tasks, each with the indices of these tasks, in order.
+
+        These are all parameters, or none if one gate serves all tasks.
+        """
+        return {} if self.shared or self.num_tasks == 1 else dict.fromkeys(self.parameters(), range(self.num_tasks))
 
     def state(self) -> Tensor | None:
         """Return the buffer ``[num_gates, ...]`` that ``adapt`` changes; None: the gate has no such state."""

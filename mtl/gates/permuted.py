@@ -146,8 +146,9 @@ class PermutedGate(Gate):
             return 1.0  # the selectors of some tasks, which are not named
         return self.gate.needed(selectors.gather(-1, back.expand(selectors.shape)))
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        return [*self.gate.task_parameters(), *([self.permutation.logits] if self.permutation.per_task else [])]
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        logits = [self.permutation.logits] if self.permutation.per_task else []
+        return self.gate.task_parameters() | dict.fromkeys(logits, range(self.num_tasks))
 
 
 def permuted(gate: Gate, permutation: Callable[..., Permutation] | None) -> Gate:

@@ -35,8 +35,8 @@ class SeparateGates(Gate):
         first: Any = next(iter(self.by_task.values()))  # the gates are alike
         return float(first.needed(selectors))
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        return list(self.parameters())
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        return {p: [task] for task, gate in enumerate(self.by_task.values()) for p in gate.parameters()}
 
 
 def separate_gates(

@@ -63,6 +63,12 @@ class AITM(Heads):
                 features[number] = transfer(features[before], features[number])
         return torch.stack([features[number] for number in wanted], 1)
 
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """See ``Heads``."""
+        index = {task.name: number for number, task in enumerate(self.tasks)}
+        parts = zip(self.order, self.transfers, strict=True)
+        return super().task_parameters() | {p: [index[name]] for name, part in parts for p in part.parameters()}
+
     def only(self, task: int) -> Heads:
         """Raise InputError: the head of a task reads those of the tasks before it."""
         raise InputError("heads=aitm: a head reads the features of other tasks, so no task can be cut out alone")

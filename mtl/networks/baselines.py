@@ -68,11 +68,6 @@ class Grouped(nn.Module):
                 predictions |= network(inputs, own).predictions
         return NetworkOutput({name: predictions[name] for name in wanted})
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the networks of single tasks."""
-        alone = [network for network, group in zip(self.networks, self.groups, strict=True) if len(group) == 1]
-        return [parameter for network in alone for parameter in network.parameters()]
-
 
 class SingleTask(Grouped):
     """A separate network for each task: nothing is shared, so one run trains T single-task baselines."""

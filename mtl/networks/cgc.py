@@ -122,5 +122,5 @@ class CGCGate(Gate):
         products = [sum(p.numel() for p in gate.parameters()) for gate, _ in parts]
         return sum(n * gate.needed(s) for n, (gate, s) in zip(products, parts, strict=True)) / sum(products)
 
-    def task_parameters(self) -> list[nn.Parameter]:
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
         return self.task_gate.task_parameters()

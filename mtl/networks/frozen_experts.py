@@ -53,9 +53,9 @@ class LogisticUnits(SumHeads):
         numbers = super().forward(x, wanted).items()
         return {name: y * self.scale[task] + self.bias[task] for task, (name, y) in zip(wanted, numbers, strict=True)}
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that belong to single tasks: all."""
-        return list(self.parameters())
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """See ``Heads``."""
+        return dict.fromkeys(self.parameters(), range(len(self.tasks)))
 
     @torch.no_grad()
     def only(self, task: int) -> LogisticUnits:

@@ -68,9 +68,10 @@ class Heads(nn.Module):
         """Return the outputs of each task and the number of inputs, as ``print`` shows them."""
         return f"{{{', '.join(f'{task.name}: {task.outputs}' for task in self.tasks)}}}, inputs={self.input_dim}"
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are of single tasks: all."""
-        return list(self.parameters())
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return all parameters, each with the indices of the tasks that its rows belong to."""
+        own: dict[nn.Parameter, Sequence[int]] = dict.fromkeys(self.parameters(), range(len(self.tasks)))
+        return own | {p: self.members[int(width)] for width, part in self.output.items() for p in part.parameters()}
 
     @torch.no_grad()
     def only(self, task: int) -> Heads:
@@ -105,9 +106,9 @@ class SeparateHeads(nn.Module):
             predictions |= self.heads[task](x[:, [column]] if x.shape[1] > 1 else x, [0])
         return predictions
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are of single tasks: all."""
-        return list(self.parameters())
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """See ``Heads``."""
+        return {parameter: [task] for task, head in enumerate(self.heads) for parameter in head.parameters()}
 
     def only(self, task: int) -> Heads:
         """Return a copy of the head of one task."""
@@ -130,6 +131,10 @@ class SumHeads(nn.Module):
         """Map ``x [B, len(wanted), H]`` to predictions ``[B]`` by task name."""
         totals = x.squeeze(-1) if self.input_dim == 1 else x.sum(-1)
         return dict(zip((self.tasks[task].name for task in wanted), totals.unbind(1), strict=True))
+
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return no parameters, since there are none."""
+        return {}
 
     def only(self, task: int) -> SumHeads:
         """Return the same for one task."""

@@ -90,14 +90,19 @@ class PLE(nn.Module):
             x, routings[f"levels.{number}"] = level(x, inputs, wanted if last else None)
         return NetworkOutput(self.heads(x, wanted), routings, sum_losses(routings))
 
-    def task_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of experts that a single task reaches: its own ones in the last level.
+    def task_parameters(self) -> dict[nn.Parameter, Sequence[int]]:
+        """Return the parameters that single tasks reach, with the indices of the tasks.
 
-        Below, all tasks reach them through the shared gate.
+        These are heads, a task's own experts in the last level, and its gates in the last two levels. Below, all tasks
+        reach the experts and the gates of a task through a shared gate.
         """
-        experts: Any = self.levels[-1].experts
+        levels: Any = self.levels[-2:]
+        experts, own = levels[-1].experts, self.heads.task_parameters()
+        for level in levels:
+            own |= level.gate.task_parameters()
         parts = zip(experts.rows, experts.parts, strict=True)
-        return [parameter for row, part in parts if row < len(self.tasks) for parameter in part.parameters()]
+        own |= {p: [row] for row, part in parts if row < len(self.tasks) for p in part.parameters()}
+        return own
 
 
 class Levels(nn.ModuleList):

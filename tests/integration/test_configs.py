@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config import build
+from mtl.training.weighting import shared_parameters
 from tests.conftest import ROOT
 from tests.integration import helpers
 from tests.integration.helpers import GROUPS, compose_small, composed, narrow
@@ -134,6 +135,44 @@ def test_a_process_without_rows_evaluates_every_network(words: list[str], tmp_pa
     batch = next(iter(data.val_dataloader()))
     predictions = network(batch.select(torch.arange(0)).inputs, list(batch.targets)).predictions
     assert {name: len(value) for name, value in predictions.items()} == dict.fromkeys(batch.targets, 0)
+
+
+CHAIN = ["data=table", "data.path=${paths.data_dir}/rows.parquet", "gate=softmax"]
+CHAIN += ["data.tasks={a: {column: click, kind: binary}, b: {column: click, kind: binary, after: a}, c: ${.a}}"]
+PLE = ["network=ple", "gate=softmax", "network.num_levels=3", "recipe.num_experts=3", "network.num_own=1"]
+OWNERS = [[word, "gate=softmax"] for word in ALL if word.startswith("network=") and "routed" not in word]
+OWNERS += [[word] for word in ALL if word.startswith("network=routed")]
+OWNERS += [PLE, [*PLE, "permutation=sinkhorn", "permutation.per_task=true"], [*PLE, *CHAIN]]
+OWNERS += [["heads=aitm", *CHAIN], ["heads=separate", *CHAIN], ["network=single_task", *CHAIN]]
+OWNERS += [["network=grouped", "network.groups=[[a],[b,c]]", *CHAIN], ["gate=task_top1", "gate.shared=true"]]
+
+
+@pytest.mark.parametrize("words", OWNERS, ids=lambda words: " ".join(words[:3]))
+def test_a_parameter_is_a_tasks_own_exactly_if_only_its_loss_has_a_gradient_there(
+    words: list[str], tmp_path: Path, tiny_data: Path
+) -> None:
+    """A row of it, if it has a row for each task; the losses are those of all validation rows."""
+    words = [*NEEDS.get(words[0], []), *words] if "heads" not in words[0] else words
+    words = [*words, f"paths.data_dir={tiny_data}", "recipe.dropout=0", "trainer.precision=64-true"]
+    cfg = narrow(compose_small(tmp_path, *words))
+    data = build.build_data(cfg)
+    data.prepare_data()
+    data.setup()
+    module = build.build_module(cfg, build.build_network(cfg, data.spec), data.spec).double()
+    parameters = dict(module.network.named_parameters())
+    used = {name: torch.zeros(len(data.spec.tasks), *p.shape[:1]) for name, p in parameters.items()}  # [T, rows]
+    for batch in data.val_dataloader():
+        batch = module.converted(batch)
+        terms = module.task_losses(module(batch.inputs, list(batch.targets)), batch)
+        for task, loss in zip(terms.tasks, terms.losses, strict=True):
+            found = torch.autograd.grad(loss, parameters.values(), retain_graph=True, allow_unused=True)
+            for name, gradient in zip(parameters, found, strict=True):
+                if gradient is not None:
+                    used[name][task] += (gradient != 0).reshape(len(gradient), -1).any(1)
+    shared, own = ({id(p) for p in part} for part in shared_parameters(module.network))
+    found = {name: int((each > 0).sum(0).max()) for name, each in used.items()}  # tasks that reach one row
+    assert {name: count for name, count in found.items() if id(parameters[name]) in own and count > 1} == {}
+    assert {name: count for name, count in found.items() if id(parameters[name]) in shared and count < 2} == {}
 
 
 IMAGES = ["data=multi_mnist", "recipe.num_experts=4", "trainer.max_epochs=1", "+trainer.limit_train_batches=2"]

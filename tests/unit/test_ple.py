@@ -26,7 +26,6 @@ from mtl.networks.bottom import ImageBottom, TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
 from mtl.networks.ple import PLE
-from mtl.training.weighting import shared_parameters
 from mtl.types import Categorical, DataSpec, Image, Numeric, TaskSpec
 from tests.conftest import ROOT
 from tests.experts import GatedExperts
@@ -197,21 +196,6 @@ def test_images_and_a_batch_without_rows() -> None:
             predictions = network({"image": torch.rand(count, 1, 8, 8)}).predictions
             assert {len(value) for value in predictions.values()} == {count}
             sum(value.sum() for value in predictions.values()).backward()
-
-
-def test_own_experts_of_the_last_level_are_of_single_tasks() -> None:
-    """A weighting of gradients combines those of the experts that several tasks reach."""
-    network = ple(2)
-    network(rows()).predictions["a"].sum().backward()
-    a = {name for name, p in network.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
-    network.zero_grad()
-    network(rows()).predictions["b"].sum().backward()
-    b = {name for name, p in network.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
-    shared = {id(p) for p in shared_parameters(network)[0]}
-    experts = {name: id(p) for name, p in network.named_parameters() if ".experts." in name and ".parts.3" not in name}
-    assert {name for name, number in experts.items() if number in shared} == a & b & experts.keys()
-    gates = {name for name, p in network.named_parameters() if ".gate." in name and id(p) in shared}
-    assert gates == {"levels.0.gate.shared_gate.weight", "levels.0.gate.shared_gate.bias"}
 
 
 def test_the_shared_gate_has_a_row_in_tables_and_none_among_the_connections_of_tasks(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from torchjd.linalg import QuadprogProjector
 from mtl.checks import InputError
 from mtl.config import build
 from mtl.experts.dense import StackedDense
-from mtl.gates import CometGate, Gate
+from mtl.gates import CometGate
 from mtl.gates.permuted import Permutation
-from mtl.gates.separate import separate_gates
 from mtl.networks.baselines import SharedBottom, SingleTask
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
@@ -62,8 +61,6 @@ def test_shared_parameters_of_networks() -> None:
     trunk = {"trunk.layers.0.weight", "trunk.layers.0.bias", "bottom.embeddings.0.weight"}
     assert names(SharedBottom(SPEC, bottom, experts, heads)) == trunk
     assert names(SingleTask(SPEC, bottom, experts, heads)) == set()
-    separate: Gate = separate_gates(CometGate, ["a", "b"], 4, 5)
-    assert names(separate) == set()
 
 
 def test_fixed_equals_the_sum_to_the_bit() -> None:

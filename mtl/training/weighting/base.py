@@ -98,11 +98,25 @@ def drawn_at(seed: int, step: int, like: Tensor) -> Iterator[None]:
 def shared_parameters(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the trained parameters that tasks share, and those that belong to single tasks.
 
-    A module with a method ``task_parameters`` names the second kind: parameters of one task, and stacks ``[T, ...]``
-    with a row for each. All others are shared.
+    Only the loss of its task has a gradient at a parameter of the second kind, or at each row of it. A module with a
+    method ``task_parameters``, which answers for its parts too, names such parameters, with the indices of the tasks
+    that they belong to, and so does a part with one task. The loss of a task after another one depends on both: what
+    belongs to the earlier task is shared. So are all others.
     """
-    listed: list[Any] = [getattr(module, "task_parameters", list)() for module in network.modules()]
-    owned = {id(parameter) for parameters in listed for parameter in parameters}
+    earlier = {task.after for task in getattr(network, "tasks", ())}
+    owned = {id(parameter) for parameter, names in _by_owner(network, []) if earlier.isdisjoint(names)}
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     shared = [parameter for parameter in trained if id(parameter) not in owned]
     return shared, [parameter for parameter in trained if id(parameter) in owned]
+
+
+def _by_owner(module: Any, names: Sequence[str]) -> Iterator[tuple[nn.Parameter, Sequence[str]]]:
+    """Yield the parameters of single tasks with the names of these; ``names``: of the tasks around ``module``."""
+    names = [task.name for task in module.tasks] if hasattr(module, "tasks") else names
+    if len(names) == 1:
+        yield from ((parameter, names) for parameter in module.parameters())
+    elif hasattr(module, "task_parameters"):
+        yield from ((parameter, [names[task] for task in own]) for parameter, own in module.task_parameters().items())
+    else:
+        for part in module.children():
+            yield from _by_owner(part, names)
