@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
+from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
@@ -24,6 +25,13 @@ class Watcher(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         self._validated = self._validated or not trainer.sanity_checking
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "validated": self._validated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated = state_dict.get("validated", False)
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "validated"})
 
     def is_fresh(self, trainer: Trainer, pl_module: MultiTaskModule) -> bool:
         """Return whether there is a new value; there is none if the metric is undefined on the rows."""

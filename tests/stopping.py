@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
+from mtl.records import read_json
 from mtl.runs.signals import Stopped
 from tests.integration.helpers import compose_small, resume_small
 
@@ -39,6 +42,41 @@ class StopAt(Callback):
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         if self.left == -1 and self.how == "time":  # as trainer.max_time does
             trainer.should_stop = True
+
+
+class Copies(Callback):
+    """Copy the checkpoints, which a run writes after every step, before the next step."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        copy = self.folder / "steps" / str(trainer.global_step) / "checkpoints"
+        if trainer.global_step and not copy.exists():
+            shutil.copytree(self.folder / "checkpoints", copy)
+
+
+def resumed_everywhere(folder: Path, *words: str, local: Sequence[str] = ()) -> dict[int, list[str]]:
+    """Run with ``words``, and resume from the checkpoint of each step; return which states differ at the end, by step.
+
+    ``local``: words that a checkpoint does not keep.
+    """
+    saving = ("callbacks.last.every_steps=1", "~logger")
+    run(watched(compose_small(folder, *words, *saving, *local), Copies, folder=str(folder)))
+    expected, found = at_the_end(folder), {}
+    for copy in sorted((folder / "steps").iterdir(), key=lambda path: int(path.name)):
+        go_on(copy, *local)
+        own = at_the_end(copy)
+        found[int(copy.name)] = [key for key in {**expected, **own} if not same(expected.get(key), own.get(key))]
+    return found
+
+
+def at_the_end(folder: Path) -> dict[str, Any]:
+    """Return all state that the last checkpoint of a run has, but times, and the results of the test."""
+    last = read(folder / "checkpoints" / "last.ckpt")
+    callbacks = {key: value for key, value in last["callbacks"].items() if key != "EpochReport"}
+    names = ("state_dict", "optimizer_states", "loops", "epoch_sums", "epoch", "global_step")
+    return {**callbacks, **{name: last[name] for name in names}, "test": read_json(folder / "results.json")["test"]}
 
 
 def watched(cfg: DictConfig, callback: type[Callback], **options: Any) -> DictConfig:

@@ -75,6 +75,7 @@ class MultiTaskModule(LightningModule):
         self.evaluation = Evaluation(tasks)
         self.undefined: set[str] = set()  # values that are undefined in the latest evaluation
         self._named: set[str] = set()  # undefined values that a warning has named
+        self._metrics: dict[str, float] = {}  # the latest values, in a run that is resumed
         self._is_shown = True  # whether the values of this training step are to be logged
 
     def forward(self, inputs: Mapping[str, Tensor], tasks: Sequence[str] | None = None) -> NetworkOutput:
@@ -149,6 +150,9 @@ class MultiTaskModule(LightningModule):
             f"{done} batches of an epoch are done, and an epoch has now {length} of them: resume with a larger "
             "trainer.limit_train_batches, or leave it out",
         )
+        # After a validation within the epoch, callbacks read its values at the end of the epoch
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
+        self._metrics = {}
         for logger in self.loggers:  # a logger with its own file drops the rows that a resumed run computes again
             if hasattr(logger, "resume_at"):
                 logger.resume_at(self.trainer.global_step)
@@ -253,6 +257,8 @@ class MultiTaskModule(LightningModule):
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)
+        checkpoint["metrics"] = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        checkpoint["undefined"] = sorted(self.undefined)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self._data_key()] = checkpoint.get("data", {})
@@ -264,6 +270,7 @@ class MultiTaskModule(LightningModule):
         totals = {name: sum(sums["aux"][name] for sums in everyone) / len(everyone) for name in everyone[0]["aux"]}
         self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}
         self.aux_batches = everyone[0]["batches"]
+        self._metrics, self.undefined = checkpoint.get("metrics", {}), set(checkpoint.get("undefined", ()))
 
     def _data_key(self) -> str:
         """Return the key under which Lightning saves and looks for the state of the data module."""

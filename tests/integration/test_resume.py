@@ -20,7 +20,7 @@ from mtl.records import read_json
 from tests.conftest import ROOT
 from tests.integration.helpers import NARROW, SMALL, compose_small, resume_small
 from tests.programs import Forked
-from tests.stopping import assert_same, go_on, interrupted, slow, watched
+from tests.stopping import assert_same, go_on, interrupted, resumed_everywhere, slow, watched
 
 # dropout, noise and a permutation that hardens in the second of three epochs of 5 steps
 WORDS = [
@@ -231,3 +231,23 @@ def test_killed_with_sparse_tables(name: str, tmp_path: Path, tiny_data: Path) -
     interrupted(tmp_path / "parts", 5, *words, how="kill")
     go_on(tmp_path / "parts", f"paths.data_dir={tiny_data}")
     assert_same(tmp_path / "parts", tmp_path / "whole", logged=False)
+
+
+# Epochs of 3 steps with a validation after the second; learning rates at which losses rise again
+EVERYWHERE = ["data.batch_size=200", "trainer.val_check_interval=2", "recipe.dropout=0.3", "recipe.num_experts=4"]
+EVERYWHERE += ["recipe.head_units=[8]", "recipe.expert_units=[8]", "trainer.max_epochs=3"]
+STATEFUL = {
+    "early": ["optimizer.lr=0.3", "callbacks.early_stopping.patience=1", "lr_schedule=plateau"],
+    "average": ["callbacks.ema.decay=0.9", "callbacks.conflict.every_steps=2", "weighting=gradnorm"],
+    "permuted": ["permutation=sinkhorn", "recipe.permutation.epochs=1.4", "permutation.noise=0.1", "weighting=dwa"],
+    "remoe": ["gate=remoe", "network.static_gate=false", "optimizer=adagrad", "weighting=uncertainty"],
+    "biased": ["gate=topk", "gate.bias_rate=0.01", "network.static_gate=false", "optimizer=sgd", "weighting=nash_mtl"],
+    "annealed": ["gate=softmax_selector", "schedule=temperature", "lr_schedule=one_cycle", "optimizer=adamw"],
+}
+
+
+@pytest.mark.parametrize("name", [name if name == "early" else slow(name) for name in STATEFUL])
+def test_resumed_at_every_step(name: str, tmp_path: Path) -> None:
+    found = resumed_everywhere(tmp_path, *EVERYWHERE, *STATEFUL[name])
+    assert len(found) >= 5
+    assert found == {step: [] for step in found}

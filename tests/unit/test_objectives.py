@@ -220,7 +220,9 @@ def test_meter_counts_rows() -> None:
     assert meter.compute() == pytest.approx({"loss": 0.5 * 0.25 + 2 * 2.0, "a/loss": 0.25, "d/loss": 2.0})
 
 
-@pytest.mark.parametrize(("kind", "loss"), [(kind, loss) for kind, losses in LOSSES.items() for loss in (None, *losses)])
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(kind, loss) for kind, losses in LOSSES.items() for loss in (None, *losses)]
+)
 def test_a_batch_without_rows_adds_nothing(kind: Any, loss: Any) -> None:
     """A process may get one in evaluation."""
     options: dict[str, Any] = {"quantiles": (0.1, 0.5, 0.9)} if loss == "quantile" else {}
