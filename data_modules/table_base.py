@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require, shown
-from mtl.options import Count, FilePath, Long, Model, Name, Names, matching, validated
+from mtl.options import Count, FilePath, Long, Model, Name, Names, Text, matching, validated
 from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
@@ -92,7 +92,7 @@ class TableBase(TensorDataModule):
         min_count: Long = 1,
         max_categories: Count | None = None,
         separator: Separator | None = None,
-        null_values: Sequence[str] = NULL_VALUES,
+        null_values: Sequence[Text] = NULL_VALUES,
         **common: Any,
     ) -> None:
         super().__init__(**common)

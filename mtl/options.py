@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, in_one_line, shown, suggestion
+from mtl.literals import unescaped
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -57,7 +58,7 @@ def _path(value: Any) -> Any:
     if not isinstance(value, str | Path) or not str(value).strip() or CONTROL.search(str(value)):
         raise ValueError("must be a path")
     try:
-        expanded = Path(value).expanduser()
+        expanded = Path(unescaped(str(value))).expanduser()
     except RuntimeError as error:
         raise ValueError("must be a path; there is no such user") from error
     return expanded
@@ -81,7 +82,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 InnerShare = Annotated[float, Field(gt=0, lt=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
-Name = Annotated[str, matching(r"(?!\s*$)[^\x00-\x1f\x7f\ud800-\udfff]+", "text in one line, not empty")]
+Text = Annotated[str, AfterValidator(unescaped)]
+Name = Annotated[Text, matching(r"(?!\s*$)[^\x00-\x1f\x7f\ud800-\udfff]+", "text in one line, not empty")]
 Names = Annotated[Sequence[Name], AfterValidator(_distinct)]
 Some = Annotated[Sequence[T], AfterValidator(_distinct), Field(min_length=1)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
@@ -96,8 +98,8 @@ Address = Annotated[
 TaskName = Annotated[
     str,
     matching(
-        r"(?!\s)(?!.*\$\{)[^./\\\x00-\x1f\x7f\ud800-\udfff]{1,100}(?<!\s)",
-        "text of at most 100 characters without dots, slashes, ${ and control characters",
+        r"(?!\s)(?!.*\$\{)(?!\?{3}$)[^./\\\x00-\x1f\x7f\ud800-\udfff]{1,100}(?<!\s)",
+        "text of at most 100 characters without dots, slashes, ${ and control characters, and not ???",
     ),
 ]
 Pair = Annotated[tuple[T, T], Field(strict=False)]  # YAML has lists only

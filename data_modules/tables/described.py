@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from mtl.checks import listed, require
+from mtl.literals import escaped
 
 from ..files.reading import files_of
 from .columns import named
@@ -94,7 +95,19 @@ def lines_of(columns: Sequence[Column], tasks: dict[str, Any]) -> list[str]:
     return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
 
 
+class _Dumper(yaml.SafeDumper):
+    """Put texts in quotes that do not begin with a letter: Hydra's YAML takes more of them for numbers, such as 1e3."""
+
+    def represent_str(self, text: str) -> Any:
+        style = '"' if not text.isprintable() else None if text[:1].isalpha() else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def flow(value: Any) -> str:
-    """Return a value as one line of YAML."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    """Return a value as one line of YAML, whose texts are no interpolations."""
+    options = {"default_flow_style": True, "width": 10**9, "allow_unicode": True, "sort_keys": False}
+    text: str = yaml.dump(escaped(value), Dumper=_Dumper, **options)
     return text.removesuffix("...\n").strip()

@@ -15,7 +15,7 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, listed, require, shown
 from mtl.objectives import Loss, Objective
-from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, valid
+from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, Text, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
@@ -32,7 +32,7 @@ LISTED = 10  # classes in a message
 NONE = "no training row has a label for task"
 RARE = 0.05  # the share of a class that is rare,
 OF_RARE = ("auroc", "auprc", "accuracy")  # and the default metrics of a binary task that has one
-Cell = str | int | float | bool
+Cell = Text | int | float | bool
 Weight = Annotated[float, Field(ge=0, le=HEAVIEST)]
 ONLY = {"positive": "binary", "pos_weight": "binary", "class_weights": "multiclass", "standardise": "regression"}
 OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}

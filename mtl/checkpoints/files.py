@@ -20,6 +20,7 @@ from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
 from mtl.distributed import Pieces
+from mtl.literals import unescaped
 from mtl.options import Model, sentences
 from mtl.records import CHECKPOINTS
 from mtl.writing import writing
@@ -123,7 +124,7 @@ def file_of(path: str | Path, name: str = "best") -> Path:
 
     ``name``: which of the two to prefer; the other one is returned if it is the only one.
     """
-    path = Path(path)
+    path = Path(unescaped(str(path)))
     found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
     return next((file for file in found if file.is_file()), path)
 

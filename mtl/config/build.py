@@ -22,6 +22,7 @@ from torch import nn
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, require
+from mtl.literals import escaped, unescaped
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting
@@ -47,7 +48,7 @@ def check_options(cfg: DictConfig) -> None:
     if "gate" not in cfg.network:
         return
     num_experts = cfg.network.get("num_experts") or cfg.recipe.num_experts
-    names = [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())]
+    names = map(unescaped, [cfg.gate.get("input_name") or "id", *(cfg.gate.get("columns") or ())])
     some = Categorical(1, counts=torch.ones(1))  # the data are not loaded yet: assume that ids are counted
     with torch.device("meta"), _plain_errors("gate"), _section("gate", cfg.gate):
         _instantiate(cfg, "gate")(num_tasks=1, num_experts=num_experts, input_dim=1, inputs=dict.fromkeys(names, some))
@@ -128,7 +129,7 @@ def build_network(cfg: DictConfig, spec: DataSpec, fresh: bool = True) -> nn.Mod
             network: nn.Module = make(spec=spec, **options)
     require(isinstance(network, nn.Module), "network: must describe a Module of torch; correct network._target_")
     if hasattr(network, "encoder_config"):
-        cfg.network.config = network.encoder_config
+        cfg.network.config = escaped(network.encoder_config)
     if cfg.get("compile"):
         logging.getLogger(__name__).info("the network is compiled on its first batch; this can take minutes")
         network.compile()

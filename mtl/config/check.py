@@ -61,6 +61,9 @@ class _Check:
             self.values: Any = OmegaConf.to_container(cfg, resolve=True)
         except Exception as error:  # a resolver may raise anything
             raise InputError(self._unresolved(error)) from None
+        for path, value in _nodes(self.values):
+            again = isinstance(value, str) and "${" in value  # would be resolved once more
+            require(not again, f"{_dotted(path)}={shown(value)}: write $\\{{ for ${{ that is text")
 
     def problems(self, words: Sequence[str]) -> Iterator[str]:
         """Yield a sentence for each problem."""

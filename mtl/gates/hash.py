@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtl.checks import require
 from mtl.gates.base import Gate
-from mtl.options import Seed, validated
+from mtl.options import Name, Seed, validated
 from mtl.types import Categorical, InputSpec, Routing
 
 
@@ -35,7 +35,7 @@ class HashGate(Gate):
         num_experts: int,
         input_dim: int | None = None,
         inputs: Mapping[str, InputSpec] | None = None,
-        input_name: str | None = None,
+        input_name: Name | None = None,
         seed: Seed = 0,
         assignment: Literal["even", "random", "balanced"] = "even",
         **common: Any,

@@ -30,6 +30,7 @@ from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load
 from mtl.config.words import options_of, plain, word
+from mtl.literals import escaped
 from mtl.records import COMMAND
 from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
@@ -92,6 +93,7 @@ def fit(
         values["data.split"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
     values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
+    values = escaped(plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
@@ -120,7 +122,7 @@ def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictC
         try:
             cfg = composed([*searched, *words])
             for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
-                OmegaConf.update(cfg, option, plain(values[option]))
+                OmegaConf.update(cfg, option, values[option])
         except Exception as error:
             sentence = explain(error, words)
             if sentence is None and not isinstance(error, OmegaConfBaseException):

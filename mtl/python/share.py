@@ -11,7 +11,8 @@ import polars as pl
 from mtl.checks import require
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
-from mtl.config.words import options_of, word
+from mtl.config.words import options_of, plain, word
+from mtl.literals import escaped
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.use.frames import to_polars
 from mtl.writing import writing
@@ -43,5 +44,6 @@ def share(
             rows.write_parquet(file)
     values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
+    values = escaped(plain(values))
     with own_hydra():
         return run([str(word(option, value, (CONF / option).is_dir())) for option, value in values.items()])

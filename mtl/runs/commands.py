@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from mtl.literals import escaped
+
 GIVEN: list[str] = []  # the words of this command line
 # The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
 KEPT: list[str] = []
@@ -46,8 +48,8 @@ def program(name: str = "train") -> list[str]:
 
 
 def quoted(path: str | Path) -> str:
-    """Quote a path so that Hydra reads it unchanged."""
-    text = str(path)
+    """Quote a path so that Hydra reads it unchanged, and no part of it is an interpolation."""
+    text: str = escaped(str(path))
     if re.fullmatch(r"[\w./-]+", text):
         return text
     return in_quotes(text)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
 from mtl.data_modules.table import TableDataModule
+from omegaconf import OmegaConf
 
 from mtl.cli.main import main
+from mtl.config.build import build_data
+from mtl.config.check import check
+from tests.integration.helpers import accepted
 from tests.messy import TASKS, messy
 
 
@@ -71,3 +76,29 @@ def test_questions_and_parquet_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     ):
         with pytest.raises(SystemExit, match=message):
             columns(capsys, str(tmp_path / "movielens.parquet"), *words, "-o", str(tmp_path / "other"))
+
+
+NAMES = (
+    *("${oc.env:HOME}", "${new_folder:made}", "a.${b}", r"\${x}", r"\\${x}", "???", r"\???", "a: b", "- x", "é", "a=b"),
+    *("null", "1e3", ".inf", "1_000", "2024-01-01", "it's", "a #b", "*a", "<<", "~", "yes"),
+)
+
+
+def test_names_of_columns_are_never_interpolations_or_other_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ``mtl columns`` writes names the columns of the file, after Hydra composed it and built the data."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    pl.DataFrame({name: draw.normal(size=60) for name in NAMES} | {"y": [0, 1] * 30}).write_csv("${oc.env:HOME}.csv")
+    columns(capsys, "${oc.env:HOME}.csv", "y", "???", "${new_folder:made}")
+    cfg = accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=oc"])
+    for _ in range(2):
+        data = build_data(cfg)
+        assert {*data.given.columns, *data.ignore} == {*NAMES} - {"???", "${new_folder:made}"}
+        assert {task.column for task in data.labels} == {"???", "${new_folder:made}", "y"}
+        assert data.paths == {"train": Path("${oc.env:HOME}.csv")}
+        data.setup()
+        OmegaConf.resolve(cfg)  # as a run does
+    check(cfg)
+    assert not Path("made").exists()

@@ -28,6 +28,7 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.records import read_json
+from mtl.runs.commands import quoted
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
 
@@ -100,6 +101,20 @@ def test_model_predicts_explains_and_is_saved(model: Any, tmp_path: Path) -> Non
     assert again.metrics == model.metrics
     assert again.predict(rows).equals(model.predict(rows))
     assert set(model.explain(rows)["task"]) == set(TASKS)
+
+
+def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
+    names = {"age": "${oc.env:HOME}", "visits": "???", "clicked": r"\${x}", "minutes": "${new_folder:made}"}
+    rows = visits().rename(names).with_columns(plan=pl.col("plan").replace("gold", "???"))
+    tasks = {"clicked": {"kind": "binary", "column": r"\${x}"}, "plan": {"kind": "multiclass", "metrics": ["accuracy"]}}
+    tasks["plan"] |= {"class_weights": {"???": 2.0}}
+    model = mtl.fit(rows, tasks, numeric=["???"], ignore=["${new_folder:made}"], **QUICK)
+    assert set(model.columns) == {"${oc.env:HOME}", "city", "???"}
+    assert model.spec.tasks[1].class_weights == (2.0, 1.0, 1.0)
+    model.save(tmp_path / "${oc.env:HOME}.ckpt")
+    again = mtl.load(tmp_path / "${oc.env:HOME}.ckpt")
+    assert again.predict(rows).equals(model.predict(rows))
+    assert quoted(tmp_path / "${x}") == f"'{tmp_path}/$\\{{x}}'"
 
 
 def test_rows_mean_the_same_in_every_container(model: Any) -> None:

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 # A room imports only rooms of the rows above its own, and rooms of one row do not import each other: no circles
 ROWS = [
-    {"checks", "compat", "distributed", "dropout", "functional", "linear", "memory", "records"},
+    {"checks", "compat", "distributed", "dropout", "functional", "linear", "literals", "memory", "records"},
     {"objectives"},
     {"options", "types", "writing"},
     {"chains"},

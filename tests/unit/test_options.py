@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import re
@@ -22,6 +23,7 @@ from mtl.cli import resolvers
 from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
+from mtl.literals import escaped, unescaped
 from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, adapter, fits, valid
 from mtl.python.fit import own_hydra
 from tests.conftest import ROOT
@@ -123,6 +125,7 @@ def test_wrong_values_of_other_choices(words: str, key: str, value: Any, message
         ({"recipe.k": "${oc.env:MTL_NOT_SET}"}, "Environment variable"),
         ({"recipe.k": "${thing:1}"}, "Unsupported interpolation type thing"),
         ({"recipe.k": "???"}, "recipe.k is missing; give recipe.k=..."),
+        ({"label": r"\${recipe.k}"}, r"label=${recipe.k}: write $\{ for ${"),
         ({"gate": "${nothing}"}, "'nothing' not found"),
     ],
 )  # fmt: skip
@@ -390,3 +393,12 @@ def test_compositions_that_fail_get_one_sentence(words: list[str], message: str)
     assert sentence is not None
     assert message in sentence
     assert len(sentence.splitlines()) == 1
+
+
+def test_escaped_text_is_text_however_often_it_is_resolved() -> None:
+    for letters in itertools.chain.from_iterable(itertools.product("$\\{?}", repeat=size) for size in range(7)):
+        text = "".join(letters)
+        assert unescaped(escaped(text)) == text
+        config = OmegaConf.create({"x": [escaped(text)]})
+        OmegaConf.resolve(config)
+        assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True) == {"x": [escaped(text)]}
