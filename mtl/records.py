@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+
+from mtl.checks import InputError
 
 LOCK = ".lock"
 COMMAND = "command.json"  # the overrides, choices and seed of a new run, written first of all
@@ -12,13 +15,30 @@ CONFIG = "config.yaml"  # written before a run trains
 LOG = "train.log"
 CHECKPOINTS = "checkpoints"  # the folder of best.ckpt and last.ckpt
 RESULTS = "results.json"  # written last
+LARGEST = 1 << 24  # bytes of a file in a run folder,
+LONGEST = 1 << 30  # and of one with a row for each step
+
+
+def own_file(path: Path, folder: Path, most: float = LARGEST) -> Path:
+    """Return ``path`` if it is a regular file of at most ``most`` bytes in ``folder``, which may come from a stranger.
+
+    Raises InputError for a link out of the folder, a device, a pipe, a larger file, or if there is no such file.
+    """
+    try:
+        real = path.resolve(strict=True)
+        if real.is_relative_to(folder.resolve()) and real.is_file() and real.stat().st_size <= most:
+            return path
+    except (OSError, RuntimeError):  # a RuntimeError for links in a circle
+        pass
+    size = "" if most == math.inf else f" of at most {most / 2**20:.0f} MiB"
+    raise InputError(f"{path}: must be a regular file{size} inside {folder}, and no link to elsewhere")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if it is missing or damaged."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(own_file(path, path.parent).read_text())
+    except (OSError, RecursionError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

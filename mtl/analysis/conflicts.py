@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from mtl.analysis.figures import look
+from mtl.checks import InputError, first_line
+from mtl.records import LONGEST, own_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MOST = 16  # pairs of tasks, or layers, with a line of their own
@@ -18,6 +21,15 @@ MOST = 16  # pairs of tasks, or layers, with a line of their own
 def as_table(rows: Sequence[Any]) -> pl.DataFrame:
     """Return the measurements as a table with the columns step, quantity, layer, task, other, value."""
     return pl.DataFrame(rows, COLUMNS | {"value": pl.Float64}, orient="row")
+
+
+def read_table(file: Path) -> pl.DataFrame:
+    """Return such a table from the file that a run wrote. Raises InputError."""
+    types = COLUMNS | {"value": pl.Float64}
+    try:
+        return pl.read_csv(own_file(file, file.parent, LONGEST), schema_overrides=types).select(types)
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{file} is damaged: {first_line(error)}") from None
 
 
 def matrix(table: pl.DataFrame, quantity: str, tasks: Sequence[str]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import traceback
@@ -22,7 +23,7 @@ from mtl.checks import InputError, first_line, require
 from mtl.distributed import Pieces
 from mtl.literals import unescaped
 from mtl.options import Model, sentences
-from mtl.records import CHECKPOINTS
+from mtl.records import CHECKPOINTS, own_file
 from mtl.writing import writing
 
 log = logging.getLogger(__name__)
@@ -122,11 +123,12 @@ class CheckpointIO(TorchCheckpointIO):
 def file_of(path: str | Path, name: str = "best") -> Path:
     """Return the file of a checkpoint: ``path`` itself, or ``best.ckpt`` or ``last.ckpt`` of the run folder ``path``.
 
-    ``name``: which of the two to prefer; the other one is returned if it is the only one.
+    ``name``: which of the two to prefer; the other one is returned if it is the only one. Raises InputError for a link
+    out of the folder.
     """
     path = Path(unescaped(str(path)))
     found = [path / CHECKPOINTS / f"{each}.ckpt" for each in (name, "best", "last")] if path.is_dir() else []
-    return next((file for file in found if file.is_file()), path)
+    return next((own_file(file, path, math.inf) for file in found if file.is_file()), path)
 
 
 def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpoint:
@@ -178,7 +180,7 @@ def read_to_resume(path: str | Path) -> Checkpoint:
         previous = previous_checkpoint(path)
         if not previous.is_file():
             raise
-        checkpoint = read(previous, divided=True)
+        checkpoint = read(own_file(previous, path.parent, math.inf), divided=True)
         log.warning("%s; resuming from the previous checkpoint, %s", str(error).split(";")[0], previous)
         return checkpoint
 

@@ -7,6 +7,7 @@ the description of its files with pickle, which would execute the code of a forg
 
 from __future__ import annotations
 
+import math
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mtl.distributed import Pieces, gather
 from mtl.options import Model
+from mtl.records import own_file
 from mtl.writing import writing
 
 DIVIDED = "divided"  # storage_options of a checkpoint whose parts each process writes
@@ -67,7 +69,7 @@ def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         file = path.with_name(parts["folder"]) / f"{rank}.ckpt"
         intact = False
         with suppress(Exception):  # missing or damaged
-            check_zip(file)
+            check_zip(own_file(file, path.parent, math.inf))
             intact = checksum_of(file) == checksum
         if not intact:
             raise ValueError(f"its part {parts['folder']}/{file.name} is missing or damaged")
@@ -113,6 +115,7 @@ def forget_parts(folder: Path) -> None:
     named = set()
     for file in folder.glob("*.ckpt"):
         with suppress(Exception):  # a damaged file needs none
+            own_file(file, folder, math.inf)
             named.add(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["parts"]["folder"])
     for parts in folder.glob(f"{PREFIX}*"):
         if parts.name.removeprefix(PREFIX).isdecimal() and parts.name not in named:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
-from mtl.records import COMMAND, CONFIG, LOCK, RESULTS
+from mtl.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, own_file
 from mtl.runs.commands import command
 
 
 def claim(folder: Path, resumed: bool, option: str = "hydra.run.dir") -> FileLock:
     """Acquire and return the lock of a run folder; the system releases it when the process ends or is killed.
 
-    Raises InputError if another process holds the lock, or if the folder contains a run that this run does not resume.
+    Raises InputError if another process holds the lock, if the folder contains a run that this run does not resume, or
+    if its lock or log is a link out of it.
     A run that ended before its first checkpoint left nothing to lose, so its folder is taken over.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in (LOCK, LOG):  # which are opened for writing: a link could lead anywhere
+        if os.path.lexists(folder / name):
+            own_file(folder / name, folder, math.inf)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.options import Long, Name, validated
+from mtl.records import own_file
 from mtl.writing import reported, write_csv
 
 Row = dict[str, Any]
@@ -82,7 +84,8 @@ class Table:
         """Return the complete rows of the file, without empty cells."""
         if not self.path.is_file():
             return []
-        *lines, _ = self.path.read_text(errors="replace").split("\n")  # what follows the last line break is half a line
+        text = own_file(self.path, self.path.parent, math.inf).read_text(errors="replace")
+        *lines, _ = text.split("\n")  # what follows the last line break is half a line
         rows = csv.DictReader(line for line in lines if "\0" not in line)
         whole = [row for row in rows if None not in row and str(row.get("step")).isdigit()]
         return [{name: value for name, value in row.items() if value} for row in whole if None not in row.values()]

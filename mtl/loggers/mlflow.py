@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.checks import require_packages
-from mtl.records import flatten
+from mtl.records import flatten, own_file
 from mtl.writing import write_text
 
 LONGEST = 250  # characters of an option that Lightning writes
@@ -44,7 +44,7 @@ class MLflowLog(MLFlowLogger):
             run_name,
             tracking_uri or f"sqlite:///{folder}/mlflow.db",
             artifact_location=self._own_pictures.as_uri() if self._own_pictures else None,
-            run_id=self._id_file.read_text().strip() if self._id_file.is_file() else None,
+            run_id=own_file(self._id_file, folder).read_text().strip() if self._id_file.is_file() else None,
         )
 
     @property

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, listed, require
+from mtl.records import LONGEST, own_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv
@@ -29,10 +30,12 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
     """
     log = folder / CSV_LOG
     if log.is_file():
-        table = pl.read_csv(log, infer_schema_length=None)
+        table = pl.read_csv(own_file(log, folder, LONGEST), infer_schema_length=None)
         _check(folder, metric, [name for name in table.columns if "/" in name])
         course = table.select("step", pl.col(metric).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
     else:
+        for file in folder.glob("*tfevents*"):
+            own_file(file, folder, LONGEST)
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         _check(folder, metric, events.Reload().Tags()["scalars"] if folder.is_dir() else [])
         points = [(event.step, event.value) for event in events.Scalars(metric)]

@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from mtl.records import own_file
 from mtl.report.compare import Comparison
 from mtl.report.grid import Listing
 from mtl.report.tables import markdown
@@ -55,9 +56,9 @@ def picture(figure: Figure, caption: str) -> Picture:
     return Picture(caption, data.getvalue(), round(96 / _DPI * _width(data.getvalue())))
 
 
-def picture_of(path: Path, caption: str, beside: bool) -> Picture:
-    """Return the PNG in a file, which a run drew, as a picture of a page."""
-    png = path.read_bytes()
+def picture_of(path: Path, run: Path, caption: str, beside: bool) -> Picture:
+    """Return the PNG in a file, which ``run`` drew, as a picture of a page. Raises InputError."""
+    png = own_file(path, run).read_bytes()
     return Picture(caption, png, round(96 / _DPI * _SHRUNK * _width(png)), beside)
 
 

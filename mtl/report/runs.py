@@ -14,8 +14,9 @@ import polars as pl
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mtl.checks import require
-from mtl.records import COMMAND, CONFIG, LOG, RESULTS, read_json
+from mtl.checks import InputError, require
+from mtl.options import fits
+from mtl.records import COMMAND, CONFIG, LOG, RESULTS, own_file, read_json
 from mtl.report.statistics import DELTA, SEEDS, Value, keys_of, with_delta
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
@@ -252,7 +253,7 @@ def _words(path: Path) -> list[str]:
     if given and not any(word.startswith(("ckpt=", "evaluate=")) for word in given):
         return given
     words = config(path).get("words")
-    return words if isinstance(words, list) else given
+    return words if fits(list[str], words) else given
 
 
 def numbers(results: Results | None) -> dict[str, float]:
@@ -297,8 +298,9 @@ def command(path: Path) -> Command:
 def config(path: Path) -> dict[str, Any]:
     """Return the resolved configuration of a run; {} if the run ended before it was written."""
     try:
-        content = yaml.load((path / CONFIG).read_text(), yaml.CSafeLoader)  # plain Python takes ten times as long
-    except (OSError, yaml.YAMLError):
+        text = own_file(path / CONFIG, path).read_text()
+        content = yaml.load(text, yaml.CSafeLoader)  # plain Python takes ten times as long
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -309,10 +311,10 @@ def last_message(log: Path) -> tuple[str, str | None]:
     The run has failed if this message is an error. Otherwise it is unfinished: still running, stopped or killed.
     """
     try:
-        with log.open("rb") as file:
+        with own_file(log, log.parent, math.inf).open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, InputError):
         return UNFINISHED, None
     last = next((found for found in map(_LINE.match, reversed(lines)) if found), None)
     if last is None:

@@ -113,7 +113,7 @@ def _curves(runs: Runs, windows: Mapping[str, int]) -> tuple[list[Picture], list
     are named in the second list.
     """
     pairs = runs.table.select("run", "setting").rows()
-    monitored = [str(config(Path(run)).get("monitor", CURVE)) for run, _ in pairs]
+    monitored = [name for run, _ in pairs if isinstance(name := config(Path(run)).get("monitor", CURVE), str)]
     found, notes = [], []
     for metric, window in {**dict.fromkeys([*monitored, CURVE], 1), **windows}.items():
         curves, missing = curves_of(pairs, metric, window)
@@ -130,10 +130,11 @@ def _weights(runs: Runs, linked: Mapping[str, Sequence[str]]) -> list[Picture]:
     found: dict[str, list[Picture]] = {}
     for run, setting in runs.table.select("run", "setting").rows():
         if not found.get(setting):
-            paths = [path for pattern in _PICTURES for path in sorted((Path(run) / "routing").glob(pattern))]
-            name = f"{setting} ({Path(run).name})"
+            folder, beside = Path(run), {stem for stem, settings in linked.items() if setting in settings}
+            title = f"{setting} ({folder.name})"
+            paths = [path for pattern in _PICTURES for path in sorted((folder / "routing").glob(pattern))]
             found[setting] = [
-                picture_of(path, f"{name}: {path.stem.replace('_', ' ')}", setting in linked.get(path.stem, ()))
+                picture_of(path, folder, f"{title}: {path.stem.replace('_', ' ')}", path.stem in beside)
                 for path in paths
             ]
     return [each for pictures in found.values() for each in pictures][:MOST_PICTURES]

@@ -72,7 +72,8 @@ def write(found: Comparison, words: Sequence[str]) -> dict[str, Any]:
     write_json(found.folder / "share.json", content)
     text = "\n\n".join([*(line if line.endswith(".") else f"{line}." for line in lines), command])
     paths = [path / "conflict.png" for path in found.runs({TOGETHER: found.settings[TOGETHER]})]
-    figures = [picture_of(path, "Gradients of the tasks in a joint run", True) for path in paths if path.exists()][:1]
+    path = next((path for path in paths if path.exists()), None)
+    figures = [picture_of(path, path.parent, "Gradients of the tasks in a joint run", True)] if path else []
     sections = [
         Section("Answers", text, listings=[_table([*tested, *tested_gates]), _choice([*sharing, *gates])]),
         Section("Affinities", listings=_matrices(found, affinity), figures=figures),

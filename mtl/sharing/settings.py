@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from mtl.analysis.conflicts import as_table, matrix
+from mtl.analysis.conflicts import as_table, matrix, read_table
 from mtl.options import Count, Long, Name, Positive
 from mtl.report.runs import Named, read_named_runs
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
@@ -113,7 +113,7 @@ class Comparison:
         tasks.
         """
         files = [path / "conflict.csv" for path in self.runs({TOGETHER: self.settings[TOGETHER]})]
-        tables = [pl.read_csv(file, schema_overrides={"value": pl.Float64}) for file in files if file.exists()]
+        tables = [read_table(file) for file in files if file.exists()]
         early = pl.col("step") <= pl.max_horizontal(pl.max("step") / 2, pl.min("step"))
         table = pl.concat([each.filter(early) for each in tables]) if tables else as_table([])
         return 100 * matrix(table, "affinity", self.tasks)

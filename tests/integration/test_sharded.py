@@ -122,6 +122,11 @@ def check_parts(last: Path) -> None:
     CheckpointIO().save_checkpoint(bare | {"parts": None}, last.with_name("bare.ckpt"))
     with pytest.raises(InputError, match="its parts have other shapes"):
         read(last.with_name("bare.ckpt"))
+    (parts / "1.ckpt").rename(last.parents[2] / "elsewhere.ckpt")
+    (parts / "1.ckpt").symlink_to(last.parents[2] / "elsewhere.ckpt")
+    with pytest.raises(InputError, match=f"its part {parts.name}/1.ckpt is missing or damaged"):
+        read(last)
+    (last.parents[2] / "elsewhere.ckpt").replace(parts / "1.ckpt")
     (parts / "1.ckpt").write_bytes((parts / "1.ckpt").read_bytes()[:-9000])
     with pytest.raises(InputError, match=f"its part {parts.name}/1.ckpt is missing or damaged"):
         read(last)

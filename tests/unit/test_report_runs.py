@@ -95,6 +95,9 @@ def test_wrong_results_are_a_failed_run_in_the_report(content: Any, reason: str,
         ("command.json", '{"overrides": [1], "choices": "a", "seed": []}', "finished"),
         ("config.yaml", "a: [", "finished"),
         ("config.yaml", "paths: 3\nseed: {}", "finished"),
+        ("config.yaml", "monitor: [1]\nwords: [1]", "finished"),
+        ("config.yaml", "[" * 3000, "finished"),
+        ("results.json", "[" * 100_000, "unfinished"),
     ],
 )
 def test_damaged_files_do_not_end_a_report(name: str, content: str, state: str, tmp_path: Path) -> None:
@@ -109,6 +112,31 @@ def damaged(name: str, content: str, folder: Path) -> tuple[str, str]:
     main([str(folder)])
     row = pl.read_csv(folder / "summary.csv").row(0, named=True)
     return row["state"], row["reason"] or ""
+
+
+@pytest.mark.parametrize("name", ["results.json", "command.json", "config.yaml", "train.log", "csv/metrics.csv"])
+def test_links_out_of_a_run_are_not_followed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "runs" / "0", ["gate=comet"], None if name == "train.log" else {"loss": 1.0})
+    (run / "csv").mkdir()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "secret")
+    secret = {
+        "test": {"secret": 1.0},
+        "overrides": ["secret=1"],
+        "monitor": "secret/loss",
+        "choices": {"data": "secret"},
+    }
+    (tmp_path / "secret").write_text(json.dumps(secret) if "metrics" not in name else "step,secret/loss\n1,2\n3,4\n")
+    try:
+        main([str(tmp_path / "runs")])
+    except SystemExit as error:
+        assert "must be a regular file" in str(error)  # noqa: PT017  (most of these files count as missing)
+    written = [file.read_text() for file in (tmp_path / "runs").glob("*.*")]
+    assert "secret" not in capsys.readouterr().out + "".join(written)
+    (run / "routing").mkdir()
+    (run / "routing" / "expert_share.png").symlink_to(tmp_path / "secret")
+    with pytest.raises(SystemExit, match=r"share.png: must be a regular file of at most 16 MiB inside .*, and no link"):
+        main([str(tmp_path / "runs")])
 
 
 def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 import platform
 import shlex
 from functools import partial
@@ -12,12 +14,14 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import mtl
 from mtl import memory
 from mtl.checks import InputError
 from mtl.cli import resolvers
 from mtl.cli.errors import explain, lost_peer
 from mtl.cli.folder import claim, release
 from mtl.config.resume import is_harmless
+from mtl.records import own_file
 from mtl.runs import commands
 from mtl.runs.console import LastingStream
 from mtl.runs.signals import Stopped, StopSignals
@@ -37,6 +41,32 @@ def test_only_checkpoints_in_run_folders_lead_to_a_run_folder(tmp_path: Path) ->
     assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) is None
     (tmp_path / "config.yaml").write_text("seed: 0")
     assert resolvers.run_folder(str(tmp_path / "checkpoints" / "last.ckpt")) == tmp_path
+
+
+def test_only_regular_files_inside_a_folder_are_its_own(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / "folder").mkdir(parents=True)
+    outside.write_text("x")
+    (run / "file").write_text("x" * 9)
+    (run / "inside").symlink_to("file")
+    for name in ("file", "inside"):
+        assert own_file(run / name, run, 9) == run / name
+        with pytest.raises(InputError, match=f"run/{name}: must be a regular file of at most 0 MiB inside {run}"):
+            own_file(run / name, run, 8)
+    os.mkfifo(run / "pipe")
+    (run / "circle").symlink_to("circle")
+    for name, target in (("device", "/dev/null"), ("out", outside), ("dangling", "nothing")):
+        (run / name).symlink_to(target)
+    for name in ("folder", "pipe", "circle", "device", "out", "dangling", "nothing", "../outside"):
+        with pytest.raises(InputError, match="must be a regular file inside"):
+            own_file(run / name, run, math.inf)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "best.ckpt").symlink_to(outside)
+    with pytest.raises(InputError, match=r"best.ckpt: must be a regular file inside"):
+        mtl.load(run)
+    (run / "train.log").symlink_to(outside)
+    with pytest.raises(InputError, match=r"train.log: must be a regular file inside"):
+        claim(run, resumed=True)
 
 
 def test_run_folder_has_one_owner(tmp_path: Path) -> None:
