@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
@@ -44,15 +45,18 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     """Provide a new file beside ``path``, which gets that name when the context ends without an error.
 
     A reader of ``path`` never sees a partial file, not even after a kill or a power cut. Missing folders are created.
-    Raises InputError if the file cannot be written. Pass the file object, not its name, to libraries in C++ and Rust:
-    some of them end the process, or lose the reason, if a write fails.
+    Raises InputError if the file cannot be written, or if it would replace a link, a folder or a device. Pass the file
+    object, not its name, to libraries in C++ and Rust: some of them end the process, or lose the reason, if a write
+    fails.
     """
+    check_place(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with reported(path):
             with suppress(FileExistsError):  # it is a file: to open the new one then says so
                 path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w+b") as file:
+            temporary.unlink(missing_ok=True)
+            with temporary.open("x+b") as file:  # follows no link
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # otherwise a power cut after the rename could leave an empty file
@@ -60,6 +64,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def check_place(path: Path) -> None:
+    """Raise InputError unless ``path`` is free or a regular file, which a new file may replace."""
+    if os.path.lexists(path) and not S_ISREG(path.lstat().st_mode):
+        raise InputError(f"{path} cannot be written: it is a link, a folder or a device, not a regular file")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from mtl.predictions import readable
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
-from mtl.writing import reported, write_bytes
+from mtl.writing import check_place, reported, write_bytes
 
 
 class Readable(nn.Module):
@@ -107,6 +107,7 @@ def save_onnx(program: ExportedProgram, names: Collection[str], tasks: Collectio
     with quiet(), reported(path), TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         torch.onnx.export(program, f=Path(folder) / path.name, verbose=False, **options)
         for made in sorted(Path(folder).iterdir(), reverse=True):  # weights first: beyond 2 GB they are a separate file
+            check_place(path.with_name(made.name))
             made.replace(path.with_name(made.name))
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 

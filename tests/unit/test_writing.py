@@ -55,12 +55,33 @@ def test_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["x.txt"]
 
 
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    target, link, pipe, folder = (tmp_path / name for name in ("target", "link", "pipe", "folder"))
+    target.write_text("old")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    folder.mkdir()
+    (tmp_path / "device").symlink_to("/dev/full")
+    for path in (link, pipe, folder, tmp_path / "device"):
+        kind = path.lstat().st_mode
+        with pytest.raises(InputError, match=f"{path} cannot be written: it is a link, a folder or a device"):
+            write_text(path, "new")
+        assert path.lstat().st_mode == kind
+    (tmp_path / f".x.{os.getpid()}").symlink_to(target)  # as somebody could who guesses the number of the process
+    write_text(tmp_path / "x", "new")
+    assert (target.read_text(), (tmp_path / "x").read_text()) == ("old", "new")
+    assert not (tmp_path / "x").is_symlink()
+
+
 @pytest.mark.parametrize("writer", WRITERS)
-def test_full_disk_is_one_message_and_keeps_the_previous_file(writer: str, tmp_path: Path) -> None:
+def test_full_disk_is_one_message_and_keeps_the_previous_file(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.txt"
-    (tmp_path / f".x.txt.{os.getpid()}").symlink_to("/dev/full")  # where the new file will be
-    with pytest.raises(InputError, match=rf"^{re.escape(str(path))} cannot be written: no space left on device$"):
-        write_with(WRITERS[writer], path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode: open("/dev/full", mode.replace("x", "w")))  # noqa: SIM115
+        with pytest.raises(InputError, match=rf"^{re.escape(str(path))} cannot be written: no space left on device$"):
+            write_with(WRITERS[writer], path)
     assert not list(tmp_path.iterdir())
     path.write_text("old")
     with largest_file(4_000), pytest.raises(InputError, match=r"file too large; the previous .*x.txt is intact$"):
@@ -77,7 +98,11 @@ def write_with(writer: Callable[[Any], Any], path: Path) -> None:
 def test_place_that_takes_no_file_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
-    for place, reason in {"file/x": "not a directory", "folder": "is a directory", "x" * 300: "file name too"}.items():
+    for place, reason in {
+        "file/x": "not a directory",
+        "folder": "it is a link, a folder",
+        "x" * 300: "file name too",
+    }.items():
         with pytest.raises(InputError, match=rf"{place[:250]}.* cannot be written: {reason}"):
             write_json(tmp_path / place, {})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
