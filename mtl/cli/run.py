@@ -69,7 +69,8 @@ def run(
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        memory.keep_freed_memory()
+        if python is None:  # the memory of the caller's program is its own
+            memory.keep_freed_memory()
         try:
             with contextlib.ExitStack() as ending:
                 return _run(cfg, checkpoint, why_one_process, python, ending)

@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from mtl.callbacks.epoch_bar import EpochBar
-from mtl.checkpoints.files import read
+from mtl.checkpoints.files import Checkpoint, read, read_to_resume
 from mtl.checkpoints.trust import classes_in
 from mtl.checks import InputError, first_line, require, shown
 from mtl.cli import resolvers
@@ -28,10 +29,11 @@ from mtl.cli.folder import claim, release
 from mtl.cli.run import FromPython, run
 from mtl.cli.train import composed
 from mtl.config.check import check
-from mtl.config.resume import config_to_load
+from mtl.config.resume import config_to_load, resumed_config
 from mtl.config.words import options_of, plain, word
 from mtl.literals import escaped
-from mtl.records import COMMAND
+from mtl.records import COMMAND, read_json
+from mtl.runs import commands
 from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use.frames import to_polars
@@ -52,12 +54,13 @@ def fit(
     frame: Rows,
     tasks: Mapping[str, str | Mapping[str, Any]],
     *,
-    gate: str = "comet",
+    gate: str | None = None,
     max_epochs: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     valid: Rows | float | None = None,
     test: Rows | float | None = None,
     folder: str | Path | None = None,
+    resume: str | Path | None = None,
     progress: bool = True,
     config_dir: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
@@ -75,63 +78,92 @@ def fit(
     ``network="shared_bottom"`` or ``ignore=["id"]``: see ``mtl.config.words.options_of``. ``options`` takes all options
     by their full names, as in ``{"optimizer.lr": 3e-4}``. ``config_dir``: a folder with YAML files of your own.
 
-    The run writes into ``folder``, which must be new; without one, no file is left. ``progress`` shows a bar. After
-    Ctrl-C, the best state so far is tested and returned. The result equals that of ``mtl train data=table`` with the
-    same options to the last bit. Raises InputError, a ValueError, for wrong input.
+    The run writes into ``folder``, which must be new; without one, no file is left. ``resume``: the folder of a run
+    that was stopped or killed, which goes on with the same rows and tasks as if it had not been; options that are not
+    given are those of the run. ``progress`` shows a bar. After Ctrl-C, the best state so far is tested and returned.
+    The result equals that of ``mtl train data=table`` with the same options to the last bit. Raises InputError, a
+    ValueError, for wrong input.
     """
     wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
     require(isinstance(tasks, Mapping), f"tasks={shown(tasks)}: {wanted}")
     require(max_epochs != 0, "max_epochs=0 trains nothing: give at least 1")
+    require(folder is None or resume is None, "folder and resume: give one or the other")
     given = {"train": frame, "val": valid, "test": test}
     shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
     tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
-    values = {"data": "table", "gate": gate, "seed": seed, **options_of(keywords, CONF)}
-    values |= {} if max_epochs is None else {"trainer.max_epochs": max_epochs}
+    values = {"data": "table", **options_of(keywords, CONF)}
+    own = {"gate": gate, "seed": seed, "trainer.max_epochs": max_epochs}
+    values |= {option: value for option, value in own.items() if value is not None}
     values |= {PLACES[split][0]: rows if is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
         values["data.split"] = [1 - sum(rest), *rest]
     values["data.tasks"] = {str(name): kind for name, kind in tasks.items()}
-    values = (UNSEEN if folder is None else {}) | {"callbacks.progress": None} | values | dict(options or {})
+    unseen = UNSEEN if folder is None and resume is None else {}
+    values = unseen | {"callbacks.progress": None} | values | dict(options or {})
     values = escaped(plain(values))
     frames = {split: to_polars(rows) for split, rows in tables.items() if not is_path(rows)}
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
     python = FromPython(frames, [EpochBar()] if progress else [])
+    digests = {split: sha256(rows.hash_rows(seed=0).to_numpy()).hexdigest() for split, rows in frames.items()}
     with ExitStack() as ending:
-        cfg = _composed(values, config_dir)
-        own = Path(folder or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
-        ending.callback(release, own, claim(own, False, "folder"), delete_empty=folder is not None)
-        ending.enter_context(_undisturbed())
-        cfg.paths.run_dir = str(own)
+        checkpoint = None if resume is None else read_to_resume(resume)
+        lasting = folder if checkpoint is None else resolvers.run_folder(str(checkpoint.path))
+        require(resume is None or lasting is not None, f"resume={resume}: is not in the folder of a run")
+        own = Path(lasting or ending.enter_context(tempfile.TemporaryDirectory(prefix="mtl-fit-")))
+        trust = [*(values.get("trust") or []), *classes_in([config_dir] if config_dir else [])]
+        cfg = _composed(values, config_dir, own, checkpoint, trust)
+        ending.enter_context(_undisturbed(lasting))
+        lock = claim(own, checkpoint is not None, "folder")
+        ending.callback(release, own, lock, delete_empty=lasting is not None)
         check(cfg)
-        choices = OmegaConf.to_container(cfg.choices)
-        write_json(own / COMMAND, {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed})
-        run(cfg, why_one_process="mtl.fit trains in one; use mtl train for more", python=python)
-        checkpoint = read(own, cfg.tested)
-        trust = [*(cfg.trust or []), *classes_in([config_dir] if config_dir else [])]
-        return model_of(checkpoint, config_to_load(checkpoint, trust))
+        if checkpoint is None:
+            choices = OmegaConf.to_container(cfg.choices)
+            record = {"overrides": list(cfg.words), "choices": choices, "seed": cfg.seed, "rows": digests}
+            write_json(own / COMMAND, record)
+        else:
+            cfg.ckpt = str(checkpoint.path)
+            same = read_json(own / COMMAND).get("rows", {}) == digests
+            require(same, f"resume={resume}: the run has other rows; give those that it was begun with")
+        run(cfg, checkpoint, "mtl.fit trains in one; use mtl train for more", python)
+        found = read(own, cfg.tested)
+        return model_of(found, config_to_load(found, trust))
 
 
-def _composed(values: Mapping[str, Any], config_dir: str | Path | None) -> DictConfig:
-    """Return the configuration that the options ``values`` choose; raise InputError for an unknown one."""
+def _composed(
+    values: Mapping[str, Any],
+    config_dir: str | Path | None,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    trust: Sequence[str],
+) -> DictConfig:
+    """Return the configuration of the run in ``folder`` that the options ``values`` choose, and a ``checkpoint``'s.
+
+    Raises InputError for an unknown option, or for one that must not differ from the checkpoint's.
+    """
     chosen = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
     words = [text for text in chosen.values() if text is not None]
     searched = [f"hydra.searchpath=[{in_quotes(f'file://{Path(config_dir).absolute()}')}]"] if config_dir else []
+
+    def compose(words: Sequence[str]) -> DictConfig:
+        cfg = composed([*searched, *words])
+        for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
+            OmegaConf.update(cfg, option, values[option])
+        if OmegaConf.is_interpolation(cfg, "label"):
+            names = (cfg.choices[group] for group in ("network", "gate", "weighting"))
+            cfg.label = resolvers.run_label(*names, _root_=cfg)
+        cfg.paths.run_dir = str(folder)
+        return cfg
+
     with own_hydra():
         try:
-            cfg = composed([*searched, *words])
-            for option in [option for option, text in chosen.items() if text is None]:  # such as names with spaces
-                OmegaConf.update(cfg, option, values[option])
+            return compose(words) if checkpoint is None else resumed_config(checkpoint, words, compose, trust)
         except Exception as error:
             sentence = explain(error, words)
-            if sentence is None and not isinstance(error, OmegaConfBaseException):
+            if sentence is None and not isinstance(error, OmegaConfBaseException | InputError):
                 raise
             raise InputError(sentence or first_line(error)) from None
-    if OmegaConf.is_interpolation(cfg, "label"):
-        names = (cfg.choices[group] for group in ("network", "gate", "weighting"))
-        cfg.label = resolvers.run_label(*names, _root_=cfg)
-    return cfg
 
 
 @contextmanager
@@ -148,20 +180,28 @@ def own_hydra() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet."""
+def _undisturbed(folder: str | Path | None) -> Iterator[None]:
+    """Leave random numbers, variables and signals of the caller's program as they are; make Lightning quiet.
+
+    ``folder``: of the run, which messages name; None: a temporary one.
+    """
     variables = {name: os.environ.pop(name, None) for name in VARIABLES}
     levels = {name: logging.getLogger(name).level for name in LIGHTNING}
+    commands.PYTHON[:] = [None if folder is None else Path(folder)]
     try:
         for name in LIGHTNING:
             logging.getLogger(name).setLevel(logging.WARNING)
         with isolate_rng(), stop_signals.listening():
             yield
     except Stopped as stopped:
+        if stopped.number != signal.SIGINT and folder is None:
+            name = signal.Signals(stopped.number).name
+            raise Stopped(f"stopped by {name}; without folder=, nothing is kept", stopped.number) from None
         if stopped.number != signal.SIGINT:
             raise
         raise KeyboardInterrupt(str(stopped)) from None
     finally:
+        commands.PYTHON.clear()
         for name, value in variables.items():
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}

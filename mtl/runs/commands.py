@@ -14,6 +14,7 @@ from mtl.literals import escaped
 GIVEN: list[str] = []  # the words of this command line
 # The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
 KEPT: list[str] = []
+PYTHON: list[Path | None] = []  # the folder of the run that mtl.fit trains, if it does; None: a temporary one
 
 
 def key_of(word: str) -> str:
@@ -22,7 +23,10 @@ def key_of(word: str) -> str:
 
 
 def command(option: str, checkpoint: str | Path) -> str:
-    """Return the command that starts from ``checkpoint``, as in ``python train.py ckpt=...``."""
+    """Return the command that starts from ``checkpoint``, as in ``python train.py ckpt=...``, or the call in Python."""
+    if PYTHON:
+        call = f"mtl.fit(frame, tasks, resume={str(PYTHON[0])!r})"
+        return call if option == "ckpt" else f"mtl.load({str(checkpoint)!r}).evaluate(frame)"
     return shlex.join([*program(), *KEPT, f"{option}={quoted(checkpoint)}"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
@@ -25,10 +26,13 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import mtl
+from mtl import memory
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.records import read_json
+from mtl.runs import commands
 from mtl.runs.commands import quoted
+from mtl.runs.signals import Stopped
 from mtl.use.frames import to_polars
 from tests.integration.helpers import compose_small, resume_small
 
@@ -233,6 +237,47 @@ def test_interrupt_keeps_the_best_state(
     assert signal.getsignal(signal.SIGINT) == handler
 
 
+def test_killed_and_resumed_equals_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGTERM and after a kill; rows in memory, and names that no word of Hydra's can hold."""
+    tasks = {"it's: clicked": {"kind": "binary", "column": "clicked"}, "minutes": "regression"}
+    given: dict[str, Any] = QUICK | {"gate": "topk", "seed": 3, "max_epochs": 4, "batch_size": 64, "ignore": ["plan"]}
+    whole = mtl.fit(visits(), tasks, **given)
+    shown = EpochBar.on_train_epoch_start
+
+    def stopped(bar: EpochBar, trainer: Any, module: Any) -> None:
+        shown(bar, trainer, module)
+        if trainer.current_epoch == 1:
+            signal.raise_signal(signal.SIGTERM)
+        if trainer.current_epoch == 2:
+            raise MemoryError("as if it were killed")
+
+    monkeypatch.setattr(EpochBar, "on_train_epoch_start", stopped)
+    given["progress"] = True
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM; without folder=, nothing is kept$"):
+        mtl.fit(visits(), tasks, **given)
+    folder = tmp_path / "run"
+    call = re.escape(f"mtl.fit(frame, tasks, resume='{folder}')")
+    with pytest.raises(Stopped, match=f"^stopped by SIGTERM after step 4, saved; resume with: {call}$"):
+        mtl.fit(visits(), tasks, **given, folder=folder)
+    with pytest.raises(InputError, match=f"contains a run already; resume it with: {call}; or choose another folder"):
+        mtl.fit(visits(), tasks, **given, folder=folder)
+    with pytest.raises(MemoryError):
+        mtl.fit(visits(), tasks, resume=folder)
+    assert not commands.PYTHON
+    for wrong, message in (
+        ({"frame": visits(seed=1)}, "the run has other rows"),
+        ({"lr": 1.0}, "optimizer.lr is 0.001 in the checkpoint, 1.0 now"),
+        ({"folder": folder}, "folder and resume: give one or the other"),
+        ({"resume": tmp_path}, "no such file"),
+        ({"tasks": TASKS}, "data.tasks.* in the checkpoint"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mtl.fit(**{"frame": visits(), "tasks": tasks, "resume": folder} | wrong)
+    again = mtl.fit(visits(), tasks, resume=folder, progress=False)
+    assert same(whole, again)
+    assert whole.metrics == again.metrics
+
+
 def test_names_and_values_that_hydra_cannot_read(tmp_path: Path) -> None:
     """Columns may have any names; the run in ``folder`` is one like others, and no run replaces it."""
     names = {"clicked": "Umsatz > 0 (€)", "city": "it's: a, b"}
@@ -258,8 +303,9 @@ def _own_hydra(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_own_hydra")
-def test_program_of_the_caller_is_left_as_it_was(model: Any) -> None:
-    """Its Hydra, random numbers, variables and threads; and a second fit equals the first."""
+def test_program_of_the_caller_is_left_as_it_was(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Hydra, random numbers, variables, threads and allocator; and a second fit equals the first."""
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: pytest.fail("the allocator would change for good"))
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     variables, threads, version = dict(os.environ), torch.get_num_threads(), VersionBase.instance().getbase()
