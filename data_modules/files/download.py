@@ -18,7 +18,7 @@ import requests
 from mtl.checks import InputError, causes, require
 
 from .cache import locked, unwritable
-from .reading import quote, read_gzip
+from .reading import check_unpacked, quote, read_gzip
 
 TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow server is not an error
 RETRIES = 2
@@ -109,11 +109,14 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip, ``.tar.gz`` or ``.gz`` file."""
+    """Unpack a zip, ``.tar.gz`` or ``.gz`` file. Raises InputError if it is a bomb, see ``check_unpacked``."""
+    packed = archive.stat().st_size
     if archive.name.endswith(".tar.gz"):
-        root = Path(os.path.abspath(folder))
+        root, size = Path(os.path.abspath(folder)), 0
         with tarfile.open(archive) as tar:
             for member in tar:  # extractall's safe filters need Python 3.11.4; links are left out
+                size += member.size
+                check_unpacked(archive, packed, size)
                 file = Path(os.path.normpath(root / member.name))
                 if not file.is_relative_to(root):
                     raise ValueError(f"{member.name} leaves the folder")
@@ -125,6 +128,7 @@ def _unpack(archive: Path, folder: Path) -> None:
         (folder / archive.stem).write_bytes(read_gzip(archive))
     else:
         with zipfile.ZipFile(archive) as content:
+            check_unpacked(archive, packed, sum(member.file_size for member in content.infolist()))
             content.extractall(folder)  # removes "..", drives and leading slashes from paths
 
 

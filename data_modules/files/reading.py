@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import gzip
+import io
+import math
 import os
 import stat
 import zlib
@@ -16,6 +18,9 @@ import polars as pl
 from mtl.checks import InputError, first_line, require
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".parquet")  # of tables
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
+TEXT = 8  # bytes that it takes to read a byte of text
+EXPANSION, HARMLESS = 100, 1 << 26  # how many times its size a file may be unpacked to, and the bytes that any may
 PATTERN = "*?["  # a path that does not exist and contains one of these is a pattern
 
 
@@ -84,11 +89,26 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_gzip(path: Path) -> bytes:
-    """Return the unpacked content of a gzip file. Raises InputError."""
+    """Return the unpacked content of a gzip file. Raises InputError, also for a bomb, see ``check_unpacked``."""
+    packed, content = regular_size(path), io.BytesIO()
     try:
-        return gzip.decompress(read_bytes(path))
+        with gzip.open(path) as file:
+            while part := file.read(1 << 24):
+                content.write(part)
+                check_unpacked(path, packed, content.tell(), MEMORY // TEXT)
     except (gzip.BadGzipFile, zlib.error, EOFError, OSError) as error:
         raise InputError(f"{path} is damaged or not a gzip file ({error})") from None
+    return content.getvalue()
+
+
+def check_unpacked(path: Path, packed: int, size: float, most: float = math.inf) -> None:
+    """Raise InputError if a file of ``packed`` bytes is unpacked to ``size`` bytes, and this is what a bomb would be.
+
+    Up to ``HARMLESS`` bytes are accepted, more only up to ``EXPANSION`` times the file and ``most`` bytes.
+    """
+    enough = size <= max(HARMLESS, min(EXPANSION * packed, most))
+    than = "a table in memory may have" if EXPANSION * packed > most else f"{EXPANSION} times its {packed:,} bytes"
+    require(enough, f"{path} holds more than {than}: unpack it by other means if you trust it")
 
 
 def read_lines(file: Path, encoding: str = "latin-1") -> pl.DataFrame:

@@ -12,11 +12,12 @@ import polars as pl
 from mtl.checks import InputError, first_line, require
 from mtl.types import ROW
 
-from ..files.reading import SUFFIXES, files_of, is_several, quote, read_bytes, read_gzip, regular_size
+from ..files.reading import MEMORY, SUFFIXES, files_of, is_several, quote, read_bytes, read_gzip, regular_size
 from .columns import FILE
 from .parquet import SUFFIX, ParquetRows, as_read, check_alike, check_names
 
 ROWS = 1 << 16  # rows of a block
+CELL = 16  # bytes of memory that it takes at least to read a cell of a Parquet file
 NULL_VALUES = ("", "NA", "NaN", "nan", "null", "None")  # texts that count as empty cells, by default
 SEPARATORS = (",", ";", "\t", "|")  # that are recognised
 
@@ -33,6 +34,11 @@ def read_table(path: Path, separator: str | None, null_values: Sequence[str], op
     require(size > 0, f"{path} is empty")
     if path.suffix == SUFFIX:
         rows = ParquetRows.of(path, option)
+        count, width = sum(rows.counts), len(rows.schema)  # a small file may repeat a value 10^9 times
+        require(
+            count * width * CELL <= MEMORY,
+            f"{path} has {count:,} rows of {width} columns, which do not fit into memory: use data=table_stream",
+        )
         frames = [frame for frame, _ in rows.frames(list(rows.schema), ROWS)]
         require(bool(frames), f"{path} has a header but no rows")
         return pl.concat(frames, rechunk=True)

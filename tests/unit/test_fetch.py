@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import io
 import random
 import socket
 import tarfile
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mtl.data_modules.files import download
+from mtl.data_modules.files import download, reading
 from mtl.data_modules.files.download import fetch, place, unpacked
 
 from mtl.checks import InputError
@@ -219,6 +221,21 @@ def test_no_member_of_a_tar_leaves_the_folder(tmp_path: Path, name: str) -> None
             unpack(tmp_path / "here" / "a.tar.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert not Path("/out.txt").exists()
+
+
+def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "HARMLESS", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", bytes(1 << 21))
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        for name in "ab":
+            member = tarfile.TarInfo(name)
+            member.size = 1 << 20
+            tar.addfile(member, io.BytesIO(bytes(1 << 20)))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1 << 21)))
+    for name in ("a.zip", "a.tar.gz", "a.gz"):
+        with pytest.raises(InputError, match=rf"{name} holds more than 100 times its [\d,]+ bytes"):
+            unpack(tmp_path / name)
 
 
 def test_every_damage_of_a_zip_gives_one_message(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+import tracemalloc
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -16,8 +17,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from mtl.data_modules.files import reading
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
+from mtl.data_modules.tables import reading as tables
 from mtl.data_modules.tables.encoder import NUMERIC
 from mtl.data_modules.tables.reading import read_table
 
@@ -267,6 +270,30 @@ def test_inputs_far_from_the_training_rows_are_refused_with_their_row(tmp_path: 
 def test_damaged_gzip_file_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "t.csv.gz", gzip.compress(GOOD.encode())[:40])
     assert "t.csv.gz is damaged or not a gzip file" in refusal(path)
+
+
+def test_files_that_unpack_to_much_more_than_themselves_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = bytes(1 << 16)
+    with gzip.open(tmp_path / "bomb.csv.gz", "wb", compresslevel=1) as file:
+        for _ in range(2048):
+            file.write(zeros)
+    tracemalloc.start()
+    assert re.search(
+        r"bomb.csv.gz holds more than 100 times its [\d,]+ bytes: unpack it", refusal(tmp_path / "bomb.csv.gz")
+    )
+    assert tracemalloc.get_traced_memory()[1] < 1.5 * 2**27
+    tracemalloc.stop()
+    draw = random.Random(0).random
+    save(tmp_path / "much.csv.gz", gzip.compress("".join(f"{draw()},{draw()}\n" for _ in range(3000)).encode()))
+    pl.DataFrame({"a": [0] * 4000, "y": [1] * 4000}).write_parquet(tmp_path / "much.parquet")
+    monkeypatch.setattr(reading, "HARMLESS", 1000)
+    monkeypatch.setattr(reading, "MEMORY", 100_000)
+    assert "much.csv.gz holds more than a table in memory may have" in refusal(tmp_path / "much.csv.gz")
+    monkeypatch.setattr(tables, "MEMORY", 100_000)
+    message = refusal(tmp_path / "much.parquet")
+    assert "4,000 rows of 2 columns, which do not fit into memory: use data=table_stream" in message
 
 
 def test_messages_of_several_files_name_the_file_and_its_row(tmp_path: Path) -> None:
