@@ -1,7 +1,4 @@
-"""Write text of data, such as names of columns, so that OmegaConf takes it for text: never ``${...}`` or ``???``.
-
-OmegaConf's own escape ``\\${`` does not last: each time a configuration is resolved, one level of it is lost.
-"""
+"""Write text that others chose, such as names of columns and folders, so that it is taken for text wherever it goes."""
 
 from __future__ import annotations
 
@@ -9,9 +6,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line for a console or page, with control characters as Python writes them: ``\\x1b``."""
+    return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else ascii(found[0])[1:-1], text)
+
+
+def markdown(text: str) -> str:
+    """Return ``text`` in one line of Markdown, without tags of HTML, links and pictures."""
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+
 
 def escaped(value: Any) -> Any:
-    """Return ``value`` with ``$\\{`` for ``${`` and ``\\???`` for ``???`` in all its texts, keys included."""
+    """Return ``value`` with ``$\\{`` for ``${`` and ``\\???`` for ``???`` in all its texts, keys included.
+
+    OmegaConf then finds neither interpolations nor missing values in them. Its own escape ``\\${`` would not last: each
+    time a configuration is resolved, one level of it is lost.
+    """
     if isinstance(value, Mapping):
         return {escaped(key): escaped(child) for key, child in value.items()}
     if isinstance(value, list | tuple):

@@ -20,10 +20,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, in_one_line, shown, suggestion
-from mtl.literals import unescaped
+from mtl.literals import CONTROL, unescaped
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic
 # does not know are checked by isinstance
 CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")

@@ -68,7 +68,7 @@ def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sa
             continue
         distinct = f"> {MANY:,}" if column.counts is None else f"{len(column.counts.table().drop_nulls('value')):,}"
         table.add_row(
-            column.name,
+            escape(column.name),
             TAKEN.get(column.kind, column.kind) if column.used else "left out",
             "" if column.kind == "list" else distinct,
             f"{column.missing / rows:.1%}" if column.missing else "",

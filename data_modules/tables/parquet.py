@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from mtl.checks import require, shown
-from mtl.options import CONTROL
+from mtl.literals import CONTROL
 from mtl.types import ROW
 
 from ..files.cache import versions

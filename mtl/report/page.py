@@ -13,10 +13,11 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from mtl.literals import markdown, printable
 from mtl.records import own_file
 from mtl.report.compare import Comparison
 from mtl.report.grid import Listing
-from mtl.report.tables import markdown
+from mtl.report.tables import in_markdown
 
 _DPI = 120  # of figures in a page
 _SHORT = 24  # characters of a text that is aligned like a number
@@ -82,6 +83,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
     )
     environment.globals["classes"] = _classes
     environment.globals["encoded"] = lambda png: base64.b64encode(png).decode()
@@ -103,16 +105,21 @@ def pictures_beside(name: str, sections: Sequence[Section]) -> dict[str, Picture
 
 def render_markdown(title: str, intro: str, sections: Sequence[Section], name: str | None = None) -> str:
     """Return the sections in Markdown; with ``name``, link the pictures that ``pictures_beside(name, ...)`` names."""
-    parts, files = [f"# {title}", intro], iter(pictures_beside(name or "", sections))
+    parts, files = [f"# {markdown(title)}", _paragraphs(intro)], iter(pictures_beside(name or "", sections))
     for section in sections:
-        parts += [f"## {section.title}", section.text]
+        parts += [f"## {markdown(section.title)}", _paragraphs(section.text)]
         for listing in [*([section.table] if section.table else []), *section.listings]:
-            parts += [f"### {listing.title}" if listing.title else "", markdown(listing), _bullets(listing.notes)]
+            title = f"### {markdown(listing.title)}" if listing.title else ""
+            parts += [title, in_markdown(listing), _bullets(listing.notes)]
         parts.append(_bullets(section.notes))
         if name:
-            parts += [f"![{each.caption}]({next(files)})" for each in section.figures if each.beside]
+            parts += [f"![{markdown(each.caption)}]({next(files)})" for each in section.figures if each.beside]
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
 
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(map(markdown, text.split("\n\n")))
+
+
 def _bullets(notes: Sequence[str]) -> str:
-    return "\n".join(f"* {note}" for note in notes)
+    return "\n".join(f"* {markdown(note)}" for note in notes)

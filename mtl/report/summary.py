@@ -9,6 +9,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from mtl.literals import printable
 from mtl.report.compare import Comparison
 from mtl.report.page import Section, render, render_markdown
 from mtl.report.runs import Results, Runs, command, read_results
@@ -41,8 +42,8 @@ def show(comparison: Comparison, notes: Sequence[str], files: str) -> None:
     for line in explanation(comparison, best):
         console.print(Text(line, style="dim"))
     for line in notes:
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text(files, style="dim"), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)
+    console.print(Text(printable(files), style="dim"), soft_wrap=True)
 
 
 def heading(runs: Sequence[Path], made_by: str = "") -> str:
@@ -62,7 +63,7 @@ def heading(runs: Sequence[Path], made_by: str = "") -> str:
         "Code": _several([_code(each) for _, each in found]),
         "Command": made_by or _several([each.command for _, each in found]),
     }
-    return "\n\n".join(f"{name}: {text}" for name, text in lines.items() if text)
+    return "\n\n".join(f"{name}: {printable(text)}" for name, text in lines.items() if text)
 
 
 def _several(texts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mtl.literals import markdown, printable
 from mtl.report.compare import Comparison
 from mtl.report.grid import Entry, Listing, Published, grid
 from mtl.report.runs import FINISHED, Runs
@@ -43,14 +44,15 @@ def written(comparison: Comparison, published: Published | None = None) -> Listi
     return upright if len(upright.header) <= _MOST_COLUMNS else upright.transposed(upright.header[0])
 
 
-def markdown(table: Listing) -> str:
+def in_markdown(table: Listing) -> str:
     """Return a table in Markdown, with the best values in bold."""
 
     def text(entry: Entry) -> str:
-        value = f"**{entry.value}**" if entry.best else entry.value
+        value = f"**{markdown(entry.value)}**" if entry.best else markdown(entry.value)
         return "<br>".join([value, *(line.replace("*", "\\*") for line in entry.below)])
 
-    lines = [table.header, ["---"] * len(table.header), *([text(entry) for entry in row] for row in table.rows)]
+    rows = [[text(entry) for entry in row] for row in table.rows]
+    lines = [list(map(markdown, table.header)), ["---"] * len(table.header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
@@ -94,11 +96,11 @@ def missing(runs: Runs) -> list[str]:
 def _table(block: Listing) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, (name, width) in enumerate(zip(block.header, block.widths(), strict=True)):
-        table.add_column(Text(name), width=width, justify="right" if number else "left", overflow="fold")
+        table.add_column(Text(printable(name)), width=width, justify="right" if number else "left", overflow="fold")
     for row in block.rows:
         texts = []
         for entry in row:
-            text = Text(entry.value, style="bold" if entry.best else "")
+            text = Text(printable(entry.value), style="bold" if entry.best else "")
             texts.append(text.append("".join(f"\n{line}" for line in entry.below), style="not bold dim"))
         table.add_row(*texts)
     return table

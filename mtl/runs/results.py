@@ -114,9 +114,10 @@ def number(value: float | None) -> str:
 
 def print_results(record: Mapping[str, Any], folder: Path) -> None:
     """Print the record of one run: its test loss, the metrics of each task, and where the files are."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     test, checkpoint = record["test"], Path(record["checkpoint"]).name
-    console.print(f"\n[bold]{record['label']}: test loss {number(test['loss'])}[/bold] ({checkpoint})")
+    title = f"{record['label']}: test loss {number(test['loss'])}"
+    console.print(Text.assemble("\n", (title, "bold"), f" ({checkpoint})"))
     for name in AVERAGES:
         if name in test:
             console.print(f"{name.replace('_', ' ')} of the tasks' main metrics: {number(test[name])}")

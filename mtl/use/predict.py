@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtl.checks import InputError, require
+from mtl.literals import printable
 from mtl.types import ROW
 from mtl.use.trained import TrainedModel, load
 from mtl.writing import reported, writing
@@ -118,7 +119,8 @@ def table_file(out: Path) -> Iterator[Write]:
 
 def show(table: pl.DataFrame, width: int | None = None) -> None:
     """Print a table of predictions; if it is wider than ``width`` (None: the console's), one row after the other."""
-    rows = [["" if value is None else shown(value) for value in row] for row in table.iter_rows()]
+    table = table.rename(printable)
+    rows = [["" if value is None else printable(shown(value)) for value in row] for row in table.iter_rows()]
     width = width or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
     columns = [max(map(len, cells)) for cells in zip(table.columns, *rows, strict=True)]
     if sum(columns) + 3 * len(columns) + 1 > width:

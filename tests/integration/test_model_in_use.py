@@ -360,4 +360,6 @@ def test_predictions_wider_than_the_console_are_shown_row_by_row(capsys: pytest.
     printed = capsys.readouterr().out
     assert "row 1" not in printed
     assert "[b]" in printed
+    predict.show(pl.DataFrame({"a\x1b[31m": ["\x1b[2J"]}), 80)
+    assert capsys.readouterr().out.count(r"\x1b[") == 2
     assert [*map(predict.shown, (1700000007.132, 10000000.53, 0.5))] == ["1700000007", "10000000.53", "0.5"]

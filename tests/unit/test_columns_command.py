@@ -80,7 +80,7 @@ def test_questions_and_parquet_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 NAMES = (
     *("${oc.env:HOME}", "${new_folder:made}", "a.${b}", r"\${x}", r"\\${x}", "???", r"\???", "a: b", "- x", "é", "a=b"),
-    *("null", "1e3", ".inf", "1_000", "2024-01-01", "it's", "a #b", "*a", "<<", "~", "yes"),
+    *("null", "1e3", ".inf", "1_000", "2024-01-01", "it's", "a #b", "*a", "<<", "~", "yes", "[/b]"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_links_out_of_a_run_are_not_followed(name: str, tmp_path: Path, capsys: 
     (run / "routing" / "expert_share.png").symlink_to(tmp_path / "secret")
     with pytest.raises(SystemExit, match=r"share.png: must be a regular file of at most 16 MiB inside .*, and no link"):
         main([str(tmp_path / "runs")])
+
+
+def test_names_that_a_stranger_chose_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of folders, options, tasks and data, and messages, in the page, in Markdown and on the console."""
+    bad = "<script>alert(1)</script>\x1b[2J\x07\u202e![p](http:"
+    for number, name in enumerate((bad, f"b\n# {bad}\n")):
+        test = {f"t{name}/auprc": 1.0, "loss": 1.0} if number else None
+        log = f"12:00:00 ERROR mtl: {bad}\n"
+        write_run(tmp_path / name.replace("/", "|"), [f"gate={name}"], test, {f"t{name}": "auprc"}, log=log)
+    record = json.loads((tmp_path / name.replace("/", "|") / "results.json").read_text())
+    record |= {"command": f"mtl\n\n# {bad}", "data": {"files": [bad]}, "versions": {"mtl": bad}}
+    (tmp_path / name.replace("/", "|") / "results.json").write_text(json.dumps(record))
+    main([str(tmp_path)])
+    page, text = ((tmp_path / file).read_text() for file in ("report.html", "summary.md"))
+    assert "alert(1)" in text
+    for written in (page, text, capsys.readouterr().out):
+        assert not re.search("[\x1b\x07\u202e]", written)
+    assert "<script" not in page + text
+    assert "![p](" not in text
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [text.splitlines()[0]]
 
 
 def test_undefined_values_are_nan_and_values_that_a_run_lacks_are_null(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mtl.report.compare import Comparison, compare
 from mtl.report.grid import grid
 from mtl.report.runs import FINISHED, Runs, by_data, read_runs, with_means
 from mtl.report.statistics import delta_m
-from mtl.report.tables import console_tables, explanation, markdown, written
+from mtl.report.tables import console_tables, explanation, in_markdown, written
 from tests.run_folders import write_run
 
 MAIN = {"click": "auprc", "minutes": "rmse"}
@@ -87,7 +87,7 @@ def test_markdown_with_published_rows(sweep: Path) -> None:
         "gumbel": {"test loss": (0.25, None)},
     }
     table = written(compare(read_runs([sweep])), published)
-    lines = markdown(table).splitlines()
+    lines = in_markdown(table).splitlines()
     assert lines[0] == "| network | seeds | loss↓ | click auprc↑ | minutes rmse↓ |"
     assert lines[2] == ("| mmoe | 2 | 0.5000 ± 0.0000 | 0.710 ± 0.010 | 1.60 ± 0.10 |")
     assert lines[4] == "| shared_bottom, published |  | 0.4 | 0.65 ± 0.01 | - |"

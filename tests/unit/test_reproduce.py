@@ -94,7 +94,7 @@ def test_searches_then_runs_then_reports(tmp_path: Path, capsys: pytest.CaptureF
         "x=2 (trial ",
         "first group: search",
         "FLOPs per sample / c",
-        "| gate <a>, published |  | 0.1 ± 0.005 | - | - |",
+        "| gate &lt;a>, published |  | 0.1 ± 0.005 | - | - |",
     ):
         assert text in markdown
     assert str(tmp_path) not in (tmp_path / "page" / "mine.csv").read_text()
@@ -134,7 +134,7 @@ def test_rows_that_are_the_best_trials(tmp_path: Path) -> None:
     assert losses["test loss"].list.get(0).to_list() == pytest.approx([0.1, 0.1], abs=0.003)
     assert losses["test loss"].list.get(1).to_list() == pytest.approx([1.1, 1.1], abs=0.003)
     markdown = (folder / "report.md").read_text()
-    assert "| gate <a>, published |  | 0.1 ± 0.005" in markdown
+    assert "| gate &lt;a>, published |  | 0.1 ± 0.005" in markdown
     assert "b: the best 2 of 3 trials (3 finished)." in markdown
     assert markdown.count("Tuning budget: validation loss") == 1
     assert "The file states none.\n\n* More runs of c would settle it.\n" in markdown

@@ -55,6 +55,10 @@ def test_results_come_first_and_routing_statistics_only_if_asked(
     assert "1 epoch of 1.3 s, 2 experts per sample, 840,574 parameters, seed 3" in lines
     assert f"{tmp_path}/" in lines
     assert not any("flops" in line for line in lines)
+    mains, test = {"[/b]": "auroc"}, {"loss": 0.5, "[/b]/auroc": 0.6}
+    assert "[/b]   0.6000" in printed(RECORD | {"label": "[x]", "main_metrics": mains, "test": test}, tmp_path, capsys)
+    mains |= {f"[/{number}]": "auroc" for number in range(9)}
+    assert "best 0.6000 ([/b])" in printed(RECORD | {"main_metrics": mains, "test": test}, tmp_path, capsys)
 
 
 def test_simulated_groups_stand_beside_the_experts_that_tasks_share(
