@@ -54,11 +54,11 @@ class Conflict(Callback):
         number = step // self.every_steps
         turn = [batches[number % len(batches)].to(pl_module.device) for batches in self._batches.values()]
         orders = [torch.arange(len(each), device=pl_module.device) for each in turn]
-        halves = [[each.select(rows[k::2]) for each, rows in zip(turn, orders, strict=True)] for k in (0, 1)]
+        even, odd = ([each.select(rows[k::2]) for each, rows in zip(turn, orders, strict=True)] for k in (0, 1))
         rate = float(trainer.optimizers[0].param_groups[0]["lr"])
         modes = [(module, module.training) for module in pl_module.network.modules()]
         pl_module.network.eval()
-        found = measure(pl_module, *halves, rate)
+        found = measure(pl_module, even, odd, rate)
         for module, mode in modes:
             module.training = mode
         self.rows += [(step, *row) for row in found]
@@ -86,7 +86,8 @@ def _collected(trainer: Trainer) -> dict[tuple[str, ...], list[Batch]]:
     """
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
     own: dict[tuple[str, ...], list[Batch]] = {}
-    for batch in datamodule.val_dataloader() if datamodule else trainer.val_dataloaders:
+    loader: Any = datamodule.val_dataloader() if datamodule else trainer.val_dataloaders
+    for batch in loader:
         batches = own.setdefault(tuple(batch.targets), [])
         if len(batches) < MOST:
             batches.append(batch)

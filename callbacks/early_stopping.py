@@ -18,7 +18,7 @@ from .monitored import Watcher
 log = logging.getLogger(__name__)
 
 
-class EarlyStop(Watcher, EarlyStopping):
+class EarlyStop(Watcher, EarlyStopping):  # type: ignore[misc]  # Watcher's monitor may be None, this one's is not
     """Stop after ``patience`` validated epochs in which ``monitor`` did not improve by more than ``min_delta``.
 
     An epoch without a validation (``trainer.check_val_every_n_epoch``) does not count, nor does an epoch in which

@@ -61,5 +61,5 @@ class Length:
             limits.append(float(trainer.max_steps))
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
             limits.append(float(trainer.max_epochs * per_epoch))
-        require(limits, f"{self.what}: a fraction needs trainer.max_epochs or trainer.max_steps")
+        require(bool(limits), f"{self.what}: a fraction needs trainer.max_epochs or trainer.max_steps")
         return self.fraction * min(limits)

@@ -52,13 +52,13 @@ class MonitorCheck(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
-        names = pl_module.logged_names()
-        for callback in trainer.callbacks:
+        names, callbacks = pl_module.logged_names(), trainer.callbacks  # type: ignore[attr-defined]  # not declared
+        for callback in callbacks:
             if hasattr(callback, "logged_names"):
                 names += callback.logged_names()
             elif not type(callback).__module__.startswith(KNOWN):
                 return
-        for callback in trainer.callbacks:
+        for callback in callbacks:
             monitor = getattr(callback, "monitor", None)
             if monitor is not None and not any(fnmatch.fnmatchcase(monitor, known) for known in names):
                 section = getattr(callback, "section", type(callback).__name__)

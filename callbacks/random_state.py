@@ -43,7 +43,8 @@ class RandomState(Callback):
 
 def get_state() -> dict[str, Any]:
     """Return the states of this process's generators as tensors and plain Python values."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = numpy_state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

@@ -127,7 +127,7 @@ class RoutingMonitor(Callback):
         if len(routings) == 1 and routings[0].tasks is None and len(batch):
             self._compared.append((len(batch), compare_selections(routings[0], _extras(trainer))))
         if self._sample is None and len(batch):
-            self._sample = batch.with_inputs_as(pl_module.dtype)
+            self._sample = batch.with_inputs_as(pl_module.dtype)  # type: ignore[arg-type]  # Lightning's is str | dtype
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: MultiTaskModule) -> None:
         report = self._report(pl_module)

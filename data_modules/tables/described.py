@@ -95,7 +95,7 @@ def lines_of(columns: Sequence[Column], tasks: dict[str, Any]) -> list[str]:
     return lines + [f"  # {column.problem}\n" for column in columns if column.problem]
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
     """Put texts in quotes that do not begin with a letter: Hydra's YAML takes more of them for numbers, such as 1e3."""
 
     def represent_str(self, text: str) -> Any:

@@ -92,8 +92,8 @@ def fit(
     shares = {split: rows for split, rows in given.items() if isinstance(rows, float)}
     tables = {split: rows for split, rows in given.items() if rows is not None and split not in shares}
     values = {"data": "table", **options_of(keywords, CONF)}
-    own = {"gate": gate, "seed": seed, "trainer.max_epochs": max_epochs}
-    values |= {option: value for option, value in own.items() if value is not None}
+    named = {"gate": gate, "seed": seed, "trainer.max_epochs": max_epochs}
+    values |= {option: value for option, value in named.items() if value is not None}
     values |= {PLACES[split][0]: rows if is_path(rows) else PLACES[split][1] for split, rows in tables.items()}
     if shares:
         rest = [shares.get(split, 0.0 if split in tables else SHARE) for split in ("val", "test")]
@@ -106,7 +106,7 @@ def fit(
     in_memory = values["data"] == "table" or not frames
     require(in_memory, f"data={values['data']} reads files: give the path of the rows, not the rows")
     python = FromPython(frames, [EpochBar()] if progress else [])
-    digests = {split: sha256(rows.hash_rows(seed=0).to_numpy()).hexdigest() for split, rows in frames.items()}
+    digests = {split: sha256(rows.hash_rows(seed=0).to_numpy().tobytes()).hexdigest() for split, rows in frames.items()}
     with ExitStack() as ending:
         checkpoint = None if resume is None else read_to_resume(resume)
         lasting = folder if checkpoint is None else resolvers.run_folder(str(checkpoint.path))

@@ -252,7 +252,7 @@ def _words(path: Path) -> list[str]:
     given = command(path).overrides
     if given and not any(word.startswith(("ckpt=", "evaluate=")) for word in given):
         return given
-    words = config(path).get("words")
+    words: Any = config(path).get("words")
     return words if fits(list[str], words) else given
 
 
