@@ -46,25 +46,32 @@ class FiniteGuard(Callback):
     The message names the parameter and, if it is stacked, the expert or task. On a CPU the loss is checked before every
     update, so that a bad loss never changes the weights. On other devices the loss is checked every ``EVERY`` steps, as
     are the gradients on all devices. Weights are checked before a checkpoint is written, so that a bad checkpoint never
-    replaces the last good one.
+    replaces the last good one. A trainer that scales the loss (float16) skips a step with infinite gradients and halves
+    the scale, so they count only once the scale is below 1.
     """
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if loss.device.type != "cpu" and trainer.global_step % EVERY:
             return  # reading the loss would make the CPU wait for the device
         value = float(loss.detach())
-        if not math.isfinite(value):
+        if not math.isfinite(value) and not _may_rescale(trainer):
             _stop(trainer, f"the loss is {value}", _culprits(pl_module, _own_part))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         found = [] if trainer.global_step % EVERY else _culprits(pl_module, lambda p: p.grad)
-        if found:
+        if found and not _may_rescale(trainer):
             _stop(trainer, "a gradient is not finite", found)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         found = _culprits(pl_module, lambda p: p)
         if found:
             _stop(trainer, "a weight is not finite", found)
+
+
+def _may_rescale(trainer: Trainer) -> bool:
+    """Return whether the trainer skips a step with infinite gradients, since a smaller scale of the loss may help."""
+    scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler is not None and scaler.get_scale() >= 1
 
 
 def _own_part(parameter: Any) -> Tensor:

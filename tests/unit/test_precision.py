@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
+from mtl.callbacks.guards import FiniteGuard
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mtl.checks import InputError
 from mtl.gates import SoftmaxSelectorGate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import bottom_for
@@ -182,3 +186,34 @@ def test_the_precision_of_the_trainer_is_for_inputs_and_leaves_labels_exact(prec
     for part in batches:
         assert torch.equal(part.targets["price"], numbers.double())
         assert torch.equal(part.weights["price"], numbers)
+
+
+class Steep(LightningModule):
+    """One weight with the given gradient."""
+
+    def __init__(self, gradient: float) -> None:
+        super().__init__()
+        self.weight, self.gradient = nn.Parameter(torch.ones(())), gradient
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.weight * self.gradient + (1e-30 - self.gradient)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-34)
+
+
+@pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of few workers
+def test_an_overflow_of_scaled_gradients_skips_the_step(tmp_path: Path) -> None:
+    """And no guard stops the run, unless the gradients stay infinite."""
+    loader = DataLoader([0] * 60, batch_size=None)
+    for gradient, steps in ((1e34, 3), (math.inf, 60)):
+        scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+        scaled.forward_context = nullcontext  # the module says which gradients overflow
+        trainer = Trainer(
+            max_steps=steps, plugins=[scaled], callbacks=[FiniteGuard()], default_root_dir=tmp_path, **QUIET
+        )
+        own = Steep(gradient)
+        with nullcontext() if steps == 3 else pytest.raises(InputError, match=r"step 17: the loss is nan; all weights"):
+            trainer.fit(own, loader)
+        assert scaled.scaler.get_scale() == (2.0**15 if steps == 3 else 0.5)
+        assert (own.weight != 1) == (steps == 3)
