@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from omegaconf import OmegaConf
 
 from mtl.checks import require
 from mtl.cli.explain import CONF
@@ -14,8 +15,10 @@ from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, word
 from mtl.literals import escaped
 from mtl.python.fit import Rows, is_path, own_hydra
+from mtl.runs.commands import in_quotes
+from mtl.tune.space import derived_seed
 from mtl.use.frames import to_polars
-from mtl.writing import writing
+from mtl.writing import write_text, writing
 
 
 def share(
@@ -45,5 +48,20 @@ def share(
     values = {"data": "table", **options_of(keywords, CONF), **(options or {}), "data.path": str(path.absolute())}
     values |= {"data.tasks": {str(name): kind for name, kind in tasks.items()}, "paths.output_dir": str(folder), **own}
     values = escaped(plain(values))
+    words = {option: word(option, value, (CONF / option).is_dir()) for option, value in values.items()}
+    odd = {option: values[option] for option, text in words.items() if text is None}
+    names = f"names in {', '.join(odd)} need a file of options in its place; give its options in options="
+    require(not odd or "experiment" not in values, f"experiment={values.get('experiment')}: {names}")
     with own_hydra():
-        return run([str(word(option, value, (CONF / option).is_dir())) for option, value in values.items()])
+        return run([text for text in words.values() if text] + (_as_file(odd, Path(folder) / "share") if odd else []))
+
+
+def _as_file(values: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write options that no word can hold, such as tasks with the name "é", to a file; return words that choose it."""
+    options = OmegaConf.create()
+    for option, value in values.items():
+        OmegaConf.update(options, option, value)
+    text = f"# @package _global_\n{OmegaConf.to_yaml(options)}"
+    name = f"options_{derived_seed(0, text):08x}"  # other options are other runs
+    write_text(folder / "experiment" / f"{name}.yaml", text)
+    return [f"hydra.searchpath=[{in_quotes(f'file://{folder.absolute()}')}]", f"experiment={name}"]

@@ -14,11 +14,12 @@ from pydantic import Field
 from mtl.analysis.conflicts import as_table, matrix, read_table
 from mtl.options import Count, Long, Name, Positive
 from mtl.report.runs import Named, read_named_runs
+from mtl.runs.commands import hydra_text
 from mtl.sharing.answer import ALONE, GROUPS, TOGETHER, Gain, gains
 from mtl.sharing.grouping import Group, predicted
 from mtl.tune.definition import Definition, StudyName, Work, last_words
 from mtl.tune.launch import run_folder
-from mtl.tune.space import derived_seed, words
+from mtl.tune.space import derived_seed
 
 NO_SEARCH = {"_target_": "optuna.samplers.RandomSampler", "_partial_": True}  # the space is empty
 NO_PRUNING = {"_target_": "optuna.pruners.NopPruner"}
@@ -81,7 +82,7 @@ class Comparison:
         """Return the setting of separate networks for ``groups`` of tasks."""
         named = [[self.tasks[task] for task in group] for group in groups]
         label = f"{name}_{derived_seed(0, *groups):08x}"
-        return self._setting(label, ["network=grouped", *words({"network.groups": named})], named)
+        return self._setting(label, ["network=grouped", f"network.groups={hydra_text(named)}"], named)
 
     def _setting(self, label: str, own: list[str], groups: list[list[str]], gated: bool = False) -> Setting:
         common = ["callbacks.routing.pictures=false", "callbacks.progress=null"]

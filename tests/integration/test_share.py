@@ -152,6 +152,20 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mtl.share(frame.with_columns(a=1 - pl.col("a")), {"a": "binary", "b": "regression"}, folder=tmp_path, **options)
 
 
+def test_any_names_of_tasks_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "Launcher", lambda program, folder: in_process(folder))
+    x = pl.Series(range(200)) % 17
+    frame = pl.DataFrame({"x": x, "é": (x > 8).cast(int), "a=b": x * 2.0, "c, d": x * 1.0})
+    sizes = {"recipe.expert_units": [4], "recipe.embedding_dim": 2, "logger": "none", "pairs": True}
+    options: dict[str, Any] = {"seeds": 3, "gates": [], "every_steps": 1, "max_epochs": 1, "options": sizes}
+    tasks = {"é": "binary", "a=b": "regression", "c, d": "regression"}
+    found = mtl.share(frame, tasks, folder=tmp_path, **options)
+    assert list(found["answers"]) == list(tasks)
+    assert {each["task"] for each in found["validation_gains"]} == set(tasks)
+    with pytest.raises(InputError, match=r"this name must be text .* without dots, slashes, \$\{"):
+        mtl.share(frame, {"${x}": "binary", "a=b": "regression"}, folder=tmp_path, name="b")
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_with_two_workers_gives_the_same_answer(tmp_path: Path) -> None:
     def start(folder: Path) -> subprocess.Popen[str]:
