@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, first_line
+from mtl.options import options_of, valid
 from mtl.types import Bag, Categorical, DataSpec, Image, Numeric, TaskSpec, Tokens
 
 from .files.reading import files_of, regular_size
@@ -54,10 +55,12 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-    known = {one.name for one in fields(kind)} - {*LEFT_OUT}
+    """Return an object of the dataclass ``kind``. Raises InputError for a field that does not fit its annotation."""
+    known = {name: annotation for name, annotation in options_of(kind.__init__).items() if name not in LEFT_OUT}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     given |= {name: torch.tensor(values[name]) for name in TENSORS if values.get(name) is not None}
-    return kind(**{name: value for name, value in given.items() if name in known})
+    here = "the checkpoint's description of its data: "
+    return kind(**{name: valid(known[name], value, here + name) for name, value in given.items() if name in known})
 
 
 @contextmanager

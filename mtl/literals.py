@@ -8,6 +8,8 @@ from typing import Any
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
+OWN = r"(?:\?{3}|_(?:target|partial|recursive|convert|args)_)"  # texts with a meaning to OmegaConf and Hydra
+
 
 def printable(text: str) -> str:
     """Return ``text`` in one line for a console or page, with control characters as Python writes them: ``\\x1b``."""
@@ -20,18 +22,18 @@ def markdown(text: str) -> str:
 
 
 def escaped(value: Any) -> Any:
-    """Return ``value`` with ``$\\{`` for ``${`` and ``\\???`` for ``???`` in all its texts, keys included.
+    """Return ``value`` with ``$\\{`` for ``${`` in all its texts, and ``\\???`` and ``\\_target_`` for such texts.
 
-    OmegaConf then finds neither interpolations nor missing values in them. Its own escape ``\\${`` would not last: each
-    time a configuration is resolved, one level of it is lost.
+    OmegaConf and Hydra then find no interpolations, missing values and classes in them. OmegaConf's own escape, in
+    which a backslash precedes the dollar, would not last: each time a configuration is resolved, one level is lost.
     """
     if isinstance(value, Mapping):
         return {escaped(key): escaped(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
         return [escaped(child) for child in value]
-    return re.sub(r"(?<=\$)(?=\\*\{)|^(?=\\*\?{3}\Z)", r"\\", value) if isinstance(value, str) else value
+    return re.sub(rf"(?<=\$)(?=\\*{{)|^(?=\\*{OWN}\Z)", r"\\", value) if isinstance(value, str) else value
 
 
 def unescaped(text: str) -> str:
     """Return the text that ``escaped`` was given."""
-    return re.sub(r"(?<=\$)\\(?=\\*\{)|^\\(?=\\*\?{3}\Z)", "", text)
+    return re.sub(rf"(?<=\$)\\(?=\\*{{)|^\\(?=\\*{OWN}\Z)", "", text)

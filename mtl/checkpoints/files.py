@@ -43,6 +43,7 @@ class Content(Model, extra="ignore"):
     state_dict: dict[str, Any]
     data: dict[str, Any] = Field(default_factory=dict)
     epoch_sums: list[Any] = Field(default_factory=list)
+    metrics: dict[str, Any] = Field(default_factory=dict)
     parts: Parts | None = None
 
 
@@ -147,22 +148,38 @@ def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpo
     try:
         Content.model_validate(content)
         content = read_parts(content, path)
+        bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
+        whole = content if divided else joined(content)
     except ValidationError as error:
         wrong = sentences(error, Content, "", content)[0]
         raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
     except InputError:
         raise
-    except Exception as error:  # of torch, for a damaged part
+    except Exception as error:  # of torch, for a damaged part or tensor
         raise DamagedError(_damage(path, error)) from None
-    bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
     require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
-    return Checkpoint(content if divided else joined(content), path)
+    return Checkpoint(whole, path)
+
+
+@contextmanager
+def using(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raise InputError for an error inside this context, which builds objects from what ``checkpoint`` says."""
+    try:
+        yield
+    except InputError as error:
+        named = str(checkpoint.path) in str(error)
+        raise InputError(str(error) if named else f"checkpoint {checkpoint.path}: {error}") from error
+    except Exception as error:  # a forged state can make any code raise anything
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise InputError(f"checkpoint {checkpoint.path} is damaged or not of this program ({reason})") from error
 
 
 def _finite(values: Any) -> bool:
     """Return whether ``values``, if they are tensors, are finite, without the copies that ``isfinite`` makes."""
     if isinstance(values, Pieces):
         return all(map(_finite, values))
+    if isinstance(values, Tensor) and (values.is_complex() or values.is_quantized or values.layout != torch.strided):
+        raise ValueError(f"a weight is {values.dtype}, {values.layout}")
     if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
         return True
     return all(bool(end.isfinite()) for end in torch.aminmax(values))  # either is NaN if a value is

@@ -21,7 +21,7 @@ from torch import nn
 
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
-from mtl.checks import InputError, require
+from mtl.checks import InputError, first_line, require
 from mtl.literals import escaped, unescaped
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
@@ -237,4 +237,6 @@ def _plain_errors(where: str) -> Iterator[None]:
             if unknown or refused:
                 raise InputError(f"{where}: {cause}") from None
             cause = cause.__cause__
+        if isinstance(error, InstantiationException) and error.__cause__ is None:  # such as a target that Hydra refuses
+            raise InputError(f"{where}: {first_line(error)}") from None
         raise

@@ -32,6 +32,8 @@ from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.config.words import options_of, plain, word
 from mtl.literals import escaped
+from mtl.options import FilePath
+from mtl.options import valid as checked
 from mtl.records import COMMAND, read_json
 from mtl.runs import commands
 from mtl.runs.commands import in_quotes
@@ -86,6 +88,11 @@ def fit(
     """
     wanted = "must be a dict of names and kinds, as in {'clicked': 'binary'}"
     require(isinstance(tasks, Mapping), f"tasks={shown(tasks)}: {wanted}")
+    require(isinstance(options, Mapping | None), f"options={shown(options)}: must be a dict of options and values")
+    folder, resume = checked(FilePath | None, folder, "folder"), checked(FilePath | None, resume, "resume")
+    require("${" not in str(folder), f"folder={folder}: must be a path without ${{")
+    config_dir = checked(FilePath | None, config_dir, "config_dir")
+    require(config_dir is None or Path(config_dir).is_dir(), f"config_dir={config_dir}: no such folder")
     require(max_epochs != 0, "max_epochs=0 trains nothing: give at least 1")
     require(folder is None or resume is None, "folder and resume: give one or the other")
     given = {"train": frame, "val": valid, "test": test}

@@ -9,11 +9,12 @@ from typing import Any
 import polars as pl
 from omegaconf import OmegaConf
 
-from mtl.checks import require
+from mtl.checks import require, shown
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, word
 from mtl.literals import escaped
+from mtl.options import FilePath, valid
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.runs.commands import in_quotes
 from mtl.tune.space import derived_seed
@@ -36,6 +37,8 @@ def share(
     in ``<folder>/share/<name>``; the same call goes on if it was interrupted. Raises InputError for wrong input, also
     for other rows under the same ``name``.
     """
+    folder = valid(FilePath, folder, "folder")
+    require(isinstance(options, Mapping | None), f"options={shown(options)}: must be a dict of options and values")
     own = {name: keywords.pop(name) for name in OWN if name in keywords}
     path = Path(str(frame)) if is_path(frame) else Path(folder) / "share" / f"{own.get('name', 'table')}.parquet"
     if not is_path(frame):

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mtl.analysis.figures import look
-from mtl.checks import InputError, listed, require
+from mtl.checks import InputError, first_line, listed, require
 from mtl.records import LONGEST, own_file
 
 BAND = 0.9  # level of the confidence interval
@@ -30,9 +30,13 @@ def read_course(folder: Path, metric: str) -> pl.DataFrame:
     """
     log = folder / CSV_LOG
     if log.is_file():
-        table = pl.read_csv(own_file(log, folder, LONGEST), infer_schema_length=None)
-        _check(folder, metric, [name for name in table.columns if "/" in name])
-        course = table.select("step", pl.col(metric).cast(pl.Float64, strict=False).alias("value")).drop_nulls()
+        try:
+            table = pl.read_csv(own_file(log, folder, LONGEST), infer_schema_length=None)
+            _check(folder, metric, [name for name in table.columns if "/" in name])
+            value = pl.col(metric).cast(pl.Float64, strict=False).alias("value")
+            course = table.select(pl.col("step").cast(pl.Int64), value).drop_nulls()
+        except pl.exceptions.PolarsError as error:
+            raise InputError(f"{log} is damaged: {first_line(error)}") from None
     else:
         for file in folder.glob("*tfevents*"):
             own_file(file, folder, LONGEST)

@@ -252,8 +252,8 @@ def _words(path: Path) -> list[str]:
     given = command(path).overrides
     if given and not any(word.startswith(("ckpt=", "evaluate=")) for word in given):
         return given
-    words: Any = config(path).get("words")
-    return words if fits(list[str], words) else given
+    words = config(path).get("words")
+    return list(words or ()) if fits(list[str], words) else given
 
 
 def numbers(results: Results | None) -> dict[str, float]:

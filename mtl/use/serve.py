@@ -9,6 +9,7 @@ separators if the training rows were text. GET /health describes the model.
 from __future__ import annotations
 
 import asyncio
+import logging
 import platform
 import queue
 import re
@@ -242,6 +243,11 @@ def protocol() -> Any:
     return Protocol
 
 
+def is_of_server(record: logging.LogRecord) -> bool:
+    """Return whether a record of uvicorn's is no traceback of a request that a second Ctrl-C cut off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:
     """Return the application that serves the network of a run, uvicorn's protocol, and uvicorn's function ``run``."""
     valid(Count, max_batch, "--max-batch")
@@ -249,6 +255,7 @@ def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms:
     require_packages("mtl serve", "serve", "fastapi", "uvicorn")
     import uvicorn
 
+    logging.getLogger("uvicorn.error").addFilter(is_of_server)
     model = load(path, trust)
     app = application(Predictor(model, max_batch, max_wait_ms / 1000), describe(model, path))
     return app, protocol(), uvicorn.run

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from mtl import predictions
 from mtl.chains import with_earlier
-from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring
-from mtl.checks import InputError, listed, require
+from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring, using
+from mtl.checks import InputError, first_line, listed, require, shown
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.networks.packing import Packing
+from mtl.options import FilePath, valid
 from mtl.records import RESULTS, read_json
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.frames import is_pandas, like_pandas, to_polars
@@ -151,7 +152,7 @@ class TrainedModel:
         """Write a checkpoint that ``mtl.load`` and ``mtl evaluate`` read. Raises InputError if it cannot be written."""
         weights = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         content = {**self.stored, "state_dict": {**self.stored["state_dict"], **weights}, "metrics": {**self.metrics}}
-        CheckpointIO().save_checkpoint(content, path)
+        CheckpointIO().save_checkpoint(content, valid(FilePath, path, "path"))
 
     def tasks_named(self, names: Sequence[str] | None) -> list[TaskSpec]:
         """Return the named tasks, in the order of the network; None means all. Raises InputError."""
@@ -238,17 +239,22 @@ def load(
 
 def model_of(checkpoint: Checkpoint, cfg: DictConfig, device: str | torch.device | None = None) -> TrainedModel:
     """Return the trained model of ``checkpoint``, whose configuration is ``cfg``; see ``load``."""
-    data: Any = build.build_data(cfg)
-    data.load_state_dict(checkpoint.data())
-    return _model(checkpoint, build.build_network(cfg, data.spec, fresh=False), data, device)
+    with using(checkpoint):
+        data: Any = build.build_data(cfg)
+        data.load_state_dict(checkpoint.data())
+        network = build.build_network(cfg, data.spec, fresh=False)
+    return _model(checkpoint, network, data, device)
 
 
 def _model(checkpoint: Checkpoint, network: nn.Module, data: Any, device: str | torch.device | None) -> TrainedModel:
     """Return the trained model with the weights of ``checkpoint`` in ``network``; ``data`` has its state."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with restoring(checkpoint):
         network.load_state_dict(checkpoint.weights())
-    network = network.eval().to(place)
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        network = network.eval().to(place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise InputError(f"device={shown(device)}: {first_line(error)}") from error
     stored = {name: value for name, value in checkpoint.items() if name not in TRAINING}
     others = {name: v for name, v in checkpoint["state_dict"].items() if not name.startswith("network.")}
     encoder, labelled = getattr(data, "row_encoder", None), getattr(data, "labelled", None)
@@ -260,9 +266,10 @@ def _tested(path: Path, tasks: Sequence[TaskSpec]) -> dict[str, float | None]:
     """Return the metrics of the run that wrote the checkpoint at ``path``, if this is the checkpoint that it tested."""
     record, names = read_json(path.parent.parent / RESULTS), [task.name for task in tasks]
     # "last weights": there is no best.ckpt
-    is_tested = Path(record.get("checkpoint", "")).name in (path.name, "last weights")
-    test = record["test"].items() if is_tested else ()
-    return {name: value for name, value in test if name in OF_ALL or name.rpartition("/")[0] in names}
+    is_tested = str(record.get("checkpoint")).rpartition("/")[2] in (path.name, "last weights")
+    test = record.get("test") if is_tested else {}
+    known = test.items() if isinstance(test, dict) else ()
+    return {name: value for name, value in known if name in OF_ALL or name.rpartition("/")[0] in names}
 
 
 def experts_used(weights: Tensor) -> pl.Series:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -25,7 +27,7 @@ import mtl
 from mtl.checks import InputError
 from mtl.cli.use import serve as main
 from mtl.use import serve
-from mtl.use.serve import FullError, Predictor, application, describe, table
+from mtl.use.serve import FullError, Predictor, application, describe, is_of_server, table
 from mtl.use.trained import TrainedModel
 from tests.integration.helpers import train_table
 
@@ -237,3 +239,9 @@ def test_command_serves_with_its_options(checkpoint: Path) -> None:
     assert (seen["host"], seen["port"], seen["app"].title) == ("127.0.0.1", 9000, "mtl")
     with pytest.raises(SystemExit, match=r"error: --max-batch=0: must be greater than"):
         main([str(checkpoint), "--max-batch", "0"])
+
+
+def test_a_request_that_a_second_interrupt_cuts_off_leaves_no_traceback() -> None:
+    for error, shown in ((asyncio.CancelledError(), False), (ValueError("x"), True)):
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, "x", None, (type(error), error, None))
+        assert is_of_server(record) == shown

@@ -230,6 +230,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, whole: Path, tmp_
 
 
 STOPPING = "EarlyStop{'monitor': 'val/loss', 'mode': 'min'}"
+WEIGHTS = (torch.zeros(2, dtype=torch.complex64), torch.zeros(2).to_sparse())
 FORGED: list[tuple[str, tuple[Any, ...], Any]] = [  # who reads it, where, what: None drops it
     *[("ckpt", ("pytorch-lightning_version",), value) for value in (None, [], "old")],
     *[("ckpt", ("loops",), value) for value in (3, {"a": 1}, None)],
@@ -240,6 +241,13 @@ FORGED: list[tuple[str, tuple[Any, ...], Any]] = [  # who reads it, where, what:
     *[(who, ("epoch_sums",), value) for value in (3, {"a": 1}) for who in ("ckpt", "load")],
     *[(who, ("data",), value) for value in (3, {}, None) for who in ("evaluate", "load")],
     *[("load", ("data", "spec", "tasks", 0), value) for value in (None, 3, {"a": 1})],
+    *[
+        ("load", ("data", "spec", "tasks", 0, name), value)
+        for name, value in (("after", {}), ("classes", [0]), ("name", 5))
+    ],
+    *[(who, ("data", "spec", "inputs", "I", "width"), "x") for who in ("load", "evaluate")],
+    *[(who, ("state_dict", "W"), value) for value in WEIGHTS for who in ("ckpt", "evaluate", "load", "start_from")],
+    ("load", ("metrics",), 5),
     *[("load", ("data", "spec", "inputs"), value) for value in (None, 3, {"a": 1})],
     *[(who, ("config", "data"), value) for value in ({"a": 1}, 3) for who in ("ckpt", "load")],
     *[(who, ("config", "words"), value) for value in (3, "text") for who in ("ckpt", "evaluate")],
@@ -256,7 +264,7 @@ def test_forged_fields_are_one_sentence(
 ) -> None:
     content: Any = copy.deepcopy(dict(read(whole)))
     weight = next(name for name, tensor in content["state_dict"].items() if isinstance(tensor, torch.Tensor))
-    *parents, last = (weight if key == "W" else key for key in place)
+    *parents, last = ({"W": weight, "I": next(iter(content["data"]["spec"]["inputs"]))}.get(key, key) for key in place)
     node = content
     for key in parents:
         node = node[key]

@@ -80,7 +80,7 @@ def test_questions_and_parquet_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 NAMES = (
     *("${oc.env:HOME}", "${new_folder:made}", "a.${b}", r"\${x}", r"\\${x}", "???", r"\???", "a: b", "- x", "é", "a=b"),
-    *("null", "1e3", ".inf", "1_000", "2024-01-01", "it's", "a #b", "*a", "<<", "~", "yes", "[/b]"),
+    *("null", "1e3", ".inf", "1_000", "2024-01-01", "it's", "a #b", "*a", "<<", "~", "yes", "[/b]", "_target_"),
 )
 
 
@@ -90,7 +90,9 @@ def test_names_of_columns_are_never_interpolations_or_other_yaml(
     """What ``mtl columns`` writes names the columns of the file, after Hydra composed it and built the data."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
-    pl.DataFrame({name: draw.normal(size=60) for name in NAMES} | {"y": [0, 1] * 30}).write_csv("${oc.env:HOME}.csv")
+    numbers = {name: draw.normal(size=60) for name in NAMES}
+    dates = [f"{day % 28 + 1:02}/12/2025" for day in range(60)]
+    pl.DataFrame(numbers | {"_target_": dates, "y": [0, 1] * 30}).write_csv("${oc.env:HOME}.csv")
     columns(capsys, "${oc.env:HOME}.csv", "y", "???", "${new_folder:made}")
     cfg = accepted([f"hydra.searchpath=[file://{tmp_path}/my_conf]", "data=oc"])
     for _ in range(2):

@@ -115,7 +115,16 @@ def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
     model = mtl.fit(rows, tasks, numeric=["???"], ignore=["${new_folder:made}"], **QUICK)
     assert set(model.columns) == {"${oc.env:HOME}", "city", "???"}
     assert model.spec.tasks[1].class_weights == (2.0, 1.0, 1.0)
+    for wrong, message in (
+        (lambda: model.save(None), "path=null: must be a path"),
+        (lambda: mtl.load(5), "checkpoint 5: no such file"),
+        (lambda: mtl.share(rows, tasks, folder=5), "folder=5: must be a path"),
+    ):
+        with pytest.raises(InputError, match=message):
+            wrong()
     model.save(tmp_path / "${oc.env:HOME}.ckpt")
+    with pytest.raises(InputError, match="device=quantum: Expected one of cpu, cuda"):
+        mtl.load(tmp_path / "${oc.env:HOME}.ckpt", device="quantum")
     again = mtl.load(tmp_path / "${oc.env:HOME}.ckpt")
     assert again.predict(rows).equals(model.predict(rows))
     assert quoted(tmp_path / "${x}") == f"'{tmp_path}/$\\{{x}}'"
@@ -325,6 +334,7 @@ def with_cell(name: str, value: Any) -> Any:
     return frame
 
 
+CALL = {"kind": "multiclass", "_target_": "os.getcwd"}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "tasks": ({"tasks": ["clicked"]}, r"tasks=\[\"clicked\"\]: must be a dict of names and kinds"),
     "kind": ({"tasks": {"clicked": "binry"}}, "clicked.kind=binry: must be 'binary', .*; did you mean binary"),
@@ -339,6 +349,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"frame": visits().with_columns(clicked=1)},
         "frame, column 'clicked': all .* are '1'; .* two classes",
     ),
+    "class": ({"tasks": {"plan": CALL}}, "no such option"),
+    "class in it": ({"tasks": {"plan": {"kind": "multiclass", "class_weights": CALL}}}, "class_weights"),
+    "folder": ({"folder": 5}, "folder=5: must be a path"),
+    "folder with a NUL": ({"folder": "a\0b"}, r"folder=a\\x00b: must be a path"),
+    "folder that interpolates": ({"folder": "${x}"}, r"folder=\$\{x\}: must be a path without \$\{"),
+    "options": ({"options": [1]}, r"options=\[1\]: must be a dict of options and values"),
+    "config_dir": ({"config_dir": "nothing"}, "config_dir=nothing: no such folder"),
+    "resume": ({"resume": "nothing"}, "checkpoint nothing: no such file"),
     "no file": ({"frame": "nowhere.csv"}, "nowhere.csv"),
     "keyword": ({"max_epoch": 3}, "max_epoch: no such keyword; did you mean max_epochs"),
     "option": ({"options": {"optimizer.lrr": 3}}, "optimizer.lrr=3: no such option; did you mean optimizer.lr"),

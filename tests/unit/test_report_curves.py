@@ -10,6 +10,8 @@ import pytest
 from scipy.stats import sem, ttest_ind, ttest_rel
 from torch.utils.tensorboard import SummaryWriter
 
+from mtl.analysis.conflicts import read_table
+from mtl.checks import InputError
 from mtl.cli import report
 from mtl.report import curves
 from mtl.report.runs import read_runs
@@ -139,3 +141,15 @@ def test_difference_with_fewer_than_three_pairs_is_that_of_the_means(seed: int) 
     assert difference({1: 3.0}, {3: 1.0}) == Difference(2.0, None, 1, 0)
     assert difference({1: None}, {1: 1.0}) is None
     assert difference({1: 1.0}, {}) is None
+
+
+@pytest.mark.parametrize("content", ["step,val/loss\nfirst,1\n", "step,val/loss\n1,2\n1,2,3,4\n", "val/loss\n1\n"])
+def test_damaged_logs_are_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "metrics.csv").write_text(content)
+    found, [problem] = curves.curves_of([(str(tmp_path), "a")], "val/loss")
+    assert found.is_empty()
+    assert str(problem).startswith(f"{tmp_path}/csv/metrics.csv is damaged: ")
+    (tmp_path / "conflict.csv").write_bytes(bytes(range(256)))
+    with pytest.raises(InputError, match=r"conflict.csv is damaged: "):
+        read_table(tmp_path / "conflict.csv")
