@@ -126,6 +126,9 @@ class TensorDataModule(LightningDataModule):
             self._spec = spec_of(state["spec"])
             self.row_encoder = None if state["encoder"] is None else self.encoder_kind.from_state(state["encoder"])
             self._files_then = dict(state["files"])
+            inputs = getattr(self.row_encoder, "inputs", self._spec.inputs)
+            if inputs != self._spec.inputs:
+                raise ValueError("its encoder makes other inputs")
         self.wanted = ("test",) if test_only else SPLITS
 
     def changed_files(self) -> dict[str, str]:

@@ -119,5 +119,6 @@ def _runs(count: int) -> str:
 
 
 def _in_lines(text: str) -> str:
-    """Break ``text`` into lines that are short enough for a legend."""
+    """Break ``text`` into lines that are short enough for a legend; a dollar sign begins no formula."""
+    text = text.replace("$", r"\$")
     return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))

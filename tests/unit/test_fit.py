@@ -123,6 +123,11 @@ def test_names_and_classes_are_never_interpolations(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             wrong()
     model.save(tmp_path / "${oc.env:HOME}.ckpt")
+    content = torch.load(tmp_path / "${oc.env:HOME}.ckpt", weights_only=True)
+    content["data"]["encoder"]["categorical"]["city"]["values"] += ["one", "more"]
+    torch.save(content, tmp_path / "forged.ckpt")
+    with pytest.raises(InputError, match=r"forged.ckpt: .* damaged \(ValueError: its encoder makes other inputs\)"):
+        mtl.load(tmp_path / "forged.ckpt")
     with pytest.raises(InputError, match="device=quantum: Expected one of cpu, cuda"):
         mtl.load(tmp_path / "${oc.env:HOME}.ckpt", device="quantum")
     again = mtl.load(tmp_path / "${oc.env:HOME}.ckpt")

@@ -153,3 +153,13 @@ def test_damaged_logs_are_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "conflict.csv").write_bytes(bytes(range(256)))
     with pytest.raises(InputError, match=r"conflict.csv is damaged: "):
         read_table(tmp_path / "conflict.csv")
+
+
+def test_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    """The name of an option of a run that a stranger sent must not end a report."""
+    for number, name in enumerate((r"$\foo$", "$x_{$")):
+        run = write_run(tmp_path / str(number), [f"gate={name}"], {"loss": 1.0})
+        (run / "csv").mkdir()
+        (run / "csv" / "metrics.csv").write_text("step,val/loss\n1,2\n2,3\n")
+    report.main([str(tmp_path)])
+    assert (tmp_path / "report.html").exists()
