@@ -257,7 +257,7 @@ class MultiTaskModule(LightningModule):
         # Save each process's sums over the epoch so far, so that a run resumed within an epoch reports the same means
         sums = {"meter": self.train_meter.sums, "aux": self.aux_totals, "batches": self.aux_batches}
         checkpoint["epoch_sums"] = gather(sums)
-        checkpoint["metrics"] = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        checkpoint["logged"] = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         checkpoint["undefined"] = sorted(self.undefined)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ class MultiTaskModule(LightningModule):
         totals = {name: sum(sums["aux"][name] for sums in everyone) / len(everyone) for name in everyone[0]["aux"]}
         self.aux_totals = {name: value.to(self.device) for name, value in totals.items()}
         self.aux_batches = everyone[0]["batches"]
-        self._metrics, self.undefined = checkpoint.get("metrics", {}), set(checkpoint.get("undefined", ()))
+        self._metrics, self.undefined = checkpoint.get("logged", {}), set(checkpoint.get("undefined", ()))
 
     def _data_key(self) -> str:
         """Return the key under which Lightning saves and looks for the state of the data module."""
