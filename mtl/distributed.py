@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
@@ -100,6 +100,38 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def gather_rows(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of all processes, in order of rank, in the first process, and nothing in the others.
+
+    ``columns [N, ...]`` are on the CPU, as is what is returned; N may differ, and a process may have none.
+    """
+    if world_size() == 1:
+        return dict(columns)
+    everyone = gather({name: (tuple(value.shape), value.dtype) for name, value in columns.items() if len(value)})
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    rows = {}
+    for name, (shape, dtype) in {name: known for part in everyone for name, known in part.items()}.items():
+        counts = [part[name][0][0] if name in part else 0 for part in everyone]
+        if dist.get_rank():
+            if len(columns.get(name, ())):
+                dist.send(_bytes(columns[name].contiguous()).to(device), 0)
+            continue
+        rows[name] = torch.empty(sum(counts), *shape[1:], dtype=dtype)
+        for rank, part in enumerate(torch.split(rows[name], counts)):
+            if rank and len(part):
+                received = _bytes(part) if device == "cpu" else torch.empty_like(_bytes(part), device=device)
+                dist.recv(received, rank)
+                _bytes(part).copy_(received)
+            elif len(part):
+                part.copy_(columns[name])
+    return rows
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Return a view of ``values`` as bytes: backends send no booleans, nor all types of floats."""
+    return values.view(torch.uint8)
+
+
 def broadcast(value: Tensor) -> Tensor:
     """Return the first process's value."""
     if world_size() > 1:
@@ -115,7 +147,14 @@ def whole_parameters(trainer: Any) -> AbstractContextManager[None]:
 
 
 class Pieces(list[Tensor]):
-    """A tensor that the processes of a run divided by rows: the rows of each one, in order of rank."""
+    """A tensor that the processes of a run divided by rows: the rows of each one, in order of rank.
+
+    ``check`` is called with the number of a piece before its values are read.
+    """
+
+    def __init__(self, pieces: Iterable[Tensor], check: Callable[[int], object] = lambda number: None) -> None:
+        super().__init__(pieces)
+        self.check = check
 
     @property
     def shape(self) -> torch.Size:
@@ -123,12 +162,17 @@ class Pieces(list[Tensor]):
 
     def joined(self) -> Tensor:
         """Return the tensor."""
+        for number in range(len(self)):
+            self.check(number)
         return self[0] if len(self) == 1 else torch.cat(list(self))
 
     def rows(self, first: int, end: int) -> Tensor:
         """Return the rows [first, end), as far as there are any; no others are read."""
         starts = accumulate(map(len, self), initial=0)
         parts = [part[max(0, first - start) : max(0, end - start)] for part, start in zip(self, starts, strict=False)]
+        for number, part in enumerate(parts):
+            if len(part):
+                self.check(number)
         return torch.cat(parts)
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.distributed import Pieces
 from mtl.literals import unescaped
 from mtl.options import Model, sentences
 from mtl.records import CHECKPOINTS, own_file
@@ -148,8 +147,8 @@ def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpo
     try:
         Content.model_validate(content)
         content = read_parts(content, path)
+        content = content if divided else joined(content)
         bad = [str(name) for name, value in content["state_dict"].items() if not _finite(value)]
-        whole = content if divided else joined(content)
     except ValidationError as error:
         wrong = sentences(error, Content, "", content)[0]
         raise InputError(f"checkpoint {path} was not written by this program: {wrong}") from None
@@ -158,7 +157,7 @@ def read(path: str | Path, name: str = "best", divided: bool = False) -> Checkpo
     except Exception as error:  # of torch, for a damaged part or tensor
         raise DamagedError(_damage(path, error)) from None
     require(not bad, f"checkpoint {path}: {len(bad)} weights are NaN or infinite, the first is {''.join(bad[:1])}")
-    return Checkpoint(whole, path)
+    return Checkpoint(content, path)
 
 
 @contextmanager
@@ -175,9 +174,10 @@ def using(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _finite(values: Any) -> bool:
-    """Return whether ``values``, if they are tensors, are finite, without the copies that ``isfinite`` makes."""
-    if isinstance(values, Pieces):
-        return all(map(_finite, values))
+    """Return whether ``values``, if they are a tensor, are finite, without the copies that ``isfinite`` makes.
+
+    ``Pieces`` are not read: each process will use only its part of them.
+    """
     if isinstance(values, Tensor) and (values.is_complex() or values.is_quantized or values.layout != torch.strided):
         raise ValueError(f"a weight is {values.dtype}, {values.layout}")
     if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():

@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from mtl.checks import InputError
 from mtl.distributed import Pieces, gather
 from mtl.options import Model
 from mtl.records import own_file
@@ -60,23 +62,33 @@ def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, 
 def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the ``content`` of the checkpoint at ``path`` with its divided tensors as ``Pieces``, read when used.
 
-    Raises ValueError if a file is not what was written.
+    Raises ValueError if a file is missing, incomplete or another one. The values of a file are compared with their
+    checksums when a process uses it: of N processes, each reads its own file, not N.
     """
     leaves, tree = tree_flatten(dict(content))
     parts = content.get("parts") or {"folder": "", "checksums": []}
-    files = []
+    files, paths = [], []
+
+    @cache
+    def check(rank: int) -> None:
+        try:
+            check_zip(paths[rank])
+        except Exception:
+            raise InputError(f"checkpoint {path}: its part {paths[rank]} is damaged; take another checkpoint") from None
+
     for rank, checksum in enumerate(parts["checksums"]):
         file = path.with_name(parts["folder"]) / f"{rank}.ckpt"
         intact = False
         with suppress(Exception):  # missing or damaged
-            check_zip(own_file(file, path.parent, math.inf))
+            check_members(own_file(file, path.parent, math.inf))
             intact = checksum_of(file) == checksum
         if not intact:
             raise ValueError(f"its part {parts['folder']}/{file.name} is missing or damaged")
+        paths.append(file)
         files.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     empty = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
     for place, number in enumerate(empty):
-        pieces = Pieces(file[place] for file in files)
+        pieces = Pieces((file[place] for file in files), check)
         if not pieces or pieces.shape != leaves[number].shape:
             raise ValueError("its parts have other shapes")
         leaves[number] = pieces
@@ -85,7 +97,15 @@ def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def check_zip(path: Path) -> None:
-    """Raise an error if a checkpoint is not an undamaged zip file, or has compressed members.
+    """Raise an error if a checkpoint is not an undamaged zip file, or has compressed members; read all of it."""
+    check_members(path)
+    with zipfile.ZipFile(path) as archive:
+        if archive.testzip() is not None:
+            raise ValueError("a checksum is wrong")
+
+
+def check_members(path: Path) -> None:
+    """Raise an error if a checkpoint is not a complete zip file, or has compressed members; read only their list.
 
     torch never compresses, so a compressed file could only be meant to fill the memory.
     """
@@ -94,8 +114,6 @@ def check_zip(path: Path) -> None:
         stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
         if not stored or sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its members are larger than the file: this is no checkpoint but a zip bomb")
-        if archive.testzip() is not None:
-            raise ValueError("a checksum is wrong")
 
 
 def checksum_of(file: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtl.chains import joint_logits
 from mtl.checks import InputError, require
-from mtl.distributed import all_reduce_sum, gather, world_size
+from mtl.distributed import all_reduce_sum, gather, gather_rows
 from mtl.functional import KeepsDigits, at_least_float32, has_float64, widest
 from mtl.training.losses import pinball, summed_losses
 from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
@@ -79,7 +79,7 @@ class LossMeter(KeepsDigits):
 class Evaluation(KeepsDigits):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
-    Losses are kept as sums. Metrics need the rows of their tasks, which are kept to the end.
+    Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU.
     """
 
     def __init__(self, tasks: Sequence[TaskSpec]) -> None:
@@ -112,7 +112,8 @@ class Evaluation(KeepsDigits):
         predictions = joint_logits(self.tasks, predictions)
         self.meter.update(*summed_losses(self.tasks, predictions, targets, weights))
         for name, prediction in predictions.items():
-            self._batches[name].append(self._columns(self.tasks[name], prediction, targets[name], rows, groups))
+            columns = self._columns(self.tasks[name], prediction, targets[name], rows, groups)
+            self._batches[name].append(_on_cpu(columns))
 
     def _columns(
         self, task: TaskSpec, prediction: Tensor, target: Tensor, rows: Tensor | None, groups: Tensor | None
@@ -150,33 +151,25 @@ class Evaluation(KeepsDigits):
         """Return ``loss``, ``<task>/loss`` and ``<task>/<metric>`` over the pass, and the averages over tasks if any.
 
         Like the loss, an average leaves out tasks without a label. It also leaves out tasks whose main metric is
-        undefined (NaN). Every process has to call this.
+        undefined (NaN). Every process has to call this; the first one computes the metrics, all return them.
         """
-        result, columns = self.meter.compute(), self._gathered()
+        result = self.meter.compute()
+        metrics: dict[str, float] = {}
         for name, task in self.tasks.items():
-            if f"{name}/loss" in result:
-                if task.kind == "span":
-                    assert task.scorer is not None
-                    known = task.scorer.score(**_on_cpu(columns[name]))
-                else:
-                    rows = _labelled_rows(task, columns[name])
-                    known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
-                result |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
+            columns = gather_rows(_joined(self._batches[name])) if f"{name}/loss" in result else {}
+            if not columns:
+                continue
+            if task.kind == "span":
+                assert task.scorer is not None
+                known = task.scorer.score(**columns)
+            else:
+                rows = _labelled_rows(task, columns)
+                known = {shown: value_of(task.kind, shown, rows) for shown in self.shown[name]}
+            metrics |= {f"{name}/{shown}": known[shown] for shown in self.shown[name]}
+        result |= gather(metrics)[0]
         found = {name: [result[main] for main in mains if main in result] for name, mains in self.averages.items()}
         means = {name: mean_of_defined(values) for name, values in found.items() if values}
         return {"loss": result["loss"], **means, **result}
-
-    def _gathered(self) -> dict[str, Columns]:
-        """Return the rows of all processes by task, without tasks that have none."""
-        own = {name: _joined(batches) for name, batches in self._batches.items() if batches}
-        if world_size() == 1:
-            return own
-        everyone = gather({name: _on_cpu(columns) for name, columns in own.items()})
-        return {
-            name: _joined([part[name] for part in everyone if name in part])
-            for name in self._batches
-            if any(name in part for part in everyone)
-        }
 
     def undefined(self, result: Mapping[str, float]) -> set[str]:
         """Return the names of the values that are undefined: ``result``, of ``compute``, lacks them or has NaN.
@@ -237,7 +230,7 @@ def _labelled_rows(task: TaskSpec, columns: Columns) -> Rows:
 
 
 def _joined(batches: Sequence[Columns]) -> Columns:
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]} if batches else {}
 
 
 def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -164,6 +164,7 @@ def _lookup(table: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     # DTensor's own lookup makes the gradient of the table whole in each process
     own: Any = table.weight
     part: Tensor = own.to_local()  # [ceil(rows / N) or fewer, D]
+    part = part if len(part) else F.pad(part, (0, 0, 0, 1))  # the last of many processes may have no row to look up
     index = everyone.to_local() - mesh.get_local_rank() * -(-table.num_embeddings // mesh.size())
     found = F.embedding(index.clamp(0, len(part) - 1), part) * ((index >= 0) & (index < len(part)))[:, None]
     if found.requires_grad:

@@ -129,15 +129,16 @@ def evaluate_half() -> None:
     dist.init_process_group("gloo")
     halves = [[[*range(5)], [6], [7, 8]], [[5], [9], []]]
     found = {labels: evaluation_of(labels, halves[dist.get_rank()]).compute() for labels in LABELS}
-    if dist.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found))
+    Path(f"{sys.argv[1]}_{dist.get_rank()}").write_text(json.dumps(found))
     destroy_process_group()
 
 
 def test_two_processes_report_the_metrics_of_all_rows(tmp_path: Path) -> None:
-    outcome = Forked([str(tmp_path / "found.json")], tmp_path / "out", processes=2, main=evaluate_half).wait()
+    outcome = Forked([str(tmp_path / "found")], tmp_path / "out", processes=2, main=evaluate_half).wait()
     assert outcome.status == 0, outcome.output
-    for labels, found in json.loads((tmp_path / "found.json").read_text()).items():
+    first, second = ((tmp_path / f"found_{rank}").read_text() for rank in range(2))
+    assert first == second
+    for labels, found in json.loads(first).items():
         check_values(found, labels)
 
 

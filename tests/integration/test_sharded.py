@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import mtl
 from mtl.checkpoints.files import CheckpointIO, previous_checkpoint, read, read_to_resume
+from mtl.checkpoints.parts import checksum_of, read_parts
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.config.build import build_trainer, check_options
@@ -134,6 +136,25 @@ def check_parts(last: Path) -> None:
     (parts / "1.ckpt").unlink()
     with pytest.raises(InputError, match=f"its part {parts.name}/1.ckpt is missing or damaged"):
         read(last)
+
+
+def test_a_process_reads_its_own_part(tmp_path: Path) -> None:
+    """Another part may even be damaged, but not lack its end."""
+    folder, rows = tmp_path / "parts_1", torch.arange(6000.0).view(6, 1000)
+    folder.mkdir()
+    for rank in range(3):
+        torch.save([rows[2 * rank : 2 * rank + 2].clone()], folder / f"{rank}.ckpt")
+    sums = [checksum_of(folder / f"{rank}.ckpt") for rank in range(3)]
+    content = {"w": torch.empty(6, 1000, device="meta"), "parts": {"folder": "parts_1", "checksums": sums}}
+    damaged = (folder / "1.ckpt").read_bytes()
+    value = struct.pack("<f", 2500.0)
+    (folder / "1.ckpt").write_bytes(damaged.replace(value, struct.pack("<f", 9.0)))
+    pieces = read_parts(content, tmp_path / "last.ckpt")["w"]
+    assert torch.equal(pieces.rows(0, 2), rows[:2])
+    assert torch.equal(pieces.rows(4, 8), rows[4:])
+    for use in (lambda: pieces.rows(1, 3), pieces.joined):
+        with pytest.raises(InputError, match=r"its part .*parts_1/1.ckpt is damaged; take another checkpoint"):
+            use()
 
 
 @pytest.mark.parametrize(
