@@ -67,7 +67,8 @@ def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     leaves, tree = tree_flatten(dict(content))
     parts = content.get("parts") or {"folder": "", "checksums": []}
-    files, paths = [], []
+    files: list[Any] = []
+    paths: list[Path] = []
 
     @cache
     def check(rank: int) -> None:
