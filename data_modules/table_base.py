@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, require, shown
-from mtl.options import Count, FilePath, Long, Model, Name, Names, Text, matching, validated
-from mtl.types import RANKING, DataSpec, TaskSpec, metric_family
+from mtl.options import Count, Dropout, FilePath, Long, Model, Name, Names, Text, matching, validated
+from mtl.types import RANKING, Batch, DataSpec, TaskSpec, metric_family
 
 from .base import TensorDataModule
 from .splits import SPLITS, Shares, by_split, files_to_read
@@ -50,7 +50,9 @@ class TableBase(TensorDataModule):
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
     says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
     ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
-    frequent ones share id 0. Numbers are scaled to mean 0 and standard deviation 1. ``dates`` and ``lists`` name
+    frequent ones share id 0. ``unknown_share`` of the ids of a training step are hidden, at random: they become the id
+    of unknown ones, whose embedding would otherwise keep its random first value. Numbers are scaled to mean 0 and
+    standard deviation 1. ``dates`` and ``lists`` name
     columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
     ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists`` maps columns to the
     separator of their elements, such as "|", or to a separator and a ``target``, a column of categories: the list
@@ -69,6 +71,7 @@ class TableBase(TensorDataModule):
     """
 
     encoder_kind = TableEncoder
+    row_encoder: TableEncoder | None
     frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
 
     @validated
@@ -90,6 +93,7 @@ class TableBase(TensorDataModule):
         test_path: FilePath | None = None,
         formats: Mapping[Name, str] | None = None,
         min_count: Long = 1,
+        unknown_share: Dropout = 0.0,
         max_categories: Count | None = None,
         separator: Separator | None = None,
         null_values: Sequence[Text] = NULL_VALUES,
@@ -122,6 +126,7 @@ class TableBase(TensorDataModule):
             dict(formats or {}),
         )
         self.separator, self.null_values, self.ignore = separator, null_values, ignore
+        self.unknown_share = unknown_share
         self._check_listed()
 
     def _check_listed(self) -> None:
@@ -152,6 +157,18 @@ class TableBase(TensorDataModule):
         reading = {"separator": self.separator, "null_values": self.null_values, "from_text": from_text}
         self.row_encoder, tasks = learn(blocks, rows, inputs, self.labels, where, self.given, **reading)
         return DataSpec(self.row_encoder.inputs, tasks)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Make a share of the ids of a training batch those of unknown categories, so that these too are learnt."""
+        if not self.unknown_share or self.trainer is None or not self.trainer.training:
+            return batch
+        assert self.row_encoder is not None
+        inputs = dict(batch.inputs)
+        for name, unknown in self.row_encoder.unknown.items():
+            ids = inputs[name]
+            hidden = (torch.rand(ids.shape, device=ids.device) < self.unknown_share) & (ids > unknown)
+            inputs[name] = ids.masked_fill(hidden, unknown)
+        return Batch(inputs, batch.targets, batch.weights, batch.groups)
 
     def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
         """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""

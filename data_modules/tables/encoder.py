@@ -22,6 +22,7 @@ from .columns import UNKNOWN, BadCells, Scaling, Vocabulary, named, numbers, sca
 from .dates import dates, part_names, parts_of
 from .formats import write_number
 from .kinds import Kind, OnBad, check_type
+from .lists import UNKNOWN as UNKNOWN_ELEMENT
 from .lists import Elements
 from .reading import read_blocks
 
@@ -88,6 +89,11 @@ class TableEncoder(RowEncoder):
     @property
     def lists(self) -> dict[str, str]:
         return {name: elements.separator for name, elements in self.elements.items()}
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """The id of unknown categories, by input; the ids of the known ones are greater."""
+        return {**dict.fromkeys(self.categorical, UNKNOWN), **dict.fromkeys(self.elements, UNKNOWN_ELEMENT)}
 
     def written(self, column: str, number: float) -> str:
         return write_number(number, self.formats.get(column, ""))

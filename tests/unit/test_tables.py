@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -645,3 +646,22 @@ def test_whether_the_seed_draws_the_test_rows(way: Any) -> None:
         ({"split_column": "part"}, False),
     ):
         assert way(path="rows.csv", tasks={"a": "binary"}, batch_size=2, **options).random_split == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_some_categories_of_a_training_step_are_hidden(way: str, tmp_path: Path) -> None:
+    """So that the id of unknown categories, 0, or 1 in lists, is learnt; evaluation hides nothing."""
+    rows = {"city": [f"c{i % 5}" for i in range(400)], "seen": ["a|b", "c"] * 200, "x": [i + 0.5 for i in range(400)]}
+    data = served(pl.DataFrame(rows), tmp_path, way, lists={"seen": "|"}, unknown_share=0.25)
+    batch = Batch({name: value.repeat(9, *[1] * (value.dim() - 1)) for name, value in rows_of(data).inputs.items()}, {})
+    data.trainer = SimpleNamespace(training=True)
+    found = data.on_after_batch_transfer(batch, 0).inputs
+    for name, unknown in (("city", 0), ("seen", 1)):
+        before, after = batch.inputs[name], found[name]
+        hidden = before != after
+        assert (after[hidden] == unknown).all()
+        assert hidden.sum() / (before > unknown).sum() == pytest.approx(0.25, abs=0.03)
+        assert not hidden[before <= unknown].any()
+    assert found[NUMERIC] is batch.inputs[NUMERIC]
+    data.trainer.training = False
+    assert data.on_after_batch_transfer(batch, 0) is batch

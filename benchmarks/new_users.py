@@ -1,0 +1,63 @@
+"""Loss on rows of users who are not in the training rows, by the share of categories that training hides.
+
+Run: python benchmarks/new_users.py. The ratings of MovieLens 100K in the order of their times: networks train on the
+first 60 or 80 %, a random tenth of them chooses the epoch, and the next 20 % of the ratings are the test. "mean" is the
+network without hidden categories, whose embeddings of unknown categories are replaced by the mean of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+import mtl
+
+TASKS = {"liked": "binary", "rating": "regression"}
+
+
+def ratings(folder: Path) -> pl.DataFrame:
+    names = ["user", "item", "rating", "time"]
+    rows = pl.read_csv(folder / "u.data", separator="\t", has_header=False, new_columns=names).sort("time")
+    about = ["user", "age", "gender", "job", "zip"]
+    users = pl.read_csv(folder / "u.user", separator="|", has_header=False, new_columns=about).drop("zip")
+    rows = rows.join(users, on="user", how="left", maintain_order="left").drop("time")
+    return rows.with_columns(liked=(pl.col("rating") >= 4).cast(int))
+
+
+def losses(rows: pl.DataFrame, start: float, share: float, seed: int) -> dict[str, float]:
+    """Return the loss on the ratings that follow, of new and of known users, and that of "mean" on new users."""
+    train, later = rows[: int(start * len(rows))], rows[int(start * len(rows)) : int((start + 0.2) * len(rows))]
+    options: dict[str, Any] = {"data.categorical": ["user", "item"], "data.unknown_share": share, "data.seed": seed}
+    model = mtl.fit(train, TASKS, seed=seed, accelerator="cpu", options=options, progress=False)
+    known = pl.col("user").is_in(train["user"].unique().implode())
+    found = {"new": model.evaluate(later.filter(~known))["loss"], "known": model.evaluate(later.filter(known))["loss"]}
+    bottom: Any = model.network.bottom
+    with torch.no_grad():
+        for table in bottom.embeddings:
+            table.weight[0] = table.weight[1:].mean(0)
+    return found | {"new, mean": model.evaluate(later.filter(~known))["loss"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data/ml-100k"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.01, 0.03, 0.1, 0.3])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = ratings(given.data)
+    for start in (0.6, 0.8):
+        for share in given.shares:
+            found = [losses(rows, start, share, seed) for seed in range(given.seeds)]
+            means = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+            shown = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items() if share == 0 or "mean" not in name)
+            print(f"first {start:.0%} of the ratings, share {share}: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
