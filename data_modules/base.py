@@ -149,8 +149,11 @@ class TensorDataModule(LightningDataModule):
             return changes(before, now, sources)
 
     def train_dataloader(self) -> Any:
-        cut = Cut(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
-        return self._loader("train", RowsSampler(cut, self.shuffle_seed, self._position))
+        return self._loader("train", RowsSampler(self.training_cut(), self.shuffle_seed, self._position))
+
+    def training_cut(self) -> Cut:
+        """Return how an epoch's order of the training rows is cut into batches."""
+        return Cut(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
 
     def val_dataloader(self) -> Any:
         return self._evaluation("val")

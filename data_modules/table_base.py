@@ -32,6 +32,7 @@ Separator = Annotated[
     str,
     matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
 ]
+SPREAD = 1_000_003
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
@@ -159,15 +160,22 @@ class TableBase(TensorDataModule):
         return DataSpec(self.row_encoder.inputs, tasks)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Make a share of the ids of a training batch those of unknown categories, so that these too are learnt."""
+        """Hide ``unknown_share`` of the ids of a training batch; see the class.
+
+        Which ones depends on ``shuffle_seed``, the epoch and the place of the batch in it, so a resumed run hides the
+        same, and several processes together hide what one would.
+        """
         if not self.unknown_share or self.trainer is None or not self.trainer.training:
             return batch
         assert self.row_encoder is not None
-        inputs = dict(batch.inputs)
+        cut, (epoch, number) = self.training_cut(), self._position()
+        low, high = (end - number * cut.size for end in cut.bounds(number))  # rows of this process in the global batch
+        seed = ((self.shuffle_seed * SPREAD + epoch) * SPREAD + number) * SPREAD
+        generator, inputs = torch.Generator().manual_seed(seed % 2**63), dict(batch.inputs)
         for name, unknown in self.row_encoder.unknown.items():
             ids = inputs[name]
-            hidden = (torch.rand(ids.shape, device=ids.device) < self.unknown_share) & (ids > unknown)
-            inputs[name] = ids.masked_fill(hidden, unknown)
+            drawn = torch.rand(cut.size, *ids.shape[1:], generator=generator)[low:high].to(ids.device)
+            inputs[name] = ids.masked_fill((drawn < self.unknown_share) & (ids > unknown), unknown)
         return Batch(inputs, batch.targets, batch.weights, batch.groups)
 
     def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:

@@ -86,10 +86,12 @@ class TableStreamDataModule(TableBase):
         return {split: len(part) for split, part in self.parts.items()}
 
     def train_dataloader(self) -> StreamLoader:
-        part, (rank, world_size) = self.parts["train"], self._processes()
-        cut = Cut(len(part), self.batch_size, rank, world_size, training=True)
+        part, cut = self.parts["train"], self.training_cut()
         windows = partial(shuffled, part.counts, self.window_rows, cut.size, self.shuffle_seed)
         return self._streamed("train", cut, windows)
+
+    def training_cut(self) -> Cut:
+        return Cut(len(self.parts["train"]), self.batch_size, *self._processes(), training=True)
 
     def _evaluation(self, split: str) -> StreamLoader:
         part = self.parts[split]

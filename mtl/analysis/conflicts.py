@@ -27,7 +27,7 @@ def read_table(file: Path) -> pl.DataFrame:
     """Return such a table from the file that a run wrote. Raises InputError."""
     types = COLUMNS | {"value": pl.Float64}
     try:
-        return pl.read_csv(own_file(file, file.parent, LONGEST), schema_overrides=types).select(types)
+        return pl.read_csv(own_file(file, file.parent, LONGEST), schema_overrides=types).select(*types)
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{file} is damaged: {first_line(error)}") from None
 

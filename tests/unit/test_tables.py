@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 import torch
 from mtl.data_modules.state import changes, fingerprint
-from mtl.data_modules.stream import tensors
+from mtl.data_modules.stream import joined, tensors
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule, drawn
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
@@ -650,18 +650,37 @@ def test_whether_the_seed_draws_the_test_rows(way: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_some_categories_of_a_training_step_are_hidden(way: str, tmp_path: Path) -> None:
-    """So that the id of unknown categories, 0, or 1 in lists, is learnt; evaluation hides nothing."""
+    """So that the id of unknown categories, 0, or 1 in lists, is learnt; evaluation hides nothing.
+
+    Two processes together hide what one does, and each batch of each epoch hides others.
+    """
     rows = {"city": [f"c{i % 5}" for i in range(400)], "seen": ["a|b", "c"] * 200, "x": [i + 0.5 for i in range(400)]}
-    data = served(pl.DataFrame(rows), tmp_path, way, lists={"seen": "|"}, unknown_share=0.25)
-    batch = Batch({name: value.repeat(9, *[1] * (value.dim() - 1)) for name, value in rows_of(data).inputs.items()}, {})
-    data.trainer = SimpleNamespace(training=True)
-    found = data.on_after_batch_transfer(batch, 0).inputs
+    options = {"lists": {"seen": "|"}, "unknown_share": 0.25}
+
+    def hidden(batch_size: int, rank: int, world_size: int, epoch: int = 0) -> list[Batch]:
+        data = served(pl.DataFrame(rows), tmp_path, way, batch_size=batch_size, **options)
+        data._processes, data.trainer = (lambda: (rank, world_size)), SimpleNamespace(training=True)
+        place = [epoch, 0]
+        data._position = lambda: tuple(place)
+        found = []
+        for number, batch in enumerate(list(data.train_dataloader())):
+            place[1] = number
+            after = data.on_after_batch_transfer(batch, 0)
+            for name, unknown in (("city", 0), ("seen", 1)):
+                changed = after.inputs[name] != batch.inputs[name]
+                assert (after.inputs[name][changed] == unknown).all()
+                assert not changed[batch.inputs[name] <= unknown].any()
+            found.append(after)
+        data.trainer.training = False
+        assert data.on_after_batch_transfer(batch, 0) is batch
+        return found
+
+    one = hidden(100, 0, 1)
     for name, unknown in (("city", 0), ("seen", 1)):
-        before, after = batch.inputs[name], found[name]
-        hidden = before != after
-        assert (after[hidden] == unknown).all()
-        assert hidden.sum() / (before > unknown).sum() == pytest.approx(0.25, abs=0.03)
-        assert not hidden[before <= unknown].any()
-    assert found[NUMERIC] is batch.inputs[NUMERIC]
-    data.trainer.training = False
-    assert data.on_after_batch_transfer(batch, 0) is batch
+        ids = torch.cat([batch.inputs[name] for batch in one])
+        assert (ids == unknown).sum() / (ids >= unknown).sum() == pytest.approx(0.25, abs=0.06)
+    two = [joined([a, b]) for a, b in zip(hidden(50, 0, 2), hidden(50, 1, 2), strict=True)]
+    for here, there in zip(one, two, strict=True):
+        same(here, there)
+    assert not torch.equal(one[0].inputs["city"] == 0, one[1].inputs["city"] == 0)
+    assert not torch.equal(one[0].inputs["city"] == 0, hidden(100, 0, 1, epoch=1)[0].inputs["city"] == 0)
