@@ -135,7 +135,7 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], reader:
         torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-6, equal_nan=True, msg=f"{reader}: {name}")
 
 
-@settings(max_examples=int(os.environ.get("EXAMPLES", "40")))
+@settings(max_examples=int(os.environ.get("EXAMPLES", "15")))
 @given(tables(), st.permutations(sorted(READERS)))
 def test_cells_mean_the_same_to_all_readers(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Table, list[str]], readers: list[str]
