@@ -42,10 +42,9 @@ RULES = (
     "one gate hardly vary and those of the other are skewed, the test errs: of 3 to 10 lognormal values (sigma 1), 16 "
     "to 18 % contradict a true claim, a bootstrap t test still 9 to 10 %, while a permutation test of 3 to 5 runs "
     "shows nothing. A claim on one number holds if the mean over runs is within its bound and every run has the "
-    "number, and is contradicted if "
-    "it is significantly outside. A claim on the selected experts is undecided while fewer than "
-    f"{BINARY:.0%} of the selectors are binary. A claim that a gate is worse by at most a share is tested against that "
-    "share. A claim on the number of trials of a search holds if it does in at least "
+    "number, and is contradicted if it is significantly outside. A claim on the selected experts is undecided while "
+    f"fewer than {BINARY:.0%} of the selectors are binary. A claim that a gate is worse by at most a share is tested "
+    "against that share. A claim on the number of trials of a search holds if it does in at least "
     f"{1 - SIGNIFICANCE / 2:.1%} of {RESAMPLES:,} bootstrap samples of the trials; it is contradicted if it does in at "
     f"most {SIGNIFICANCE / 2:.1%}."
 )

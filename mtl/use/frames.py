@@ -55,7 +55,7 @@ def _cells(values: Any) -> Any:
     dtype = getattr(values, "dtype", None)
     if hasattr(values, "isna"):  # pandas
         if getattr(dtype, "tz", None) is not None:  # polars would turn a fixed offset into UTC
-            values = values.dt.tz_localize(None)  # type: ignore[attr-defined]
+            values = values.dt.tz_localize(None)  # type: ignore[attr-defined]  # pandas need not be there
         if values.dtype == values.to_numpy().dtype and values.dtype.kind in "biufM":
             return pl.Series(values.to_numpy())
         values = [None if empty else cell for cell, empty in zip(values.tolist(), values.isna(), strict=True)]

@@ -1,4 +1,4 @@
-"""A table gives the same tensors whoever reads it: CSV, Parquet, polars, pandas, a dict of columns, and the server."""
+"""The same table becomes the same tensors from a CSV or Parquet file, polars, pandas, a dict, and a request in JSON."""
 
 from __future__ import annotations
 

@@ -202,7 +202,9 @@ def test_a_failed_run_has_no_value_unless_it_was_repeated(tmp_path: Path) -> Non
     runs = read_runs([tmp_path])
     assert runs.values("all runs", "test loss") == {(2, None): None, (0, None): 1.0, (1, None): 1.0}
     assert compare(runs).quantities[0].best == set()
-    assert difference(runs.values("all runs", "test loss"), {(9, None): 1.0}).undefined == 1  # type: ignore[union-attr]
+    found = difference(runs.values("all runs", "test loss"), {(9, None): 1.0})
+    assert found is not None
+    assert found.undefined == 1
 
 
 def test_the_seed_of_the_data_is_read_from_the_configuration(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ BIG = 1 << 53
         (["007", "7"], ["7", "007", "07"], [2, 1, 0]),  # two categories: only their own spellings are clear
         (["false", "true"], [0, 1], [1, 2]),
         (["0", "1"], [True, False], [2, 1]),
-        (["0", "1", "2"], [True, False], [0, 0]),  # true is no number here
+        (["0", "1", "2"], [True, False], [0, 0]),  # booleans stand for 0 and 1 only if there are no other categories
         (["2026-03-01"], [date(2026, 3, 1), date(2026, 3, 2)], [1, 0]),
         (["2026-03-01"], [datetime(2026, 3, 1), datetime(2026, 3, 1, 14, 30)], [1, 0]),
         (["2026-03-01 14:30"], [datetime(2026, 3, 1, 14, 30)], [1]),

@@ -129,7 +129,7 @@ def test_validation_rows_choose_and_test_rows_answer() -> None:
     [found] = gains(runs, best, "test")
     assert found.mean == pytest.approx(100 * (0.705 + 1.5 / 90 - 0.715) / 0.715)
     assert found.comparisons == 1
-    undefined = replace(found, found=replace(found.found, undefined=1))  # type: ignore[type-var]
+    undefined = replace(found, found=replace(found.found, undefined=1))
     assert chosen([undefined, replace(found, setting="b")]) == {"b": {"a": ("b",)}}
     assert chosen([undefined]) == {}
     good, better = [1.0, 1.1, 0.9, 1.0], [2.0, 2.1, 1.9, 2.0]
