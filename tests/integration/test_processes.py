@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,10 +36,11 @@ BASE += ["callbacks.routing.pictures=false"]
 TWO = ["trainer=ddp_cpu", "trainer.devices=2"]
 
 
-def fork(folder: Path, *words: str, two: bool = False) -> Forked:
-    """Start a run in a forked process, or in two as torchrun starts them; this saves their imports."""
-    several = TWO if two else []
-    return Forked([*several, *words, f"hydra.run.dir={folder}"], folder.parent / f"{folder.name}_output", 1 + two, ROOT)
+def fork(folder: Path, *words: str, processes: int = 1) -> Forked:
+    """Start a run in a forked process, or in several as torchrun starts them; this saves their imports."""
+    several = ["trainer=ddp_cpu", f"trainer.devices={processes}"] if processes > 1 else []
+    output = folder.parent / f"{folder.name}_output"
+    return Forked([*several, *words, f"hydra.run.dir={folder}"], output, processes, ROOT)
 
 
 def ended(*runs: Forked) -> None:
@@ -76,7 +79,9 @@ def conflicts(folder: Path) -> dict[tuple[str, ...], float]:
 def one_equals_two(folder: Path, words: list[str], batch: int, steps: int) -> tuple[Path, Path]:
     """Run ``words`` in one process and in two with half of each batch, and compare them; return their folders."""
     one, two = folder / "one", folder / "two"
-    ended(fork(one, *words, f"data.batch_size={batch}"), fork(two, *words, f"data.batch_size={batch // 2}", two=True))
+    ended(
+        fork(one, *words, f"data.batch_size={batch}"), fork(two, *words, f"data.batch_size={batch // 2}", processes=2)
+    )
     assert_close(two, one, steps)
     return one, two
 
@@ -93,7 +98,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert bool(weights(two)["network.mixture.gate.permutation.hardened"])
     assert result(two) == pytest.approx(result(one), abs=1e-9)
     best = one / "checkpoints" / "best.ckpt"  # the weights of one process, evaluated by two
-    ended(fork(tmp_path / "again", f"evaluate={best}", BASE[0], two=True))
+    ended(fork(tmp_path / "again", f"evaluate={best}", BASE[0], processes=2))
     assert result(tmp_path / "again") == pytest.approx(result(one), rel=1e-9)
 
 
@@ -122,6 +127,58 @@ def test_labels_of_all_processes_count(words: list[str], batch: int, tmp_path: P
     """Missing labels, metrics of groups, states of gates and weightings, tasks with separate rows."""
     _, two = one_equals_two(tmp_path, [*BASE, *words, f"paths.data_dir={tiny_data}"], batch, 6)
     assert bool(conflicts(two)) == any("conflict" in word for word in words)
+
+
+CHAIN = ["data.tasks.click={kind: binary}", "data.tasks.cart={kind: binary, after: click}"]
+LOSSES = ["data.tasks.click={kind: binary, loss: focal}", "data.tasks.minutes={kind: regression, loss: quantile}"]
+LOSSES += [
+    f"data.tasks.{loss}={{column: minutes, kind: regression, loss: {loss}}}" for loss in ("huber", "mae", "poisson")
+]
+LOSSES += ["data.tasks.log={column: minutes, kind: regression, transform: log}", "data.tasks.rare={kind: binary}"]
+DEEP = ["network=ple", "network.num_levels=3", "callbacks.conflict.every_steps=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([*CHAIN, "heads=aitm"], id="chain"),
+        pytest.param([*CHAIN, "heads=aitm", "weighting=pcgrad"], id="chain, pcgrad"),
+        pytest.param([*CHAIN, *DEEP, "weighting=upgrad"], id="three levels, upgrad, conflict"),
+        pytest.param([*LOSSES, "callbacks.conflict.every_steps=2"], id="losses, conflict"),
+        pytest.param([*LOSSES, "gate=remoe"], id="remoe"),
+        pytest.param([*LOSSES, "gate=topk", "gate.bias_rate=0.01"], id="bias"),
+        pytest.param([*LOSSES, "weighting=mgda"], id="mgda"),
+    ],
+)
+def test_several_processes_equal_one(words: list[str], processes: int, tmp_path: Path) -> None:
+    """Two and four processes with their parts of each batch, in float64, up to rounding.
+
+    The last training batch has 6 of 40 rows, which four processes cannot divide evenly; there are 3 validation and 10
+    test rows; the task "rare" has one labelled row in six.
+    """
+    draw = np.random.default_rng(0)
+    rows = {"x": draw.normal(size=219), "city": draw.choice(["a", "b", "c"], 219), "click": draw.integers(2, size=219)}
+    frame = pl.DataFrame(rows).with_columns(
+        cart=pl.when(pl.col("click") == 1).then((pl.col("x") > 0).cast(int)).otherwise(0),
+        minutes=pl.col("x").abs() + 0.5 + pl.col("click"),
+        rare=pl.when(pl.int_range(219) % 6 == 0).then((pl.col("x") > 0).cast(int)),
+        part=pl.Series(["train"] * 206 + ["val"] * 3 + ["test"] * 10),
+    )
+    used = [name for name in ("click", "cart", "minutes", "rare") if any(f"{name}" in word for word in words)]
+    frame.select("x", "city", "part", *used).write_parquet(tmp_path / "t.parquet")
+    words = [*BASE, *NARROW, "data=table", f"data.path={tmp_path}/t.parquet", "data.split_column=part", *words]
+    words += ["recipe.dropout=0", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
+    one, several = tmp_path / "one", tmp_path / "several"
+    ended(fork(one, *words, "data.batch_size=40"))
+    ended(fork(several, *words, f"data.batch_size={40 // processes}", processes=processes))
+    assert_close(several, one, 12)
+    expected = weights(one)
+    pairs = [(expected[n], value) for n, value in weights(several).items() if isinstance(value, torch.Tensor)]
+    largest = max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
+    print(f"largest difference of a weight: {largest:.1e}")
+    assert largest < 1e-9
 
 
 def evaluate_half() -> None:
@@ -224,7 +281,7 @@ def test_resuming_keeps_the_batches_with_another_number_of_processes(tmp_path: P
     last = two / "checkpoints" / "last.ckpt"
     runs = (
         fork(one, *words, "data.batch_size=32"),
-        fork(two, *words, "data.batch_size=16", "trainer.max_steps=15", two=True),
+        fork(two, *words, "data.batch_size=16", "trainer.max_steps=15", processes=2),
     )
     ended(*runs)
     go_on = [f"ckpt={last}", "trainer=default", "trainer.max_steps=-1"]
@@ -265,9 +322,9 @@ def test_stopped_lost_and_resumed_on_two_nodes(tmp_path: Path) -> None:
     One of the two gets the signal, and both stop. Where they go on, Lightning starts the second. When it is killed, the
     other says so. Two agents of torchrun, as on two machines, do the rest.
     """
-    whole, folder = fork(tmp_path / "whole", *RESUMED, two=True), tmp_path / "run"
+    whole, folder = fork(tmp_path / "whole", *RESUMED, processes=2), tmp_path / "run"
     ended(whole)
-    running, last = fork(folder, *RESUMED, two=True), folder / "checkpoints" / "last.ckpt"
+    running, last = fork(folder, *RESUMED, processes=2), folder / "checkpoints" / "last.ckpt"
     running.wait_for(last)
     running.signal(signal.SIGTERM)
     outcome = running.wait()
