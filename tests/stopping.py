@@ -133,8 +133,9 @@ def losses(folder: Path) -> dict[tuple[str, int], str]:
 
 
 def same(a: Any, b: Any) -> bool:
+    """Return whether two states are equal; NaN, as of a task that a batch lacks, is equal to NaN."""
     if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
+        return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):

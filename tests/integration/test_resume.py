@@ -246,6 +246,15 @@ STATEFUL = {
 }
 
 
+@pytest.mark.slow
+def test_tasks_with_separate_rows_resumed_at_every_step(tmp_path: Path, tiny_data: Path) -> None:
+    words = [word for word in TASKS if not word.startswith(("logger", "trainer.log_every"))]
+    local = (f"paths.data_dir={tiny_data}",)
+    found = resumed_everywhere(tmp_path, *words, *local, local=local)
+    assert len(found) == 27
+    assert found == {step: [] for step in found}
+
+
 @pytest.mark.parametrize("name", [name if name == "early" else slow(name) for name in STATEFUL])
 def test_resumed_at_every_step(name: str, tmp_path: Path) -> None:
     found = resumed_everywhere(tmp_path, *EVERYWHERE, *STATEFUL[name])
