@@ -244,8 +244,9 @@ def protocol() -> Any:
 
 
 def is_of_server(record: logging.LogRecord) -> bool:
-    """Return whether a record of uvicorn's is no traceback of a request that a second Ctrl-C cut off."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+    """Return whether a record of uvicorn's is no traceback of what a second Ctrl-C cut off: requests, the shutdown."""
+    of_request = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not (of_request or record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError"))
 
 
 def prepare(path: str | Path, trust: Sequence[str], max_batch: int, max_wait_ms: float) -> tuple[Any, Any, Any]:

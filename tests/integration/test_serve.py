@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -241,7 +242,9 @@ def test_command_serves_with_its_options(checkpoint: Path) -> None:
         main([str(checkpoint), "--max-batch", "0"])
 
 
-def test_a_request_that_a_second_interrupt_cuts_off_leaves_no_traceback() -> None:
+def test_what_a_second_interrupt_cuts_off_leaves_no_traceback() -> None:
+    """A request has its error in the record; the shutdown of the application has it as text alone."""
     for error, shown in ((asyncio.CancelledError(), False), (ValueError("x"), True)):
-        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, "x", None, (type(error), error, None))
-        assert is_of_server(record) == shown
+        for text, info in (("x", (type(error), error, None)), ("".join(traceback.format_exception(error)), None)):
+            record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, text, None, info)
+            assert is_of_server(record) == shown
