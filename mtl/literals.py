@@ -21,6 +21,11 @@ def markdown(text: str) -> str:
     return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
 
 
+def unformatted(text: str) -> str:
+    """Return ``text`` for a figure of matplotlib, which takes what stands between two dollar signs for a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def escaped(value: Any) -> Any:
     """Return ``value`` with ``$\\{`` for ``${`` in all its texts, and ``\\???`` and ``\\_target_`` for such texts.
 

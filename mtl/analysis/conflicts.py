@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line
+from mtl.literals import unformatted
 from mtl.records import LONGEST, own_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
@@ -46,6 +47,7 @@ def draw(table: pl.DataFrame) -> Figure:
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     [[norms, cosines], [layers, affinity]] = figure.subplots(2, 2)
     tasks = table["task"].unique(maintain_order=True).to_list()
+    names = [unformatted(task) for task in tasks]
     known = table.filter(pl.col("value").is_finite())
     whole = known.filter(layer="all")
     _lines(norms, whole.filter(quantity="norm").with_columns(name=pl.col("task")), "norm of the gradient")
@@ -57,8 +59,8 @@ def draw(table: pl.DataFrame) -> Figure:
     values = 100 * matrix(table, "affinity", tasks)
     largest = np.nanmax(np.abs(values), initial=1e-12)
     image = affinity.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
-    affinity.set_xticks(range(len(tasks)), tasks, rotation=90 if len(tasks) > 3 else 0, fontsize=8)
-    affinity.set_yticks(range(len(tasks)), tasks, fontsize=8)
+    affinity.set_xticks(range(len(tasks)), names, rotation=90 if len(tasks) > 3 else 0, fontsize=8)
+    affinity.set_yticks(range(len(tasks)), names, fontsize=8)
     affinity.set(title="affinity: fall of the column's loss\nby a step for the row's task, %")
     figure.colorbar(image, ax=affinity)
     return figure
@@ -67,7 +69,8 @@ def draw(table: pl.DataFrame) -> Figure:
 def _lines(axes: Any, points: pl.DataFrame, title: str) -> None:
     groups = list(points.group_by("name", maintain_order=True))
     for index, ((name,), line) in enumerate(groups[:MOST]):
-        axes.plot(line["step"], line["value"], label=str(name), marker=".", markersize=3, linewidth=1, **look(index))
+        style = {"marker": ".", "markersize": 3, "linewidth": 1, **look(index)}
+        axes.plot(line["step"], line["value"], label=unformatted(str(name)), **style)
     more = f", first {MOST} of {len(groups)}" if len(groups) > MOST else ""
     axes.set(title=f"{title}{more}", xlabel="training step")
     axes.grid(alpha=0.25)

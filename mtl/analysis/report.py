@@ -15,6 +15,7 @@ from torch import Tensor
 from mtl.analysis import figures
 from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, Tally
+from mtl.literals import unformatted
 from mtl.writing import write_csv
 
 Permutations = list[tuple[Tensor, Tensor, bool]]  # hard matrices, soft matrices, and whether the soft phase is over
@@ -40,20 +41,21 @@ class Report:
     def figures(self) -> dict[str, Figure]:
         """Return the figures by file name, without extension."""
         drawn: dict[str, Figure] = {}
+        tasks = [unformatted(task) for task in self.tasks]
         for suffix, name in self._layers():
             shares = self.tallies[name].shares()
-            names = self._row_names(shares)
+            names = [unformatted(name) for name in self._row_names(shares)]
             drawn[f"expert_share{suffix}"] = figures.heat_map(shares, names)
             steps, course = self._history(name).course()
             if len(steps) > 1:
                 since = self._history(name).binary_since
                 drawn[f"weights_over_training{suffix}"] = figures.courses(steps, course, names, since)
         for suffix, (hard, soft, is_hard) in _numbered(self.permutations):
-            drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, self.tasks)
+            drawn[f"permutation{suffix}"] = figures.permutation(hard, soft, is_hard, tasks)
         if self.connections:
-            drawn["connections"] = figures.connections(list(self.connections.values()), self.tasks)
+            drawn["connections"] = figures.connections(list(self.connections.values()), tasks)
         if courses := self._courses():
-            drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, courses, self.tasks)
+            drawn["connection_probabilities"] = figures.probabilities(self.probabilities.steps, courses, tasks)
         return drawn
 
     def write_tables(self, folder: Path) -> None:

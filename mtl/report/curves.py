@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line, listed, require
+from mtl.literals import unformatted
 from mtl.records import LONGEST, own_file
 
 BAND = 0.9  # level of the confidence interval
@@ -104,6 +105,7 @@ def draw(curves: pl.DataFrame, heading: str, metric: str, window: int = 1) -> Fi
         faint = _FAINT / settings + _FAINTEST
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=line.get_color(), alpha=faint, linewidth=0)
     over = f" of {window} steps" if window > 1 else ""
+    metric = unformatted(metric)
     axes.set(
         xlabel="training step", ylabel=metric, title=f"{metric}{over}: mean and its {BAND:.0%} confidence interval"
     )
@@ -119,6 +121,6 @@ def _runs(count: int) -> str:
 
 
 def _in_lines(text: str) -> str:
-    """Break ``text`` into lines that are short enough for a legend; a dollar sign begins no formula."""
-    text = text.replace("$", r"\$")
+    """Break ``text`` into lines that are short enough for a legend."""
+    text = unformatted(text)
     return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False, max_lines=_LINES, placeholder=" ..."))

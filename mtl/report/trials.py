@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
+from mtl.literals import unformatted
 from mtl.report.grid import Listing, listing
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, Runs
@@ -197,13 +198,13 @@ def draw(budgets: Sequence[Budget], validation: str, test: str) -> Figure:
     figure = Figure(figsize=_SIZE, layout="tight")
     panels = figure.subplots(1, 2)
     most = max(each.whole for each in budgets)
-    titles = (f"{validation} to expect", f"{test} of that trial")
+    titles = (unformatted(f"{validation} to expect"), unformatted(f"{test} of that trial"))
     for axes, title, attribute in zip(panels, titles, ("validation", "test"), strict=True):
         every = [value for each in budgets for value in getattr(each, attribute)]
         for index, each in enumerate(budgets):
             sizes = [size for size in SIZES if size <= each.whole]
             values = [getattr(each, attribute)[size - 1] for size in sizes]
-            axes.plot(sizes, values, marker=".", label=f"{each.setting} ({each.whole})", **look(index))
+            axes.plot(sizes, values, marker=".", label=unformatted(f"{each.setting} ({each.whole})"), **look(index))
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator([size for size in _LABELLED if size <= most]))
         axes.xaxis.set_minor_locator(NullLocator())

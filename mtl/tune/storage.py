@@ -21,10 +21,11 @@ STUDY = "study.db"  # a storage in the folder of a study
 JOURNAL = "journal:"
 PATIENCE = 5  # seconds that a worker waits for other workers' writes to an SQLite file
 _DAMAGED = "the file is damaged: put a copy of it back, or move it away and begin the study anew"
-BROKEN = {  # error messages of SQLite for which retrying does not help, and advice
+BROKEN = {  # error messages of SQLite and Optuna for which retrying does not help, and advice
     "database is locked": "another program holds the file: end that one, and start the same command again",
     "malformed": _DAMAGED,
     "not a database": _DAMAGED,
+    "no longer compatible": "this can be done with a copy of the file",
 }
 ATTEMPTS = 5  # attempts to open a database in which another worker is creating the tables
 

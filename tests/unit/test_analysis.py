@@ -14,8 +14,10 @@ import pytest
 import torch
 from matplotlib.image import imread
 from mtl.callbacks.routing_monitor import RoutingMonitor
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mtl.analysis.conflicts import as_table, draw
 from mtl.analysis.patterns import (
     active_by_kind,
     compare_groups,
@@ -25,13 +27,14 @@ from mtl.analysis.patterns import (
     layers_with_gates,
     random_jaccard,
 )
+from mtl.analysis.report import Report
 from mtl.analysis.tally import MOST_PROBABILITIES, Probabilities, Tally, gather_tallies
 from mtl.gates import FixedGate, GumbelMatrixGate
 from mtl.networks.bottom import bottom_for
 from mtl.networks.components import Convolutions, Identity, Pooling
 from mtl.networks.heads import Heads
 from mtl.networks.routed import RoutedNetwork
-from mtl.types import Batch, DataSpec, Image, TaskSpec
+from mtl.types import Batch, DataSpec, Image, Routing, TaskSpec
 from tests.standins import Recorder, trainer
 
 TASKS = [TaskSpec(name, "regression") for name in "abc"]
@@ -153,6 +156,23 @@ def test_report_is_logged_drawn_and_written(tmp_path: Path) -> None:
     assert len(course[0]) == 1 + 3 * (4 + 2)
     for name in ("connections", "connection_probabilities"):
         assert np.unique(imread(tmp_path / f"{name}.png")).size > 20
+
+
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    """Two of them in one text, as in "$x{$", would be a formula with a mistake, and no picture would be drawn."""
+    tasks = ["price in $ {", "$"]
+    rows = [(step, "cosine", layer, *tasks, 0.5) for step in (1, 2) for layer in ("all", "$_")]
+    mixture = Report(tasks, {"$": tally(torch.eye(2))}, {}, Probabilities(), {})
+    routed = Report(tasks, {}, {}, Probabilities(), {"$": torch.ones(2, 3, dtype=torch.bool)})
+    for name, figure in {"conflict": draw(as_table(rows)), **mixture.figures(), **routed.figures()}.items():
+        figure.savefig(tmp_path / f"{name}.png")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def tally(weights: Tensor) -> Tally:
+    found = Tally(len(weights))
+    found.add(Routing(weights), 4)
+    return found
 
 
 def test_long_histories_of_probabilities_are_thinned() -> None:

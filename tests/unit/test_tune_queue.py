@@ -266,8 +266,8 @@ def test_a_storage_that_cannot_be_opened_is_one_message(storage: str, message: s
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["locked", "text", "cut"])
-def test_a_file_that_is_locked_or_damaged_is_one_message_at_once(how: str, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("how", ["locked", "text", "cut", "schema"])
+def test_a_locked_damaged_or_old_file_is_one_message_at_once(how: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("mtl.tune.storage.PATIENCE", 0.5)
     address, file = f"sqlite:///{tmp_path}/study.db", tmp_path / "study.db"
     queue = worker(address, 1)
@@ -279,6 +279,9 @@ def test_a_file_that_is_locked_or_damaged_is_one_message_at_once(how: str, tmp_p
     if how == "locked":
         message = "database is locked; another program holds the file"
         holder.execute("BEGIN IMMEDIATE")
+    elif how == "schema":
+        message = "no longer compatible with the table schema .*; this can be done with a copy of the file"
+        holder.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
     else:
         file.write_bytes(b"hello" * 1000 if how == "text" else content[: len(content) // 2])
     began = time.monotonic()
