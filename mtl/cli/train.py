@@ -85,9 +85,15 @@ def read_start(given: Sequence[str]) -> None:
     if not isinstance(path, str):
         return
     from mtl.checkpoints.files import read, read_to_resume
+    from mtl.checks import require
     from mtl.config.resume import stored_words, words_in_force
+    from mtl.records import COMMAND, read_json
 
     Start.checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
+    folder = resolvers.run_folder(str(Start.checkpoint.path))
+    in_memory = option == "ckpt" and folder and read_json(folder / COMMAND).get("rows")
+    python = f"mtl.fit(frame, tasks, resume={str(folder)!r}) goes on with it"
+    require(not in_memory, f"{word}: this run has its rows from Python; {python}")
     own = [word for word in given if is_override(word)]
     Start.words = tuple(words_in_force(stored_words(Start.checkpoint), own)[0])
 

@@ -29,6 +29,7 @@ import mtl
 from mtl import memory
 from mtl.checks import InputError
 from mtl.cli.run import run
+from mtl.cli.train import read_start
 from mtl.records import read_json
 from mtl.runs import commands
 from mtl.runs.commands import quoted
@@ -287,6 +288,8 @@ def test_killed_and_resumed_equals_one_that_was_not(tmp_path: Path, monkeypatch:
     ):
         with pytest.raises(InputError, match=message):
             mtl.fit(**{"frame": visits(), "tasks": tasks, "resume": folder} | wrong)
+    with pytest.raises(InputError, match=f"this run has its rows from Python; {call} goes on with it"):
+        read_start([f"ckpt={folder}"])
     again = mtl.fit(visits(), tasks, resume=folder, progress=False)
     assert same(whole, again)
     assert whole.metrics == again.metrics
