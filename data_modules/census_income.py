@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 
 from mtl.options import Address, FilePath, Names, validated
 
 from .files.download import obtain
 from .files.reading import parsing, read_lines
+from .split_rows import SplitRows, split_by
 from .table import TableDataModule
-from .tables.encoder import numbered
+from .tables.row_source import RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class CensusIncomeDataModule(TableDataModule):
     the rows of the file .test validates, the other half tests. As in the MMoE paper, the labels of its tasks,
     ``education`` and ``marital stat``, are no inputs, and the weight of a row is not used (``ignore``). Columns that
     are no numbers hold categories, of which "?" is one. UCI publishes no checksum, so a download must be
-    ``unverified``; every row is checked. For the other options see ``TableBase``.
+    ``unverified``; every row is checked. For the other options see ``TableDataModule``.
     """
 
     @validated
@@ -78,15 +78,15 @@ class CensusIncomeDataModule(TableDataModule):
     def source_files(self) -> dict[str, Path]:
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}
 
-    def _split(self) -> dict[str, pl.DataFrame]:
+    def split_rows(self) -> dict[str, SplitRows]:
         test = read_people(self.files["test"], ROWS["test"])
-        order = torch.randperm(len(test), generator=torch.Generator().manual_seed(self.seed))
-        val, rest = (part.sort().values.numpy() for part in order.tensor_split(2))
-        train = {"train": read_people(self.files["train"], ROWS["train"])} if "train" in self.wanted else {}
-        return train | {"val": test[val], "test": test[rest]}
+        halves = split_by(self.marks(test, {"val": 0.5, "test": 0.5}), ("val", "test"), test, None, "no row is for")
+        if "train" not in self.wanted:
+            return halves
+        return halves | {"train": SplitRows.every(read_people(self.files["train"], ROWS["train"]))}
 
 
-def read_people(file: Path, rows: int) -> pl.DataFrame:
+def read_people(file: Path, rows: int) -> RowSource:
     """Return the rows of an official file, cells of numbers as float64, others as text; raise InputError.
 
     ``rows``: how many the published file has.
@@ -100,4 +100,4 @@ def read_people(file: Path, rows: int) -> pl.DataFrame:
         people = people.with_columns(pl.col(NUMBERS).cast(pl.Float64), income, never_married=married)
     if len(people) != rows:
         logger.warning("%s has %d rows, the published file %d", file, len(people), rows)
-    return numbered(people)
+    return RowSource.of_frame(people, str(file))

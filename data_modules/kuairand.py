@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,10 @@ import torch
 from mtl.options import Address, FilePath, Some, validated
 
 from .files.download import obtain
-from .splits import divided
+from .split_rows import Marks, exact_marks
 from .table import TableDataModule
 from .tables.columns import numbers
+from .tables.row_source import RowSource
 
 YES_OR_NO = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
 TIMES = ("play_time_ms", "profile_stay_time", "comment_stay_time")
@@ -40,7 +42,7 @@ class KuaiRandDataModule(TableDataModule):
     is_hate, long_view and is_profile_enter (binary), play_time_ms, profile_stay_time and comment_stay_time
     (regressions). Inputs: the user, the video, its duration, the hour, and the scenario (``tab``). ``log`` standard has
     the videos that the app recommended, random those that it drew at random. Rows are split by time: the first share
-    of ``split`` trains, the last one tests. For the other options see ``TableBase``.
+    of ``split`` trains, the last one tests. For the other options see ``TableDataModule``.
     """
 
     @validated
@@ -72,8 +74,7 @@ class KuaiRandDataModule(TableDataModule):
             url = f"{self.base_url}/{self.archive.name}"
             obtain(file, self.archive, url, f"md5:{self.md5}", self.download)
 
-    def _split(self) -> dict[str, pl.DataFrame]:
-        rows, where = self._read("train"), str(self.paths["train"])
-        order = torch.from_numpy(numbers(rows, "time_ms", where).to_numpy().argsort(kind="stable"))
-        parts = divided(order, self.shares, f"{where}: of its {len(rows)} rows")
-        return {name: rows[part.numpy()] for name, part in parts.items()}
+    def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
+        times = pl.concat([numbers(rows, "time_ms", file) for rows, file in source.frames(["time_ms"])])
+        order = torch.from_numpy(times.to_numpy().argsort(kind="stable"))
+        return exact_marks(order, shares, f"{source.here}: of its {source.count} rows")

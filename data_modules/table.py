@@ -5,38 +5,87 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from mtl.checks import InputError, listed, require, shown
-from mtl.options import FilePath, Name, validated
-from mtl.types import Batch, DataSpec, TaskSpec, labelled
+from mtl.options import Count, Dropout, FilePath, Long, Model, Name, Names, Text, matching, validated
+from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
+from .base import TensorDataModule
 from .files.reading import files_of
-from .splits import SPLITS, divided
-from .table_base import OPTION, TableBase, split_names
-from .tables.columns import cell, named, numbers
-from .tables.encoder import check_columns
+from .split_rows import Marks, SplitRows, exact_marks, marks_in, split_by
+from .splits import SPLITS, Shares, by_split, files_to_read
+from .stream import joined
+from .tables.chained import chained
+from .tables.columns import as_text, cell, numbers
+from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
-from .tables.labels import HEAVIEST
-from .tables.reading import checked_rows, read_tables
+from .tables.formats import ACCEPTED, is_format
+from .tables.kinds import Given
+from .tables.labels import HEAVIEST, Labels
+from .tables.learning import learn
+from .tables.row_source import NULL_VALUES, RowSource
 
 logger = logging.getLogger(__name__)
 
+OPTION = {"train": "path", "val": "val_path", "test": "test_path"}  # the option that names the file of a split
+Separator = Annotated[
+    str,
+    matching(r"[\x01-\x09\x0b\x0c\x0e-!#-\x7f]", "one ASCII character, neither a double quote nor a line break"),
+]
+SPREAD = 1_000_003
+EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
-class TableDataModule(TableBase):
+
+class ListOptions(Model):
+    """How to read a column of lists, and the column of categories to compare its elements with; see ``Given``."""
+
+    separator: str | None = None
+    target: Name | None = None
+
+
+class TableDataModule(TensorDataModule):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
-    For most options see ``TableBase``.
+    ``tasks`` maps names to a kind, binary, multiclass or regression, or to the options of ``Labels``, with a kind.
+    An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
+    text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
+    says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
+    ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
+    frequent ones share id 0. ``unknown_share`` of the ids of a training step are hidden, at random: they become the id
+    of unknown ones, whose embedding would otherwise keep its random first value. Numbers are scaled to mean 0 and
+    standard deviation 1. ``dates`` and ``lists`` name
+    columns of these kinds. Dates become month, day, weekday, hour and age, see ``parts_of``. The first
+    ``max_length`` elements of a list (None: all) become ids, as categories do; ``lists`` maps columns to the
+    separator of their elements, such as "|", or to a separator and a ``target``, a column of categories: the list
+    then shares the vocabulary of its target, and networks compare its elements with the target's cell. Kinds,
+    categories, means and classes come from the training rows only.
+
+    A cell of a numeric or date input that cannot be read raises InputError. With ``on_bad="missing"`` it counts as
+    empty, and a warning gives the number of such cells. A bad label or weight always raises InputError.
+
+    Rows are split at random by ``split``, the shares of train, val and test; or by ``split_column``, whose cells are
+    train, val or test; or by the files ``val_path`` and ``test_path``, where the shares apply to the splits without a
+    file. ``separator``: of CSV files; None: the one of comma, semicolon, tab and | that their first line has most. The
+    metrics ``ndcg@K``, ``hit_rate@K`` and ``mrr`` rank the rows with the same cell of ``group_column``, such as the
+    rows of a user (see ``mtl.training.metrics.ranking``), and leave out rows with an empty cell. The column is also an
+    input, unless ``ignore`` names it.
 
     ``weight_column`` holds a weight of at least 0 for each row, which multiplies its losses; the loss of a split is the
     weighted mean. Metrics ignore the weights. The column is not an input. A task may name one of its own.
 
     With neither ``path`` nor ``tasks``, an example table is written to ``data_dir`` and served.
     """
+
+    encoder_kind = TableEncoder
+    row_encoder: TableEncoder | None
+    block_rows: int | None = None  # the rows that are read at a time; None: a whole file
+    frames: Mapping[str, pl.DataFrame] = MappingProxyType({})  # rows of splits in memory, read instead of ``paths``
 
     @validated
     def __init__(
@@ -45,16 +94,84 @@ class TableDataModule(TableBase):
         tasks: Any = None,
         data_dir: FilePath = Path("data"),
         weight_column: Name | None = None,
+        categorical: Names = (),
+        numeric: Names = (),
+        dates: Names = (),
+        lists: Mapping[Name, str | ListOptions | None] | None = None,
+        max_length: Count | None = None,
+        on_bad: Literal["error", "missing"] = "error",
+        ignore: Names = (),
+        split: Shares = (0.8, 0.1, 0.1),
+        split_column: Name | None = None,
+        group_column: Name | None = None,
+        val_path: FilePath | None = None,
+        test_path: FilePath | None = None,
+        formats: Mapping[Name, str] | None = None,
+        min_count: Long = 1,
+        unknown_share: Dropout = 0.0,
+        max_categories: Count | None = None,
+        separator: Separator | None = None,
+        null_values: Sequence[Text] = NULL_VALUES,
         **common: Any,
     ) -> None:
+        super().__init__(**common)
         self.example = data_dir if path is None and not tasks else None
         if self.example is not None:
             path, tasks = self.example / NAME, TASKS
-        super().__init__(path, tasks, **common)
+        require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
+        require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
+        self.labels = Labels.each(tasks)
         self.weight_column = weight_column
-        self.weight_columns += [] if weight_column is None else [weight_column]
-        twice = f"data.weight_column={shown(weight_column)}: this column is also named as an input"
-        require(weight_column not in self.given.columns, twice)
+        columns = [*(task.weight_column for task in self.labels), weight_column]
+        self.weight_columns = [column for column in columns if column is not None]
+        files = {"train": path, "val": val_path, "test": test_path}
+        self.paths = {name: file for name, file in files.items() if file is not None}
+        own_files = [name for name in self.paths if name != "train"]
+        self.shares = by_split(split, own_files)
+        self.shares["train"] += sum(self.shares[name] for name in own_files)  # test stays a tenth of the rows
+        self.random_split = split_column is None and test_path is None
+        both = split_column is not None and bool(own_files)
+        other = "data.split_column with data.val_path or data.test_path"
+        require(not both, f"{other}: give one or the other, as by data.split_column=null")
+        self.split_column, self.group_column = split_column, group_column
+        separators, targets = dict[str, str](), dict[str, str]()
+        for column, one in (lists or {}).items():
+            read = one if isinstance(one, ListOptions) else ListOptions(separator=one)
+            separators[column] = read.separator or ""
+            targets |= {column: read.target} if read.target is not None else {}
+        for column, form in (formats or {}).items():
+            require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
+        self.given = Given(
+            *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
+            dict(formats or {}),
+        )
+        self.separator, self.null_values, self.ignore = separator, null_values, ignore
+        self.unknown_share = unknown_share
+        self._check_listed()
+
+    def _check_listed(self) -> None:
+        """Raise InputError if a column is given two roles."""
+        named = [*self.given.columns, *self.ignore]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        options = ", data.".join((*Given.NAMING, "ignore"))
+        require(not twice, f"data.{options}: {', '.join(map(shown, twice))} is named more than once")
+        both = f"data.weight_column={shown(self.weight_column)}: this column is also named as an input"
+        require(self.weight_column not in self.given.columns, both)
+        for task in self.labels:
+            here, ranking = f"data.tasks.{task.name}", [name for name in task.metrics if metric_family(name) in RANKING]
+            for column in (task.column, task.weight_column):
+                require(column not in self.given.columns, f"{here}: its column {column!r} is also named as an input")
+            grouped = (
+                f"{', '.join(ranking)} ranks the rows of each group; name its column, as in data.group_column=user"
+            )
+            require(not ranking or self.group_column is not None, f"{here}.metrics: {grouped}")
+
+    def source_files(self) -> dict[str, Path]:
+        return {f"data.{OPTION[name]}": path for name, path in self._files().items() if name not in self.frames}
+
+    def _files(self) -> dict[str, Path]:
+        """Return the file of each wanted split that has its own file."""
+        return files_to_read(self.paths, self.wanted)
 
     def prepare_data(self) -> None:
         if self.example is not None:
@@ -66,90 +183,142 @@ class TableDataModule(TableBase):
         """Return the DataSpec and the wanted splits; only training rows, or a checkpoint's state, teach the encoder."""
         if self.example is not None and "train" in self._files():
             logger.warning("data.path is not given: using the made-up rows of %s", self.paths["train"])
-        frames = self._split()
-        where = {name: str(self.paths.get(name, self.paths["train"])) for name in SPLITS}
-        spec = self._learn(frames["train"], where["train"]) if self.row_encoder is None else self.spec
+        rows = self.split_rows()
+        spec = self._learn(rows["train"]) if self.row_encoder is None else self.spec
         assert self.row_encoder is not None
-        splits = {name: self._batch(frames[name], spec.tasks, where[name], name != "train") for name in self.wanted}
+        self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
+        splits = {name: self._tensors(rows[name], spec.tasks, name != "train") for name in self.wanted}
         self.row_encoder.bad.report()
-        for path in dict.fromkeys(where[name] for name in splits):
-            counts = (f"{len(rows)} {name}" for name, rows in splits.items() if where[name] == path)
-            logger.info("%s: %s", path, ", ".join(counts))
+        sources = {name: rows[name].source.here for name in splits}
+        for here in dict.fromkeys(sources.values()):
+            counts = (f"{len(batch)} {name}" for name, batch in splits.items() if sources[name] == here)
+            logger.info("%s: %s", here, ", ".join(counts))
         return spec, splits
 
     def labelled(self, frame: pl.DataFrame, where: str) -> Batch:
         """Return other rows with their labels; raise InputError, with ``where``, for a missing column or a bad cell."""
-        rows, columns = checked_rows(frame, Path(where)), [task.column for task in self.labels]
+        source, columns = RowSource.of_frame(frame, where), [task.column for task in self.labels]
         grouped = [] if self.group_column is None else [self.group_column]
-        check_columns(named(rows), [*columns, *self.weight_columns, *grouped], where, "")
-        return self._batch(rows, self.spec.tasks, where, grouped=True)
+        check_columns(source.columns, [*columns, *self.weight_columns, *grouped], where, "")
+        return self._tensors(SplitRows.every(source), self.spec.tasks, grouped=True)
+
+    def open(self, split: str) -> RowSource:
+        """Return the rows that ``path``, ``val_path`` or ``test_path`` names. Raises InputError."""
+        if split in self.frames:
+            return RowSource.of_frame(self.frames[split], str(self.paths[split]))
+        option = f"data.{OPTION[split]}"
+        return RowSource.open(self.paths[split], option, self.separator, self.null_values).loaded()
+
+    def split_rows(self) -> dict[str, SplitRows]:
+        """Return the rows of each split, from one file or several. Raises InputError, also for columns that lack."""
+        sources = {name: self.open(name) for name in self._files()}
+        for name, source in sources.items():
+            self._check_named(source.columns, self.paths[name])
+            rest = sources["train"].columns if "train" in sources and self.row_encoder is None else []
+            missing = [column for column in rest if column not in (*source.columns, *self.ignore)]
+            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listed(missing)}")
+        found = {name: SplitRows.every(source, self.block_rows) for name, source in sources.items() if name != "train"}
+        return found | (self._divided(sources["train"]) if "train" in sources else {})
+
+    def _divided(self, source: RowSource) -> dict[str, SplitRows]:
+        """Return the splits that share the rows of ``data.path``."""
+        if self.split_column is not None:
+            reason = f"column {self.split_column!r}: no row is marked"
+            return split_by(marks_in(source, self.split_column), SPLITS, source, self.block_rows, reason)
+        shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
+        reason = f"of its {source.count} rows, data.split leaves none for"
+        return split_by(self.marks(source, shares), list(shares), source, self.block_rows, reason)
+
+    def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
+        """Return the index in ``shares`` of the split of each row, drawn with ``seed``."""
+        order = torch.randperm(source.count, generator=torch.Generator().manual_seed(self.seed))
+        return exact_marks(order, shares, f"{source.here}: of its {source.count} rows")
+
+    def _learn(self, train: SplitRows) -> DataSpec:
+        """Learn ``row_encoder`` from the training rows, and return the inputs and tasks. Raises InputError."""
+        inputs, where = self._input_columns(train.source.columns), str(self.paths["train"])
+        reading = {"separator": self.separator, "null_values": self.null_values, "from_text": train.source.from_text}
+        self.row_encoder, tasks = learn(train.frames, len(train), inputs, self.labels, where, self.given, **reading)
+        return DataSpec(self.row_encoder.inputs, tasks)
+
+    def _tensors(self, rows: SplitRows, tasks: Sequence[TaskSpec], grouped: bool) -> Batch:
+        """Return all rows of a split, with weights whose mean over the labels of each task is 1."""
+        frames = rows.frames(self._columns(grouped))
+        batch = joined([self._batch(frame, tasks, file, grouped) for frame, file in frames])
+        for task in tasks if batch.weights else ():
+            weights = batch.weights[task.name]
+            given = weights[labelled(task, batch.targets[task.name])]
+            mean = float(given.mean()) if len(given) else 1.0
+            column = next(known.weight_column for known in self.labels if known.name == task.name) or self.weight_column
+            here = f"{rows.source.here}, column {column!r}"
+            require(mean > 0, f"{here}: all labels of task {task.name!r} have weight 0")
+            batch.weights[task.name] = (weights / mean).float()
+        return batch
+
+    def _columns(self, grouped: bool) -> list[str]:
+        """Return the columns that a batch is made of."""
+        assert self.row_encoder is not None
+        columns = [*self.row_encoder.columns, *(task.column for task in self.labels), *self.weight_columns]
+        return columns + ([self.group_column] if grouped and self.group_column is not None else [])
 
     def _batch(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str, grouped: bool) -> Batch:
         """Return the rows of ``frame`` with their labels, weights and, if ``grouped``, groups. Raises InputError."""
         assert self.row_encoder is not None
         inputs, targets = self.row_encoder.encode(frame, where), self.targets(frame, tasks, where)
-        weights = self._weights(frame, tasks, targets, where)
+        weights = self._weights(frame, where) if self.weight_columns else {}
         return Batch(inputs, targets, weights, self.groups(frame) if grouped else None)
 
-    def _learn(self, train: pl.DataFrame, where: str) -> DataSpec:
-        from_text = "train" not in self.frames and files_of(self.paths["train"])[0].suffix != ".parquet"
-        spec = self.learn(lambda _: iter([(train, where)]), len(train), named(train), from_text)
-        assert self.row_encoder is not None
-        self.row_encoder.bad.found.clear()  # encoding the rows of all splits counts bad cells again
-        return spec
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Hide ``unknown_share`` of the ids of a training batch; see the class.
 
-    def _read(self, split: str) -> pl.DataFrame:
-        """Return the rows of the file of ``split``; raise InputError if a column named in an option is missing."""
-        path = self.paths[split]
-        if split in self.frames:
-            frame = checked_rows(self.frames[split], path)
-        else:
-            frame = read_tables(path, self.separator, self.null_values, f"data.{OPTION[split]}")
-        self._check_named(named(frame), path)
-        return frame
-
-    def _split(self) -> dict[str, pl.DataFrame]:
-        """Return the rows of each split, from one file or several."""
-        frames = {name: self._read(name) for name in self._files()}
-        if "train" not in frames:
-            return frames
-        rest = frames.pop("train")
-        for name, frame in frames.items() if self.row_encoder is None else ():
-            missing = [column for column in named(rest) if column not in (*frame.columns, *self.ignore)]
-            require(not missing, f"{self.paths[name]} lacks columns of {self.paths['train']}: {listed(missing)}")
-        if self.split_column is not None:
-            return self._by_column(rest, self.split_column)
-        shares = {name: share for name, share in self.shares.items() if name == "train" or name not in self.paths}
-        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(self.seed))
-        parts = divided(order, shares, f"{self.paths['train']}: of its {len(rest)} rows")
-        frames |= {name: rest[part.sort().values.numpy()] for name, part in parts.items()}
-        return frames
-
-    def _by_column(self, rows: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-        split = split_names(rows, column, str(self.paths["train"]))
-        frames = {name: rows.filter(split == name) for name in SPLITS}
-        for name, frame in frames.items():
-            require(len(frame) > 0, f"{self.paths['train']}, column {column!r}: no row is marked {name}")
-        return frames
-
-    def _weights(
-        self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], targets: Mapping[str, Tensor], where: str
-    ) -> dict[str, Tensor]:
-        """Return the weight of each row for each task ``[N]``, with a mean of 1 over the rows that have a label.
-
-        Raises InputError, which names the first bad cell of a column of weights.
+        Which ones depends on ``shuffle_seed``, the epoch and the place of the batch in it, so a resumed run hides the
+        same, and several processes together hide what one would.
         """
-        if not self.weight_columns:
-            return {}
-        weights, read = dict[str, Tensor](), {name: read_weights(frame, name, where) for name in self.weight_columns}
-        for known, task in zip(self.labels, tasks, strict=True):
-            column = known.weight_column or self.weight_column
-            raw = torch.ones(len(frame)) if column is None else read[column]
-            mask = labelled(task, targets[task.name])
-            mean = float(raw[mask].mean()) if bool(mask.any()) else 1.0
-            require(mean > 0, f"{where}, column {column!r}: all labels of task {task.name!r} have weight 0")
-            weights[task.name] = (raw / mean).float()
-        return weights
+        if not self.unknown_share or self.trainer is None or not self.trainer.training:
+            return batch
+        assert self.row_encoder is not None
+        cut, (epoch, number) = self.training_cut(), self._position()
+        low, high = (end - number * cut.size for end in cut.bounds(number))  # rows of this process in the global batch
+        seed = ((self.shuffle_seed * SPREAD + epoch) * SPREAD + number) * SPREAD
+        generator, inputs = torch.Generator().manual_seed(seed % 2**63), dict(batch.inputs)
+        for name, unknown in self.row_encoder.unknown.items():
+            ids = inputs[name]
+            drawn = torch.rand(cut.size, *ids.shape[1:], generator=generator)[low:high].to(ids.device)
+            inputs[name] = ids.masked_fill((drawn < self.unknown_share) & (ids > unknown), unknown)
+        return Batch(inputs, batch.targets, batch.weights, batch.groups)
+
+    def targets(self, frame: pl.DataFrame, tasks: Sequence[TaskSpec], where: str) -> dict[str, Tensor]:
+        """Return the labels ``[N]`` of each task. Raises InputError, which names the first bad cell."""
+        assert self.row_encoder is not None
+        pairs = zip(self.labels, tasks, strict=True)
+        targets = {task.name: task.targets(known, frame, where) for task, known in pairs}
+        return chained(self.labels, targets, self.row_encoder.filled_after, frame, where)
+
+    def groups(self, frame: pl.DataFrame) -> Tensor | None:
+        """Return a number for each row's group ``[N]``, int64 from 0, a hash of its name; -1 for an empty cell."""
+        if self.group_column is None:
+            return None
+        text = as_text(frame[self.group_column])
+        numbers = pl.when(text.is_null()).then(-1).otherwise((text.hash(seed=0) // 2).cast(pl.Int64))
+        return torch.from_numpy(pl.select(numbers).to_series().to_numpy(writable=True))
+
+    def _input_columns(self, columns: Sequence[str]) -> list[str]:
+        """Return the ``columns`` that may be inputs; constant ones and free text are left out later."""
+        used = {*self.ignore, self.split_column, *self.weight_columns, *(task.column for task in self.labels)}
+        return [name for name in columns if name not in used]
+
+    def _check_named(self, columns: Sequence[str], path: Path) -> None:
+        """Raise InputError if a column named in an option is not among the ``columns`` of ``path``."""
+        names = [*(task.column for task in self.labels), self.split_column, self.group_column, *self.weight_columns]
+        if self.row_encoder is None:  # a restored encoder knows its columns
+            names += [*self.given.columns, *self.given.formats, *self.ignore]
+        check_columns(columns, [name for name in dict.fromkeys(names) if name is not None], str(path), "")
+
+    def _weights(self, frame: pl.DataFrame, where: str) -> dict[str, Tensor]:
+        """Return the weight of each row for each task ``[N]``, float64, as the columns have it. Raises InputError."""
+        read = {name: read_weights(frame, name, where) for name in self.weight_columns}
+        columns = {task.name: task.weight_column or self.weight_column for task in self.labels}
+        return {name: torch.ones(len(frame)) if not column else read[column] for name, column in columns.items()}
 
 
 def read_weights(frame: pl.DataFrame, name: str, where: str) -> Tensor:

@@ -18,11 +18,11 @@ from mtl.types import RANKING, TaskSpec, metric_family
 
 from .files.reading import regular_size
 from .splits import SPLITS, Shares, by_split, divided, files_to_read
-from .table_base import OPTION, Separator
+from .table import OPTION, Separator
 from .tables.columns import as_text, named
 from .tables.encoder import check_columns
 from .tables.labels import LabelOptions, Labels, Reading
-from .tables.reading import read_table
+from .tables.row_source import RowSource
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.rows import Texts
 
@@ -123,7 +123,8 @@ class TextDataModule(TextTasksDataModule):
     def _read(self, name: str, source: TextOptions, split: str) -> pl.DataFrame:
         """Return the labelled rows of one file. Raises InputError."""
         file, here, label = source.paths[split], f"data.tasks.{name}", self.labels[name].column
-        frame = read_table(file, self.separator, [""], f"{here}.{OPTION[split]}")
+        reading: dict[str, Any] = {"separator": self.separator, "null_values": [""]}
+        frame = RowSource.one_file(file, f"{here}.{OPTION[split]}", **reading).whole()
         check_columns(named(frame), [*source.columns, label], f"{here}: {file}", "")
         for column in source.columns:
             kind = frame[column].dtype

@@ -18,7 +18,6 @@ from .formats import read_dates, read_numbers
 
 logger = logging.getLogger(__name__)
 
-FILE = "\0file"  # column with the file of each row, if a table has several files; for messages
 UNKNOWN = 0  # id of a category that the training rows do not have
 SPELLINGS = {"": None, "True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 MISSING = "\0missing"  # the category of empty cells; the NUL keeps it apart from any text of a file
@@ -72,11 +71,10 @@ def expected_number(form: str) -> str:
 
 
 def cell(frame: pl.DataFrame, name: str, index: int, where: str) -> str:
-    """Return file, column, row and content of a cell, for messages."""
+    """Return file (``where``), column, row and content of a cell, for messages."""
     value = frame[name][index]
     content = quote(value) if isinstance(value, str) else repr(value)
-    file = frame[FILE][index] if FILE in frame.columns else where
-    return f"{file}, column {name!r}, row {frame[ROW][index]}: {content}"
+    return f"{where}, column {name!r}, row {frame[ROW][index]}: {content}"
 
 
 def parse(column: pl.Series, form: str = "") -> pl.Series:
@@ -91,8 +89,8 @@ def parse(column: pl.Series, form: str = "") -> pl.Series:
 
 
 def named(frame: pl.DataFrame) -> list[str]:
-    """Return the columns of the table itself, without the columns that record the origin of a row."""
-    return [name for name in frame.columns if name not in (ROW, FILE)]
+    """Return the columns of the table itself, without the numbers of its rows."""
+    return [name for name in frame.columns if name != ROW]
 
 
 def as_text(column: pl.Series) -> pl.Series:

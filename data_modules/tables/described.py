@@ -13,16 +13,13 @@ import yaml
 from mtl.checks import listed, require
 from mtl.literals import escaped
 
-from ..files.reading import files_of
-from .columns import named
 from .encoder import check_columns
-from .inferring import Blocks, Column
+from .inferring import Column
 from .kinds import Given
 from .labels import Labels
 from .learning import infer
 from .overview import overview
-from .parquet import SUFFIX, ParquetRows
-from .reading import NULL_VALUES, ROWS, read_tables
+from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +36,8 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
 
     ``labels``: the columns to predict; by default the last one that may be a label. Raises InputError.
     """
-    blocks, rows, columns = rows_of(path)
+    source = RowSource.open(path, "FILE")
+    blocks, rows, columns = source.frames, source.count, source.columns
     check_columns(columns, labels, str(path), "")
     where, given = str(path), Given()
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
@@ -57,15 +55,6 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
         if column.problem:
             logger.warning("%s", column.problem)
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
-
-
-def rows_of(path: Path) -> tuple[Blocks, int, list[str]]:
-    """Return the rows of a table in blocks, their number, and the columns. Raises InputError."""
-    if files_of(path)[0].suffix == SUFFIX:
-        found = ParquetRows.of(path, "FILE")
-        return lambda columns: found.frames(columns, ROWS), sum(found.counts), list(found.schema)
-    frame = read_tables(path, None, NULL_VALUES, "FILE")
-    return lambda _: iter([(frame, str(path))]), len(frame), named(frame)
 
 
 def task_kind(column: Column) -> str | None:

@@ -24,7 +24,7 @@ from .formats import write_number
 from .kinds import Kind, OnBad, check_type
 from .lists import UNKNOWN as UNKNOWN_ELEMENT
 from .lists import Elements
-from .reading import read_blocks
+from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ class TableEncoder(RowEncoder):
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
         """Yield blocks of the rows of a file, each with the share of the file read so far; then report bad cells."""
         try:
-            yield from read_blocks(path, self.separator, ())  # ``encode`` knows which texts are empty
+            # ``encode`` knows which texts are empty
+            yield from RowSource.one_file(path, separator=self.separator, null_values=()).with_progress()
         finally:
             self.bad.report()
 

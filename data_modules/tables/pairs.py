@@ -16,7 +16,7 @@ from mtl.types import RowEncoder
 
 from .columns import as_text, cell, named, parse
 from .encoder import check_columns, numbered
-from .reading import read_blocks
+from .row_source import RowSource
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ class PairEncoder(RowEncoder):
         return {ids.input: ids.of(frame, column, where) for column, ids in self.ids.items()}
 
     def blocks(self, path: Path) -> Iterator[tuple[pl.DataFrame, float]]:
-        return read_blocks(path, ",", [""])
+        return RowSource.one_file(path, separator=",", null_values=[""]).with_progress()

@@ -351,7 +351,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "frame has no column 'click' \\(did you mean 'clicked'\\?\\)",
     ),
     "no tasks": ({"tasks": {}}, "data.tasks is empty: give at least one task"),
-    "no rows": ({"frame": visits().clear()}, "frame has columns but no rows"),
+    "no rows": ({"frame": visits().clear()}, "frame has no rows"),
     "text": ({"frame": with_cell("minutes", "ten")}, "frame, column 'minutes', row 4: 'ten' is not a number"),
     "one class": (
         {"frame": visits().with_columns(clicked=1)},

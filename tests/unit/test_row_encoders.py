@@ -16,9 +16,9 @@ from mtl.data_modules.books import BooksDataModule
 from mtl.data_modules.jester import JesterDataModule
 from mtl.data_modules.movielens import MovieLensDataModule
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.tables import reading as blocks
+from mtl.data_modules.tables import row_source as blocks
 from mtl.data_modules.tables.columns import Vocabulary
-from mtl.data_modules.tables.reading import read_blocks, read_table
+from mtl.data_modules.tables.row_source import RowSource
 from mtl.data_modules.text import TextDataModule
 from polars.testing import assert_frame_equal
 
@@ -38,8 +38,9 @@ def test_blocks_hold_the_rows_of_the_file(
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
     monkeypatch.setattr(blocks, "ROWS", 2)
-    found = list(read_blocks(path, ",", ["NA"]))
-    assert_frame_equal(pl.concat([frame for frame, _ in found]), read_table(path, ",", ["NA"]))
+    source = RowSource.one_file(path, separator=",", null_values=["NA"])
+    found = list(source.with_progress())
+    assert_frame_equal(pl.concat([frame for frame, _ in found]), source.whole())
     assert len(found) == (2 if text == QUOTED else 150)
     assert found[-1][1] == 1
 
@@ -48,9 +49,10 @@ def test_blocks_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "rows[1].parquet"
     pl.DataFrame({"a": [1.0, float("nan"), None, 4.0, 5.0], "b": list("vwxyz")}).write_parquet(path)
     monkeypatch.setattr(blocks, "ROWS", 2)
-    found = list(read_blocks(path, ",", []))
+    source = RowSource.one_file(path)
+    found = list(source.with_progress())
     assert [len(frame) for frame, _ in found] == [2, 2, 1]
-    assert_frame_equal(pl.concat([frame for frame, _ in found]), read_table(path, ",", []))
+    assert_frame_equal(pl.concat([frame for frame, _ in found]), source.whole())
 
 
 def restored(data: Any, again: Any) -> RowEncoder:

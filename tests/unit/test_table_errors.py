@@ -20,9 +20,9 @@ import pytest
 from mtl.data_modules.files import reading
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
-from mtl.data_modules.tables import reading as tables
+from mtl.data_modules.tables import row_source
 from mtl.data_modules.tables.encoder import NUMERIC
-from mtl.data_modules.tables.reading import read_table
+from mtl.data_modules.tables.row_source import RowSource
 
 from mtl.checks import InputError
 from tests.loaded import loaded
@@ -291,7 +291,7 @@ def test_files_that_unpack_to_much_more_than_themselves_are_refused(
     monkeypatch.setattr(reading, "HARMLESS", 1000)
     monkeypatch.setattr(reading, "MEMORY", 100_000)
     assert "much.csv.gz holds more than a table in memory may have" in refusal(tmp_path / "much.csv.gz")
-    monkeypatch.setattr(tables, "MEMORY", 100_000)
+    monkeypatch.setattr(row_source, "MEMORY", 100_000)
     message = refusal(tmp_path / "much.parquet")
     assert "4,000 rows of 2 columns, which do not fit into memory: use data=table_stream" in message
 
@@ -318,9 +318,9 @@ def test_first_uneven_row_is_named_whatever_the_others_have(tmp_path: Path) -> N
         uneven = [number for number, line in enumerate(lines, 1) if line.count(",") != 2]
         if uneven:
             with pytest.raises(InputError, match=f"row {uneven[0]} has "):
-                read_table(path, ",", [])
+                RowSource.open(path, separator=",")
         else:
-            assert len(read_table(path, ",", [])) == 6
+            assert RowSource.open(path, separator=",").count == 6
 
 
 @pytest.mark.parametrize("suffix", ENDS)
@@ -422,7 +422,7 @@ def test_file_that_changes_while_it_is_streamed_is_one_message(
     file.unlink()
     if change != "gone":
         file.write_bytes(content[:200] if change == "short" else parquet(table))
-    message = r"^.*/1.parquet was changed, replaced or deleted while it was being streamed; .* until the run ends$"
+    message = r"^.*/1.parquet was changed, replaced or deleted while it was being read; .* until the run ends$"
     with pytest.raises(InputError, match=message):
         list(data.train_dataloader())
     assert capfd.readouterr().err == ""

@@ -15,12 +15,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from mtl.data_modules.split_rows import random_marks
 from mtl.data_modules.state import changes, fingerprint
 from mtl.data_modules.stream import joined, tensors
 from mtl.data_modules.table import TableDataModule
-from mtl.data_modules.table_stream import TableStreamDataModule, drawn
+from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
-from mtl.data_modules.tables.parquet import Block
+from mtl.data_modules.tables.row_source import Block
 
 from mtl.checks import InputError
 from mtl.training.losses import summed_losses
@@ -425,7 +426,7 @@ def test_evaluation_has_the_batches_of_the_table_in_memory(both: tuple[Any, Any]
         pairs |= set(zip(here.groups.tolist(), there.groups.tolist(), strict=True))
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})  # the same groups
     assert [(a, b) for a, b in pairs if a < 0 or b < 0] == [(-1, -1)]
-    nothing = both[0]._batch(split, 0, torch.arange(0))  # for a process with fewer batches than the others
+    nothing = both[0].read(split, 0, torch.arange(0))  # for a process with fewer batches than the others
     assert len(nothing) == 0
     assert [value.dtype for value in tensors(nothing)] == [value.dtype for value in tensors(streamed[0])]
     [*predicted] = both[0].predict_dataloader() if split == "test" else []
@@ -472,10 +473,10 @@ def test_rows_are_drawn_whatever_the_blocks_are(few: Path) -> None:
     one, other = (made(few, "streamed", tasks, window_rows=rows) for rows in (480, 5000))
     assert one.row_counts() == other.row_counts()
     same(rows_of(one), rows_of(other), exact=False)
-    mark = [drawn(3, [0.5, 0.5], Block(Path(), 0, 10, first)).tolist() for first in (0, 5)]
+    mark = [random_marks(3, [0.5, 0.5], Block("", 0, 10, first)).tolist() for first in (0, 5)]
     assert mark[0][5:] == mark[1][:5]
     made_up = np.random.default_rng(0).random(1000)  # a column that somebody drew with the same seed
-    assert abs(np.corrcoef(made_up, drawn(0, [0.5, 0.5], Block(Path(), 0, 1000, 0)))[0, 1]) < 0.1
+    assert abs(np.corrcoef(made_up, random_marks(0, [0.5, 0.5], Block("", 0, 1000, 0)))[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
