@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
 from mtl.paper.verdicts import RULES, Judgement, Pairs, Verdict, judge, judge_search
-from mtl.report.grid import listing
+from mtl.report.compare import compare
+from mtl.report.grid import Published, listing
 from mtl.report.page import Section, pictures_beside, render, render_markdown
-from mtl.report.runs import FINISHED, UNFINISHED, Runs, read_named_runs
+from mtl.report.runs import FINISHED, UNFINISHED, Runs, metric_of, read_named_runs
 from mtl.report.section import PUBLISHED, section_of
-from mtl.report.statistics import SEEDS
+from mtl.report.statistics import DELTA, SEEDS
+from mtl.report.tables import in_markdown, written
 from mtl.report.trials import Trials, best_trials, section_of_trials
+from mtl.training.metrics import higher_is_better
 from mtl.tune.launch import run_folder
 from mtl.writing import write_bytes, write_text
 
@@ -29,8 +33,9 @@ FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the
 # Columns of the runs in a page's CSV
 KEPT = (
     *("group", "setting", "state", *SEEDS, "overlap", FLOPS, PUBLISHED, BINARY),
-    *("training flops_selected", "parameters", "epochs"),
+    *("training flops_selected", "parameters", "epochs", "test experts_per_sample", "seconds_per_epoch"),
 )
+_TABLE = re.compile(r"^\|(?:.*\n)*?(?=### |!\[|\Z)", re.MULTILINE)  # a table and the sentences below it
 # By group and gate: the words that a search chose, and the trial
 Chosen = Mapping[tuple[str, str], tuple[list[str], int]]
 
@@ -91,9 +96,10 @@ def write(
 
 
 def judge_again(paper: Paper, page: Path) -> None:
-    """Write the claims of ``page``, which ``write`` wrote, anew, as the runs in the CSV file beside it tell.
+    """Write the verdicts and tables of ``page``, made by ``write``, anew, as the runs in the CSV file beside it tell.
 
-    A claim on numbers that the CSV does not have, such as those of a search, keeps its line. Raises InputError.
+    What rests on numbers that the CSV does not have stays, such as a claim on a search, costs, and pictures. Raises
+    InputError.
     """
     file = page.with_suffix(".csv")
     require(page.is_file() and file.is_file(), f"judge={page}: give the page of a report, with its CSV beside it")
@@ -103,7 +109,13 @@ def judge_again(paper: Paper, page: Path) -> None:
     table = pl.read_csv(file, infer_schema_length=None)
     table = table if "state" in table.columns else table.with_columns(state=pl.lit(FINISHED))
     parts = table.partition_by("group", as_dict=True).items()
-    groups = {str(key): Runs(rows, "gate", {}, {}) for (key,), rows in parts}
+    directions = {name: higher_is_better(name) for name in map(metric_of, table.columns)} | {DELTA: True}
+    higher = {name: direction for name, direction in directions.items() if direction is not None}
+    measured = [name for name in table.columns if name not in KEPT]
+    tables = {  # without the columns that only other groups have
+        str(key): rows.drop(name for name in measured if rows[name].null_count() == len(rows)) for (key,), rows in parts
+    }
+    groups = {key: Runs(rows, "gate", {}, higher) for key, rows in tables.items()}
     cells = [line.strip("| ").split(" | ") for line in claims.splitlines() if line.startswith("|")]
     kept = {row[0]: row[1:] for row in cells if len(row) == 3 and row[1] in list(Verdict)}
     judgements = judged(paper, groups | joints_of(paper, groups), {})
@@ -114,7 +126,15 @@ def judge_again(paper: Paper, page: Path) -> None:
             verdict, reason = kept[claim.text]
             judgements[index] = Judgement(claim, Verdict(verdict), reason)
     section = render_markdown("", "", [claims_of(judgements, paper.file.remarks)]).partition(start)[2]
-    write_text(page, f"{before}{start}{section}{end}{rest}")
+    parts_of_page = f"{before}{start}{section}{end}{rest}".split("\n## ")
+    for index, part in enumerate(parts_of_page):
+        for group in paper.groups:
+            if part.startswith(f"{group.name}\n") and group.key in groups and not paper.scale.best:
+                runs = groups[group.key]
+                listing = written(compare(runs, columns=columns_of(paper, runs)), published_of(paper, group, runs))
+                old = _TABLE.findall(part)[0]  # the first table of a section of runs
+                parts_of_page[index] = part.replace(old, f"{in_markdown(listing)}\n\n", 1).rstrip("\n") + "\n"
+    write_text(page, "\n## ".join(parts_of_page))
     show(judgements, page)
 
 
@@ -170,21 +190,18 @@ def pairs_of(trials: Trials, gate: str, column: str) -> Pairs:
 
 def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trials | None) -> Section:
     """Return the section on one table; ``trials``: of its search, if any."""
-    theirs = paper.published().get(group.key, {})
-    begun = [gate for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]]
-    published = {gate.name: theirs[gate.key] for gate in begun}
+    published = published_of(paper, group, runs)
     lines = [
         f"{gate.name}: {' '.join(words)} (trial {number} of the search)"
         for gate in paper.gates_of(group)
         for words, number in [chosen[group.key, gate.key]]
         if words
     ]
-    known = [column for column in paper.file.columns if column in runs.table.columns]
     measured = [gate for gate in paper.gates if any(runs.values(gate.name, FLOPS).values())]
     baseline = next((gate.name for gate in measured if gate.key == paper.file.baseline), None)
     names = {gate.key: gate.name for gate in paper.gates}
     pictures = {stem: [names[key] for key in keys if key in names] for stem, keys in paper.file.pictures.items()}
-    shown: dict[str, Any] = {"columns": known, "published": published, "baseline": baseline}
+    shown: dict[str, Any] = {"columns": columns_of(paper, runs), "published": published, "baseline": baseline}
     shown |= {"curves": paper.file.curves, "pictures": pictures}
     if paper.scale.best and trials:
         return section_of_trials(trials, group.name, best=paper.scale.best, **shown)
@@ -193,6 +210,18 @@ def section(paper: Paper, group: Part, runs: Runs, chosen: Chosen, trials: Trial
     if done < planned:
         lines.append(f"{done} of {planned} runs have been done so far.")
     return replace(found, notes=[*found.notes, *lines])
+
+
+def columns_of(paper: Paper, runs: Runs) -> list[str]:
+    """Return the columns of the paper's tables that ``runs`` have."""
+    return [column for column in paper.file.columns if column in runs.table.columns]
+
+
+def published_of(paper: Paper, group: Part, runs: Runs) -> Published:
+    """Return the published numbers of the gates of a group that have runs, by their names."""
+    theirs = paper.published().get(group.key, {})
+    begun = [gate for gate in paper.gates if gate.key in theirs and gate.name in runs.table["setting"]]
+    return {gate.name: theirs[gate.key] for gate in begun}
 
 
 def claims_of(judgements: Iterable[Judgement], remarks: Sequence[str]) -> Section:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from mtl.report.statistics import (
     POWER,
     SIGNIFICANCE,
     Difference,
+    Outcome,
     Summary,
     Value,
     Values,
@@ -96,31 +96,6 @@ def judge(
     return Judgement(claim, verdict, "; ".join(reasons))
 
 
-class Advantage(NamedTuple):
-    """How much better one gate is than another: the mean difference, its deviation in one seed, and p, two-sided."""
-
-    mean: float
-    deviation: float
-    p: float
-
-
-def advantage(own: Values, others: Values, factor: float, higher: bool, overlap: float = 0.0) -> Advantage:
-    """Return how much better the values of ``own`` are than those of ``others`` times ``factor``.
-
-    ``higher``: whether higher values are better. ``p`` is 0 if the values do not vary but differ, and 1 if they do not
-    vary and are equal.
-    """
-    found = difference(own, others, factor, overlap)
-    if found is None:
-        return Advantage(0.0, 0.0, 1.0)
-    return Advantage(found.mean if higher else -found.mean, found.deviation, _p_value(found))
-
-
-def _p_value(found: Difference) -> float:
-    """Return the p-value; where it is undefined since nothing varies, 0 for a difference and 1 for none."""
-    return float(not found.mean) if found.p is None else found.p
-
-
 def seeds_to_decide(mean: float, deviation: float, overlap: float = 0.0) -> str:
     """Say how many seeds would make the mean difference significant with probability ``POWER``."""
     needed = runs_to_decide(mean, deviation, 1, overlap) if mean else math.inf
@@ -136,7 +111,7 @@ def _bounded(claim: Claim, own: Values, overlap: float) -> tuple[Verdict, str]:
     for bound, outside in ((claim.at_least, "less"), (claim.at_most, "greater")):
         if bound is not None and (mine.mean < bound if outside == "less" else mine.mean > bound):
             apart = one_sample(mine, bound)
-            if apart and (apart.p or 1.0) < SIGNIFICANCE:
+            if apart and apart.outcome() != Outcome.OPEN:
                 return Verdict.CONTRADICTED, reason
             return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(mine.mean - bound, mine.deviation, overlap)}"
     # A run without a value has not reached the event whose time is bounded
@@ -147,27 +122,33 @@ def _compared(claim: Claim, own: Values, others: Values, name: str, overlap: flo
     mine, theirs = (summarise(list(values.values()), 1.0, overlap) for values in (own, others))
     if mine.mean is None or theirs.mean is None or min(mine.count, theirs.count) < FEWEST:
         return _few(mine, theirs), f"{_counted(mine.count)} against {_counted(theirs.count)} of {name}"
-    by = claim.by or 0.0
-    found = advantage(own, others, 1, claim.higher, overlap)
-    short = advantage(own, others, 1 + by if claim.higher else 1 - by, claim.higher, overlap)
+    by, sign = claim.by or 0.0, 1 if claim.higher else -1
+    found, short = (difference(own, others, factor, overlap) for factor in (1.0, 1 + sign * by))
+    assert found is not None  # both settings have values
+    assert short is not None
+    found, short = found.times(sign), short.times(sign)
     share = found.mean / abs(theirs.mean) if theirs.mean else None
     digits = ".1g" if share and abs(share) < 0.001 else ".1f"
     size = "" if share is None else f", {100 * abs(share):{digits}}% {'better' if found.mean > 0 else 'worse'}"
-    reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}, p={found.p:.2g}"
+    reason = f"{_text(mine)} against {_text(theirs)} of {name}{size}{_p(found)}"
     if by < 0:  # the claim is only that the gate is not worse than so
-        found, reason = short, f"{reason}; against {-by:.1%} worse: p={short.p:.2g}"
+        found, reason = short, f"{reason}; against {-by:.1%} worse{_p(short)}"
     verdict = None
-    if found.p < SIGNIFICANCE and found.mean < 0:
+    if found.outcome() == Outcome.WORSE:
         verdict = Verdict.CONTRADICTED
-    elif by > 0 and short.p < SIGNIFICANCE and short.mean < 0:
-        verdict, reason = Verdict.CONTRADICTED, f"{reason}; less than the claimed {by:.0%}, p={short.p:.2g}"
-    elif found.p < SIGNIFICANCE:
+    elif by > 0 and short.outcome() == Outcome.WORSE:
+        verdict, reason = Verdict.CONTRADICTED, f"{reason}; less than the claimed {by:.0%}{_p(short)}"
+    elif found.outcome() == Outcome.BETTER:
         verdict = Verdict.HOLDS
     if verdict is None:
         return Verdict.UNDECIDED, f"{reason}; {seeds_to_decide(found.mean, found.deviation, overlap)}"
     # The runs that have a value are the better ones of their gate
     biased = mine.undefined if verdict == Verdict.HOLDS else theirs.undefined
     return Verdict.UNDECIDED if biased else verdict, reason
+
+
+def _p(found: Difference) -> str:
+    return "" if found.p is None else f", p={found.p:.2g}"
 
 
 def _few(*gates: Summary) -> Verdict:

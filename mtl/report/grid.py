@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mtl.report.compare import Comparison, Quantity
-from mtl.report.statistics import SIGNIFICANCE, Difference, Summary
+from mtl.report.statistics import Difference, Outcome, Summary
 
 Published = Mapping[str, Mapping[str, tuple[float, float | None]]]  # see ``grid``
 _GAP = 3  # characters between columns
@@ -130,7 +130,8 @@ def difference_text(found: Difference, places: int, detailed: bool) -> str:
     there is no p-value.
     """
     error = f" ± {found.error:,.{places}f}" if detailed and found.error is not None else ""
-    tested = "" if found.p is None or found.undefined else f" {p_text(found.p)}{'*' * (found.p < SIGNIFICANCE)}"
+    significant = found.outcome() in (Outcome.BETTER, Outcome.WORSE)
+    tested = "" if found.p is None or found.undefined else f" {p_text(found.p)}{'*' * significant}"
     return f"{found.mean:+,.{places}f}{error}{tested}"
 
 

@@ -17,7 +17,7 @@ from mtl.literals import markdown, printable
 from mtl.records import own_file
 from mtl.report.compare import Comparison
 from mtl.report.grid import Listing
-from mtl.report.tables import in_markdown
+from mtl.report.tables import bullets, in_markdown
 
 _DPI = 120  # of figures in a page
 _SHORT = 24  # characters of a text that is aligned like a number
@@ -109,9 +109,8 @@ def render_markdown(title: str, intro: str, sections: Sequence[Section], name: s
     for section in sections:
         parts += [f"## {markdown(section.title)}", _paragraphs(section.text)]
         for listing in [*([section.table] if section.table else []), *section.listings]:
-            title = f"### {markdown(listing.title)}" if listing.title else ""
-            parts += [title, in_markdown(listing), _bullets(listing.notes)]
-        parts.append(_bullets(section.notes))
+            parts.append(in_markdown(listing))
+        parts.append(bullets(section.notes))
         if name:
             parts += [f"![{markdown(each.caption)}]({next(files)})" for each in section.figures if each.beside]
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
@@ -119,7 +118,3 @@ def render_markdown(title: str, intro: str, sections: Sequence[Section], name: s
 
 def _paragraphs(text: str) -> str:
     return "\n\n".join(map(markdown, text.split("\n\n")))
-
-
-def _bullets(notes: Sequence[str]) -> str:
-    return "\n".join(f"* {markdown(note)}" for note in notes)

@@ -98,7 +98,7 @@ class Runs:
 
     def is_higher_better(self, column: str) -> bool | None:
         """Return whether higher values of a column of numbers are better; None if that is not known."""
-        return self.higher.get(re.split("[ /]", column)[-1])
+        return self.higher.get(metric_of(column))
 
     @property
     def overlap(self) -> float:
@@ -122,6 +122,11 @@ class Runs:
         ):
             return {}
         return dict(zip(keys_of(ended), ended[column].to_list(), strict=True))  # the finished ones come last
+
+
+def metric_of(column: str) -> str:
+    """Return the metric of a column, such as auroc of "test click/auroc"."""
+    return re.split("[ /]", column)[-1]
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

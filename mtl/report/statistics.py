@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import polars as pl
@@ -50,6 +51,15 @@ class Summary:
         return self.error / math.sqrt(1 / self.count + self.overlap) if self.error else 0.0
 
 
+class Outcome(StrEnum):
+    """What a difference tells: the first setting is better or worse, as good, or more runs are needed."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "as good"
+    OPEN = "undecided"
+
+
 @dataclass(frozen=True)
 class Difference:
     """How much larger the values of one setting are than those of another.
@@ -82,8 +92,20 @@ class Difference:
         reach = float(student.isf(SIGNIFICANCE / 2, self.freedom)) * self.error if self.error else 0.0
         return self.mean - reach, self.mean + reach
 
+    def outcome(self, p: Value = None, close: float = 0.0) -> Outcome:
+        """Return what the difference tells, where positive ones are better; the one rule of tables and verdicts.
+
+        It is significant if ``p``, by default its own p-value, is below ``SIGNIFICANCE``, or if ``FEWEST`` runs do not
+        vary at all, such as a number of parameters. Else, both are as good if the interval lies within +-``close``.
+        """
+        p, constant = self.p if p is None else p, self.error == 0 and self.runs >= FEWEST
+        if self.mean and (constant if p is None else p < SIGNIFICANCE):
+            return Outcome.BETTER if self.mean > 0 else Outcome.WORSE
+        ends = self.interval
+        return Outcome.SAME if ends and -close < ends[0] and ends[1] < close else Outcome.OPEN
+
     def times(self, factor: float) -> Difference:
-        """Return the difference in another unit."""
+        """Return the difference in another unit, or of the opposite sign."""
         error = None if self.error is None else self.error * abs(factor)
         return replace(self, mean=self.mean * factor, error=error, deviation=self.deviation * abs(factor))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def written(comparison: Comparison, published: Published | None = None) -> Listi
 
 
 def in_markdown(table: Listing) -> str:
-    """Return a table in Markdown, with the best values in bold."""
+    """Return a table in Markdown, with its title and notes, and the best values in bold."""
 
     def text(entry: Entry) -> str:
         value = f"**{markdown(entry.value)}**" if entry.best else markdown(entry.value)
@@ -53,7 +54,14 @@ def in_markdown(table: Listing) -> str:
 
     rows = [[text(entry) for entry in row] for row in table.rows]
     lines = [list(map(markdown, table.header)), ["---"] * len(table.header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    cells = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    title = f"### {markdown(table.title)}" if table.title else ""
+    return "\n\n".join(part for part in (title, cells, bullets(table.notes)) if part)
+
+
+def bullets(notes: Sequence[str]) -> str:
+    """Return sentences as a list in Markdown."""
+    return "\n".join(f"* {markdown(note)}" for note in notes)
 
 
 def explanation(comparison: Comparison, best: str) -> list[str]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mtl.report.runs import Runs
-from mtl.report.statistics import SIGNIFICANCE, Difference, Value, Values, difference, runs_to_decide, summarise
+from mtl.report.statistics import Difference, Outcome, Value, Values, difference, runs_to_decide, summarise
 
 CLOSE = 1.0  # percent: a gain whose interval lies within -CLOSE to CLOSE is none
 ALONE, TOGETHER, GROUPS = "alone", "together", "groups"
 SHARE, NOT, NONE, UNDECIDED = "share", "do not share", "alone is as good", "undecided"
+VERDICTS = {Outcome.BETTER: SHARE, Outcome.WORSE: NOT, Outcome.SAME: NONE, Outcome.OPEN: UNDECIDED}
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,7 @@ class Gain:
         """One of the four verdicts; runs without a value leave a gain undecided."""
         if self.found is None or self.found.undefined:
             return UNDECIDED
-        if self.p is not None and self.p < SIGNIFICANCE:
-            return SHARE if self.mean > 0 else NOT
-        ends = self.interval
-        return NONE if ends and ends[0] > -CLOSE and ends[1] < CLOSE else UNDECIDED
+        return VERDICTS[self.found.outcome(self.p, CLOSE)]
 
     @property
     def advice(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind, ttest_rel
 
 from mtl.paper.definition import Claim
-from mtl.paper.verdicts import RULES, Verdict, advantage, judge, judge_search, seeds_to_decide
+from mtl.paper.verdicts import RULES, Verdict, judge, judge_search, seeds_to_decide
 
 HOLDS, NOT_RUN, UNDECIDED, CONTRADICTED = Verdict
 NAMES = {"a": "A", "b": "B", "c": "C"}
@@ -60,7 +60,7 @@ BOTH = {"than": ["b", "c"]}
         ({"a": LOW, "b": OTHER}, {}, UNDECIDED, None),
         ({"a": OTHER, "b": LOW}, {}, UNDECIDED, None),
         # runs that do not vary can be compared
-        ({"a": [4.0] * 3, "b": [1.0] * 3}, UP, HOLDS, "4 ± 0 against 1 ± 0 of B, 300.0% better, p=0"),
+        ({"a": [4.0] * 3, "b": [1.0] * 3}, UP, HOLDS, "4 ± 0 against 1 ± 0 of B, 300.0% better"),
         ({"a": [4.0] * 3, "b": [4.0] * 3}, UP, UNDECIDED, None),
         (
             {"a": [864_000.0, 866_000.0, 865_000.0], "b": [864_700.0] * 3},
@@ -98,9 +98,7 @@ def test_verdicts(values: Any, claim: dict[str, Any], expected: Verdict, reason:
 def test_runs_of_different_seeds_are_compared_as_samples() -> None:
     p = ttest_ind(LOW, HIGH, equal_var=False).pvalue
     assert f"p={p:.2g}" in verdict({"a": LOW, "b": HIGH}, paired=False)[1]
-    assert advantage(dict(enumerate(LOW)), dict(enumerate(HIGH)), 1, False).p == pytest.approx(
-        ttest_rel(LOW, HIGH).pvalue
-    )
+    assert f"p={ttest_rel(LOW, HIGH).pvalue:.2g}" in verdict({"a": LOW, "b": HIGH})[1]
 
 
 @pytest.mark.parametrize(
