@@ -27,13 +27,13 @@ from mtl.cli.explain import CONF  # noqa: E402
 from mtl.cli.run import run  # noqa: E402
 from mtl.cli.share import OWN  # noqa: E402
 from mtl.cli.study import first_run, split_words  # noqa: E402
-from mtl.records import RESULTS, read_json  # noqa: E402
+from mtl.files.records import RESULTS, read_json  # noqa: E402
+from mtl.files.writing import write_json  # noqa: E402
 from mtl.runs.commands import quoted  # noqa: E402
 from mtl.sharing.command import share  # noqa: E402
 from mtl.sharing.page import write  # noqa: E402
 from mtl.tune.launch import Launch, run_folder  # noqa: E402
 from mtl.tune.queue import Outcome, Queue  # noqa: E402
-from mtl.writing import write_json  # noqa: E402
 
 # Linear tasks with noise and few rows, trained until the validation loss rises: what a task gains from another one is
 # then what it can learn from the other's rows

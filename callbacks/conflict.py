@@ -11,13 +11,13 @@ from pytorch_lightning import Callback, Trainer
 
 from mtl.analysis.conflicts import as_table, draw
 from mtl.distributed import gather
+from mtl.files.writing import write_text
 from mtl.loggers.pictures import save_picture
 from mtl.options import Long, validated
 from mtl.training.conflict import ALL, Row, measure
 from mtl.training.module import MultiTaskModule
 from mtl.training.values import log_values
 from mtl.types import Batch
-from mtl.writing import write_text
 
 from .length import took_step
 

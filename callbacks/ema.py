@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtl.distributed import part_like
-from mtl.functional import at_least_float32
+from mtl.nn.functional import at_least_float32
 from mtl.options import Share, validated
 
 from .length import took_step

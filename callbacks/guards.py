@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError
 from mtl.distributed import gather, whole, world_size
-from mtl.records import flatten
+from mtl.files.records import flatten
 
 PLACES = ("words", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
 EVERY = 50  # steps between checks of the gradients, and on GPUs of the loss

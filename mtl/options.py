@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import is_typeddict
 
 from mtl.checks import InputError, in_one_line, shown, suggestion
-from mtl.literals import CONTROL, unescaped
+from mtl.files.literals import CONTROL, unescaped
 
 MANY = 1_000_000  # more experts, layers or units than any machine holds
 # Strict: true is refused as a number, 1.0 as a whole number, and NaN and infinity everywhere. Classes that pydantic

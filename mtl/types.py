@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require, suggestion
-from mtl.functional import has_float64, widest
+from mtl.nn.functional import has_float64, widest
 from mtl.objectives import OF_QUANTILES, Objective
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]

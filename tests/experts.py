@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
+from mtl.nn.dropout import Masks
 
 
 class GatedExperts(Experts):

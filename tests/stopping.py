@@ -17,7 +17,7 @@ from pytorch_lightning import Callback
 
 from mtl.checkpoints.files import read
 from mtl.cli.run import run
-from mtl.records import read_json
+from mtl.files.records import read_json
 from mtl.runs.signals import Stopped
 from tests.integration.helpers import compose_small, resume_small
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from mtl.checks import InputError
-from mtl.writing import writing
+from mtl.files.writing import writing
 
 logger = logging.getLogger(__name__)
 

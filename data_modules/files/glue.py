@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mtl.checks import require
+from mtl.files.writing import write_text
 from mtl.types import TaskKind
-from mtl.writing import write_text
 
 from .cache import locked
 from .download import fetch, place, unpacked

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mtl.checks import listed, require
-from mtl.literals import escaped
+from mtl.files.literals import escaped
 
 from .encoder import check_columns
 from .inferring import Column

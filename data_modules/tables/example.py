@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from mtl.writing import writing
+from mtl.files.writing import writing
 
 from ..files.cache import locked
 

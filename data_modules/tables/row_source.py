@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from mtl.checks import InputError, first_line, require, shown
-from mtl.literals import CONTROL
+from mtl.files.literals import CONTROL
 from mtl.types import ROW
 
 from ..files.cache import versions

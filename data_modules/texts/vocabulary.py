@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtl.writing import write_json, write_text
+from mtl.files.writing import write_json, write_text
 
 from ..files.cache import locked
 from .encoder import Encoder

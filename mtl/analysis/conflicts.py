@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line
-from mtl.literals import unformatted
-from mtl.records import LONGEST, own_file
+from mtl.files.literals import unformatted
+from mtl.files.records import LONGEST, own_file
 
 COLUMNS = {"step": pl.Int64, "quantity": pl.String, "layer": pl.String, "task": pl.String, "other": pl.String}
 MOST = 16  # pairs of tasks, or layers, with a line of their own

@@ -9,10 +9,10 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor, nn
 
-from mtl.functional import widest
 from mtl.gates.base import Gate
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
+from mtl.nn.functional import widest
 from mtl.types import Routing
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mtl.analysis import figures
 from mtl.analysis.patterns import describe
 from mtl.analysis.tally import History, Probabilities, Tally
-from mtl.literals import unformatted
-from mtl.writing import write_csv
+from mtl.files.literals import unformatted
+from mtl.files.writing import write_csv
 
 Permutations = list[tuple[Tensor, Tensor, bool]]  # hard matrices, soft matrices, and whether the soft phase is over
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.functional import entropy, widest
+from mtl.nn.functional import entropy, widest
 from mtl.types import Routing
 
 # The largest number of training batches that are kept; beyond it, every second one is dropped

@@ -20,10 +20,10 @@ from torch import Tensor
 from mtl.checkpoints.parts import Parts, check_zip, joined, read_parts
 from mtl.checkpoints.trust import check_config
 from mtl.checks import InputError, first_line, require
-from mtl.literals import unescaped
+from mtl.files.literals import unescaped
+from mtl.files.records import CHECKPOINTS, own_file
+from mtl.files.writing import writing
 from mtl.options import Model, sentences
-from mtl.records import CHECKPOINTS, own_file
-from mtl.writing import writing
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def restoring(checkpoint: Checkpoint | None) -> Iterator[None]:
 
 
 class CheckpointIO(TorchCheckpointIO):
-    """Write each checkpoint atomically (see ``mtl.writing``): a kill or a full disk leaves earlier files intact.
+    """Write each checkpoint atomically (see ``mtl.files.writing``): a kill or a full disk leaves earlier files intact.
 
     ``known``: the checkpoint that the run starts from, which is not read again.
     """

@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mtl.checks import InputError
 from mtl.distributed import Pieces, gather
+from mtl.files.records import own_file
+from mtl.files.writing import writing
 from mtl.options import Model
-from mtl.records import own_file
-from mtl.writing import writing
 
 DIVIDED = "divided"  # storage_options of a checkpoint whose parts each process writes
 PREFIX = "parts_"

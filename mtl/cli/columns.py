@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = parser.parse_args(arguments)
         from mtl.checks import require
         from mtl.data_modules.tables.described import described
-        from mtl.writing import write_text
+        from mtl.files.writing import write_text
 
         name = data_name(given.file)
         out = given.out / "data" / f"{name}.yaml"

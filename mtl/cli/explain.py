@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtl.checks import causes, shown, suggestion
-from mtl.records import flatten
+from mtl.files.records import flatten
 from mtl.runs.commands import key_of
 
 CONF = Path(str(files("mtl.conf")))

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mtl.checks import InputError
-from mtl.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, own_file
+from mtl.files.records import COMMAND, CONFIG, LOCK, LOG, RESULTS, own_file
 from mtl.runs.commands import command
 
 

@@ -26,11 +26,11 @@ from mtl.config import build
 from mtl.config.check import check
 from mtl.config.resume import check_batches
 from mtl.config.teacher import read_teacher
-from mtl.records import CHECKPOINTS, CONFIG, RESULTS
+from mtl.files.records import CHECKPOINTS, CONFIG, RESULTS
+from mtl.files.writing import write_json, write_text
 from mtl.runs import results
 from mtl.runs.commands import command
 from mtl.runs.signals import Stopped, stop_signals
-from mtl.writing import write_json, write_text
 
 log = logging.getLogger("mtl")
 

@@ -44,9 +44,9 @@ class SweepTable(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         if "MULTIRUN" in str(config.hydra.mode):
+            from mtl.files.writing import write_text
             from mtl.report.runs import read_runs
             from mtl.report.summary import CSV
-            from mtl.writing import write_text
 
             folder = Path(config.hydra.sweep.dir)
             write_text(folder / CSV, read_runs([folder]).table.write_csv())

@@ -87,7 +87,7 @@ def read_start(given: Sequence[str]) -> None:
     from mtl.checkpoints.files import read, read_to_resume
     from mtl.checks import require
     from mtl.config.resume import stored_words, words_in_force
-    from mtl.records import COMMAND, read_json
+    from mtl.files.records import COMMAND, read_json
 
     Start.checkpoint = read_to_resume(path) if option == "ckpt" else read(path)
     folder = resolvers.run_folder(str(Start.checkpoint.path))
@@ -125,9 +125,9 @@ def start(cfg: DictConfig, hydra_cfg: Any, checkpoint: Any = None, stored: Seque
     from mtl.cli.run import run
     from mtl.config.check import check
     from mtl.config.resume import is_harmless, resumed_config
-    from mtl.records import CHECKPOINTS, COMMAND, CONFIG, RESULTS, read_json
+    from mtl.files.records import CHECKPOINTS, COMMAND, CONFIG, RESULTS, read_json
+    from mtl.files.writing import write_json
     from mtl.runs.console import make_lasting
-    from mtl.writing import write_json
 
     make_lasting()
     if not resolvers.is_first():

@@ -22,7 +22,7 @@ from torch import nn
 from mtl.callbacks.standard import standard_callbacks
 from mtl.checkpoints.files import Checkpoint, CheckpointIO
 from mtl.checks import InputError, first_line, require
-from mtl.literals import escaped, unescaped
+from mtl.files.literals import escaped, unescaped
 from mtl.training.distillation import Distillation
 from mtl.training.module import MultiTaskModule
 from mtl.training.weighting import Weighting

@@ -21,8 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from mtl.checkpoints.files import Checkpoint
 from mtl.checkpoints.trust import BUILT, is_installed
 from mtl.checks import InputError, first_line, require
+from mtl.files.records import flatten
 from mtl.options import valid
-from mtl.records import flatten
 from mtl.runs.commands import key_of
 
 Composer = Callable[[Sequence[str]], DictConfig]

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.dropout import Masks
 from mtl.experts.pairs import Pairs, mix_pairs
+from mtl.nn.dropout import Masks
 from mtl.options import Count, Dropout, validated
 
 
@@ -20,7 +20,7 @@ class Experts(nn.Module, ABC):
     """E experts of one layer. A subclass implements ``outputs``; mixing, dense and sparse, follows from it.
 
     ``output_dim`` H: the number of outputs of an expert. ``dropout``: the probability of dropping a unit; ``outputs``
-    applies the ``masks`` that it is given (see ``mtl.dropout.Masks``), and no dropout if it is given None. The first
+    applies the ``masks`` that it is given (see ``mtl.nn.dropout.Masks``), and no dropout if it is given None. The first
     dimension of every parameter and buffer must be E, since pruning selects experts along it.
     """
 

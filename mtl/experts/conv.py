@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from mtl.checks import InputError, require
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedDense
 from mtl.experts.pairs import Pairs
-from mtl.linear import matching
+from mtl.nn.dropout import Masks
+from mtl.nn.linear import matching
 from mtl.options import Count, CountOrZero, Dropout, validated
 
 Kernel = tuple[Tensor, Tensor]  # weight [O, I, k, k] and bias [O] of one expert

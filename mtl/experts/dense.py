@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.linear import affine, grouped_linear, matching
+from mtl.nn.dropout import Masks
+from mtl.nn.linear import affine, grouped_linear, matching
 from mtl.options import Count, Dropout, validated
 
 

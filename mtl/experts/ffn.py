@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
 from mtl.experts.pairs import Pairs, mix_pairs
-from mtl.linear import grouped_linear
+from mtl.nn.dropout import Masks
+from mtl.nn.linear import grouped_linear
 from mtl.options import Count, Dropout, validated
 
 

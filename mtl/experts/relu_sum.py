@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.dense import StackedLinear
+from mtl.nn.dropout import Masks
 from mtl.options import Count, validated
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, batch_mean
-from mtl.functional import KeepsDigits, at_least_float32, entropy
 from mtl.gates.columns import Columns
-from mtl.linear import affine
+from mtl.nn.functional import KeepsDigits, at_least_float32, entropy
+from mtl.nn.linear import affine
 from mtl.options import Count, Name, Some, validated
 from mtl.types import InputSpec, Routing
 

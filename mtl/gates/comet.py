@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtl.functional import LOG_EPS, smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
+from mtl.nn.functional import LOG_EPS, smooth_step
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
-from mtl.functional import at_least_float32
 from mtl.gates.balance import balance_loss
 from mtl.gates.base import WEIGHT_RANGE, Gate, check_k
 from mtl.gates.topk import keep_largest
-from mtl.linear import affine
+from mtl.nn.functional import at_least_float32
+from mtl.nn.linear import affine
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 

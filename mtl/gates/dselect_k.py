@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import batch_mean
-from mtl.functional import smooth_step
 from mtl.gates.base import WEIGHT_RANGE, Gate, entropy_loss
+from mtl.nn.functional import smooth_step
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import broadcast
-from mtl.functional import at_least_float32, logistic_noise
 from mtl.gates.base import Gate
+from mtl.nn.functional import at_least_float32, logistic_noise
 from mtl.options import InnerShare, NotNegative, Positive, Share, validated
 from mtl.types import Routing
 

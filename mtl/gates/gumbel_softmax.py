@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtl.distributed import batch_mean
-from mtl.functional import logistic_noise
 from mtl.gates.base import WEIGHT_RANGE, Gate
+from mtl.nn.functional import logistic_noise
 from mtl.options import InnerShare, NotNegative, Positive, validated
 from mtl.types import Routing
 

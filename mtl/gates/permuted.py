@@ -12,8 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from mtl.distributed import broadcast
-from mtl.functional import KeepsDigits, at_least_float32, entropy, in_float64
 from mtl.gates.base import Gate
+from mtl.nn.functional import KeepsDigits, at_least_float32, entropy, in_float64
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 

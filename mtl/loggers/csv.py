@@ -11,9 +11,9 @@ from typing import Any
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from mtl.files.records import own_file
+from mtl.files.writing import reported, write_csv
 from mtl.options import Long, Name, validated
-from mtl.records import own_file
-from mtl.writing import reported, write_csv
 
 Row = dict[str, Any]
 

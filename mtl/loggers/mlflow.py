@@ -12,8 +12,8 @@ from pytorch_lightning.loggers import MLFlowLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from mtl.checks import require_packages
-from mtl.records import flatten, own_file
-from mtl.writing import write_text
+from mtl.files.records import flatten, own_file
+from mtl.files.writing import write_text
 
 LONGEST = 250  # characters of an option that Lightning writes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pytorch_lightning.loggers import Logger
 
-from mtl.writing import writing
+from mtl.files.writing import writing
 
 DOTS = 100  # per inch
 COMPRESSION = 1  # from 0 to 9; the default 6 takes a third of a picture's time and makes files 7 to 9 % smaller

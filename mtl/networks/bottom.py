@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.functional import at_least_float32
 from mtl.networks.attention import TargetAttention
+from mtl.nn.functional import at_least_float32
 from mtl.options import Count, validated
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric, Tokens
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.experts.pairs import Pairs
 from mtl.gates.base import Gate
 from mtl.gates.separate import joined
+from mtl.nn.dropout import Masks
 from mtl.types import Routing
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mtl.linear import matching
 from mtl.networks.bottom import TabularBottom
+from mtl.nn.linear import matching
 from mtl.options import Count, validated
 from mtl.types import InputSpec
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtl.checks import require
-from mtl.dropout import Masks
 from mtl.experts.base import Experts
 from mtl.gates.base import Gate
 from mtl.gates.permuted import Permutation
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads, SumHeads
 from mtl.networks.mmoe import MMoE
+from mtl.nn.dropout import Masks
 from mtl.types import DataSpec, TaskSpec
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from mtl.checks import InputError, require
 from mtl.experts.base import Experts
 from mtl.experts.dispatch import Dispatch, Execution
-from mtl.functional import at_least_float32
 from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.permuted import Permutation, permuted
+from mtl.nn.functional import at_least_float32
 from mtl.types import InputSpec, Routing
 
 

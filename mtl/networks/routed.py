@@ -17,9 +17,9 @@ from mtl.gates.base import Gate
 from mtl.gates.fixed import FixedGate
 from mtl.gates.gumbel_matrix import GumbelMatrixGate
 from mtl.gates.permuted import Permutation, PermutedGate, permuted
-from mtl.linear import matching
 from mtl.networks.components import Component, Shape
 from mtl.networks.heads import Heads, SeparateHeads, SumHeads, wanted_tasks
+from mtl.nn.linear import matching
 from mtl.options import Count, Share, validated
 from mtl.types import DataSpec, NetworkOutput, Routing, sum_losses
 

@@ -12,9 +12,9 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
 from mtl.config.resume import Composer
+from mtl.files.records import RESULTS
 from mtl.paper.definition import Pair, Paper, Part, read
 from mtl.paper.page import judge_again, write
-from mtl.records import RESULTS
 from mtl.report.runs import numbers, read_results
 from mtl.report.trials import Trials
 from mtl.tune.command import best_trials, checked, run_trials, say, working

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mtl.checks import require
+from mtl.files.writing import write_bytes, write_text
 from mtl.paper.definition import Paper, Part, name_of
 from mtl.paper.figures import figure_of
 from mtl.paper.joint import joint_runs, section_of_joint
@@ -27,7 +28,6 @@ from mtl.report.tables import in_markdown, written
 from mtl.report.trials import Trials, best_trials, section_of_trials
 from mtl.training.metrics import higher_is_better
 from mtl.tune.launch import run_folder
-from mtl.writing import write_bytes, write_text
 
 FLOPS, BINARY = "test flops_selected", "test binary_selectors"  # columns of the table of runs
 # Columns of the runs in a page's CSV

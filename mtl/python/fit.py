@@ -31,16 +31,16 @@ from mtl.cli.train import composed
 from mtl.config.check import check
 from mtl.config.resume import config_to_load, resumed_config
 from mtl.config.words import options_of, plain, word
-from mtl.literals import escaped
+from mtl.files.literals import escaped
+from mtl.files.records import COMMAND, read_json
+from mtl.files.writing import write_json
 from mtl.options import FilePath
 from mtl.options import valid as checked
-from mtl.records import COMMAND, read_json
 from mtl.runs import commands
 from mtl.runs.commands import in_quotes
 from mtl.runs.signals import Stopped, stop_signals
 from mtl.use.frames import to_polars
 from mtl.use.trained import TrainedModel, model_of
-from mtl.writing import write_json
 
 Rows = Any  # a DataFrame of polars or pandas, a dict of columns, or the path of a file, a folder or a pattern
 # The option for the file of a split, and what messages call its rows if they are in memory

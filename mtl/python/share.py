@@ -13,13 +13,13 @@ from mtl.checks import require, shown
 from mtl.cli.explain import CONF
 from mtl.cli.share import OWN, run
 from mtl.config.words import options_of, plain, word
-from mtl.literals import escaped
+from mtl.files.literals import escaped
+from mtl.files.writing import write_text, writing
 from mtl.options import FilePath, valid
 from mtl.python.fit import Rows, is_path, own_hydra
 from mtl.runs.commands import in_quotes
 from mtl.tune.space import derived_seed
 from mtl.use.frames import to_polars
-from mtl.writing import write_text, writing
 
 
 def share(

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mtl.analysis.figures import look
 from mtl.checks import InputError, first_line, listed, require
-from mtl.literals import unformatted
-from mtl.records import LONGEST, own_file
+from mtl.files.literals import unformatted
+from mtl.files.records import LONGEST, own_file
 
 BAND = 0.9  # level of the confidence interval
 CSV_LOG = Path("csv") / "metrics.csv"  # written by logger=csv

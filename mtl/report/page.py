@@ -13,8 +13,8 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from mtl.literals import markdown, printable
-from mtl.records import own_file
+from mtl.files.literals import markdown, printable
+from mtl.files.records import own_file
 from mtl.report.compare import Comparison
 from mtl.report.grid import Listing
 from mtl.report.tables import bullets, in_markdown

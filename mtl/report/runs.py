@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mtl.checks import InputError, require
+from mtl.files.records import COMMAND, CONFIG, LOG, RESULTS, own_file, read_json
 from mtl.options import fits
-from mtl.records import COMMAND, CONFIG, LOG, RESULTS, own_file, read_json
 from mtl.report.statistics import DELTA, SEEDS, Value, keys_of, with_delta
 
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"

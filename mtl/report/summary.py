@@ -9,12 +9,12 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from mtl.literals import printable
+from mtl.files.literals import printable
+from mtl.files.writing import write_text
 from mtl.report.compare import Comparison
 from mtl.report.page import Section, render, render_markdown
 from mtl.report.runs import Results, Runs, command, read_results
 from mtl.report.tables import console_tables, explanation
-from mtl.writing import write_text
 
 CSV, MARKDOWN, PAGE = "summary.csv", "summary.md", "report.html"
 _MOST = 3  # different commands, versions or data that are listed

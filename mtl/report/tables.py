@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from mtl.literals import markdown, printable
+from mtl.files.literals import markdown, printable
 from mtl.report.compare import Comparison
 from mtl.report.grid import Entry, Listing, Published, grid
 from mtl.report.runs import FINISHED, Runs

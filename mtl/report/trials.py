@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from mtl.analysis.figures import look
-from mtl.literals import unformatted
+from mtl.files.literals import unformatted
 from mtl.report.grid import Listing, listing
 from mtl.report.page import Section, picture
 from mtl.report.runs import FINISHED, Runs

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mtl.literals import escaped
+from mtl.files.literals import escaped
 
 GIVEN: list[str] = []  # the words of this command line
 # The words that a run started from a checkpoint has to repeat, since a checkpoint keeps no folders, servers or classes
@@ -42,13 +42,9 @@ def program(name: str = "train") -> list[str]:
     These are ``mtl train``, ``python -m mtl train``, or ``python`` and the path of train.py.
     """
     given = Path(sys.argv[0])
-    if given.name == "__main__.py" and given.parent.name == "mtl":
-        return ["python", "-m", "mtl", name]
-    if given.suffix != ".py" and given.stem == "mtl":
-        return ["mtl", name]
-    beside = given.with_name(f"{name}.py")
-    elsewhere = given.name in ("train.py", "tune.py", "reproduce.py") and given.absolute().parent != Path.cwd()
-    return ["python", str(beside) if elsewhere else beside.name]
+    if given.name == "train.py" and name == "train":
+        return ["python", given.name if given.absolute().parent == Path.cwd() else str(given)]
+    return ["mtl", name] if given.suffix != ".py" and given.stem == "mtl" else ["python", "-m", "mtl", name]
 
 
 def quoted(path: str | Path) -> str:

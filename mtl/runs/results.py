@@ -23,7 +23,7 @@ from rich.text import Text
 from torch import nn
 
 from mtl import __version__
-from mtl.records import RESULTS, read_json
+from mtl.files.records import RESULTS, read_json
 from mtl.runs import commands
 from mtl.training.metrics import higher_is_better
 

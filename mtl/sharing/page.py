@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from mtl.checks import require
+from mtl.files.writing import write_json
 from mtl.report.grid import Listing, listing, p_text
 from mtl.report.page import Section, picture_of
 from mtl.report.runs import FINISHED, read_named_runs
@@ -20,7 +21,6 @@ from mtl.report.statistics import DELTA
 from mtl.report.summary import PAGE, heading, write_report
 from mtl.sharing.answer import ALONE, CLOSE, GROUPS, TOGETHER, Gain, answer, chosen, gains, recommended
 from mtl.sharing.settings import Comparison
-from mtl.writing import write_json
 
 RULE = (
     "Gains of the main metric over training alone, in %: mean ± standard error over pairs of runs. For each task, the "

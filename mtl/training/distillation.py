@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import batch_mean
-from mtl.functional import at_least_float32
+from mtl.nn.functional import at_least_float32
 from mtl.types import NetworkOutput, TaskSpec
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, gather_rows
-from mtl.functional import KeepsDigits, at_least_float32, has_float64, widest
+from mtl.nn.functional import KeepsDigits, at_least_float32, has_float64, widest
 from mtl.training.losses import pinball, summed_losses
 from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
 from mtl.types import RANKING, TaskSpec, labelled, metric_family

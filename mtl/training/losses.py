@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtl.functional import at_least_float32
+from mtl.nn.functional import at_least_float32
 from mtl.types import MISSING_CLASS, TaskSpec, labelled
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mtl.chains import check_chains, joint_logits
 from mtl.checks import listed, require
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.functional import has_float64
+from mtl.nn.functional import has_float64
 from mtl.predictions import readable
 from mtl.training.distillation import Distillation
 from mtl.training.evaluation import Evaluation, LossMeter

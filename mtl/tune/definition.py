@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from mtl.checks import InputError, require
+from mtl.files.records import flatten
 from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, matching, valid
-from mtl.records import flatten
 from mtl.runs.commands import key_of
 
 Space = dict[str, Any]  # see ``mtl.tune.space``

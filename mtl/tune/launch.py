@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from optuna.trial import Trial
 
 from mtl.config.resume import is_harmless
-from mtl.records import LOCK, RESULTS, read_json
+from mtl.files.records import LOCK, RESULTS, read_json
 from mtl.runs.channel import VARIABLE
 from mtl.runs.commands import quoted
 from mtl.runs.signals import SIGNALS

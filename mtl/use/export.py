@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from mtl.checks import require, require_packages
+from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.predictions import conditional, described
 from mtl.types import Tokens
 from mtl.use import program
 from mtl.use.trained import TrainedModel, load
-from mtl.writing import write_json
 
 LARGEST = 1e-5  # difference of a program's probabilities, and of values in standard deviations
 MEANINGS = {

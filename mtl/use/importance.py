@@ -23,12 +23,12 @@ from mtl.checks import require
 from mtl.config import build
 from mtl.config.resume import config_to_load
 from mtl.experts.ffn import StackedFFN
+from mtl.files.writing import writing
 from mtl.networks.packing import Packing
 from mtl.networks.transformer import Transformer
 from mtl.training.losses import summed_losses
 from mtl.types import Batch, TaskSpec
 from mtl.use.trained import model_of
-from mtl.writing import writing
 
 
 class Recorder:

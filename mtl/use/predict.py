@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mtl.checks import InputError, require
-from mtl.literals import printable
+from mtl.files.literals import printable
+from mtl.files.writing import reported, writing
 from mtl.types import ROW
 from mtl.use.trained import TrainedModel, load
-from mtl.writing import reported, writing
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from mtl.files.writing import check_place, reported, write_bytes
 from mtl.predictions import readable
 from mtl.types import Bag, Categorical, Image, InputSpec, Numeric
-from mtl.writing import check_place, reported, write_bytes
 
 
 class Readable(nn.Module):

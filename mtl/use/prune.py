@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mtl.analysis.flops import forward_flops
 from mtl.checks import require
+from mtl.files.writing import write_json
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
 from mtl.predictions import conditional
@@ -20,7 +21,6 @@ from mtl.use import program
 from mtl.use.export import difference
 from mtl.use.program import replace_parts
 from mtl.use.trained import load
-from mtl.writing import write_json
 
 
 @torch.no_grad()

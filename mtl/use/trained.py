@@ -18,9 +18,9 @@ from mtl.checkpoints.files import Checkpoint, CheckpointIO, read, restoring, usi
 from mtl.checks import InputError, first_line, listed, require, shown
 from mtl.config import build
 from mtl.config.resume import config_to_load
+from mtl.files.records import RESULTS, read_json
 from mtl.networks.packing import Packing
 from mtl.options import FilePath, valid
-from mtl.records import RESULTS, read_json
 from mtl.types import ROW, Batch, DataSpec, NetworkOutput, RowEncoder, TaskSpec
 from mtl.use.frames import is_pandas, like_pandas, to_polars
 from mtl.use.labelled import evaluated, importance

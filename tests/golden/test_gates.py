@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtl.functional import smooth_step
 from mtl.gates import CometGate, DSelectKGate, Gate, TopKGate
 from mtl.gates.permuted import Permutation, matrix_entropy, permute, sinkhorn
+from mtl.nn.functional import smooth_step
 from mtl.training.schedules import linear, log_linear
 from mtl.types import Routing
 

@@ -20,7 +20,7 @@ from mtl.checks import InputError
 from mtl.cli import use
 from mtl.cli.run import run
 from mtl.config import build
-from mtl.records import read_json
+from mtl.files.records import read_json
 from mtl.use import predict
 from tests.conftest import ROOT
 from tests.disks import largest_file

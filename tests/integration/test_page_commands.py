@@ -18,8 +18,8 @@ import pytest
 from mtl.data_modules.tables.example import visits
 
 from mtl.cli import columns, report, reproduce, tune
+from mtl.files.records import read_json
 from mtl.paper import command
-from mtl.records import read_json
 from tests.conftest import ROOT
 from tests.pages import blocks, commands
 from tests.programs import free_port

@@ -21,14 +21,14 @@ from mtl.analysis.conflicts import as_table
 from mtl.checks import InputError
 from mtl.cli import share
 from mtl.cli.run import run
+from mtl.files.records import RESULTS, read_json
+from mtl.files.writing import write_json
 from mtl.python.fit import own_hydra
-from mtl.records import RESULTS, read_json
 from mtl.report.runs import read_runs
 from mtl.sharing import command, page
 from mtl.tune import launch
 from mtl.tune.launch import Launch, run_folder
 from mtl.tune.queue import Outcome, Queue
-from mtl.writing import write_json
 from tests.conftest import ROOT
 from tests.integration.helpers import accepted
 from tests.run_folders import write_run

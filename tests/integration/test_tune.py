@@ -19,8 +19,8 @@ import pytest
 
 from mtl.cli import tune
 from mtl.cli.run import run
+from mtl.files.records import read_json
 from mtl.python.fit import own_hydra
-from mtl.records import read_json
 from mtl.runs import channel
 from mtl.tune.definition import read
 from mtl.tune.queue import Outcome
@@ -70,7 +70,7 @@ def test_every_study_has_trials_that_train_accepts(path: Path, gates: str) -> No
     """Compose a trial of each gate, with the first and the last value of each option; or of the last gate alone."""
     text = path.read_text()
     assert text.startswith("# @package _global_\n# ")
-    assert f"Example: python tune.py study={path.stem}" in text.splitlines()[1]
+    assert f"Example: mtl tune study={path.stem}" in text.splitlines()[1]
     with own_hydra():
         found = read(hydra.compose("tune", [f"study={path.stem}"]), path.stem, [], [])
     assert all(each.space for each in found)
@@ -88,7 +88,7 @@ def end(distribution: Any, first: bool) -> Any:
 
 
 def command(*options: str) -> list[str]:
-    return [sys.executable, str(ROOT / "tune.py"), "study=synthetic_moe", "gate=topk", "name=small", *SMALL, *options]
+    return [sys.executable, "-m", "mtl", "tune", "study=synthetic_moe", "gate=topk", "name=small", *SMALL, *options]
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:

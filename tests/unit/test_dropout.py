@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtl.dropout import Masks, dropout_mask
 from mtl.experts.dense import StackedDense
+from mtl.nn.dropout import Masks, dropout_mask
 
 DROPS: list[tuple[float, int]] = [(0.5, 256), (0.25, 256), (1 / 256, 256), (0.1, 65536), (0.3, 65536), (0.77, 65536)]
 

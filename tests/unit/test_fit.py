@@ -30,7 +30,7 @@ from mtl import memory
 from mtl.checks import InputError
 from mtl.cli.run import run
 from mtl.cli.train import read_start
-from mtl.records import read_json
+from mtl.files.records import read_json
 from mtl.runs import commands
 from mtl.runs.commands import quoted
 from mtl.runs.signals import Stopped

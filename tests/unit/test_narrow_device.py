@@ -11,7 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mtl.types
-from mtl import functional
 from mtl.analysis.patterns import jaccard
 from mtl.checks import InputError
 from mtl.experts.dense import StackedDense
@@ -19,6 +18,7 @@ from mtl.gates import CometGate
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.nn import functional
 from mtl.training import evaluation, module
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, Numeric, TaskSpec

@@ -23,7 +23,7 @@ from mtl.cli import resolvers
 from mtl.cli.explain import explain
 from mtl.config import build
 from mtl.config.check import check, find, options
-from mtl.literals import escaped, unescaped
+from mtl.files.literals import escaped, unescaped
 from mtl.options import Address, Count, FilePath, Positive, Share, TaskName, adapter, fits, valid
 from mtl.python.fit import own_hydra
 from tests.conftest import ROOT

@@ -46,7 +46,7 @@ def paper(name: str, *own: str, options: list[str] | None = None, only: str | No
 def test_every_file_describes_itself_and_train_accepts_its_runs(path: Path, every: bool) -> None:
     text = path.read_text()
     assert text.startswith("# @package _global_\n# ")
-    assert f"Example: python reproduce.py {path.stem}" in text.splitlines()[1]
+    assert f"Example: mtl reproduce {path.stem}" in text.splitlines()[1]
     for scale in ("paper", "laptop"):
         found = paper(path.stem, scale=scale)
         assert all((found.file.title, found.file.source, found.scale.note))

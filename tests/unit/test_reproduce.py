@@ -1,4 +1,4 @@
-"""reproduce.py from its file to its report, with a program that stands for train.py and knows the answer at once.
+"""mtl reproduce from its file to its report, with a program that stands for train.py and knows the answer at once.
 
 Then rows of a table that continue other rows' runs, and tables of columns of several groups.
 """

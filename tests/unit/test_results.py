@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from mtl.cli.explain import CONF
 from mtl.cli.sweep import SweepTable
-from mtl.records import flatten
+from mtl.files.records import flatten
 from mtl.runs.results import commit, print_results
 from tests.integration.helpers import composed
 from tests.run_folders import write_run

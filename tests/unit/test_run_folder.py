@@ -21,7 +21,7 @@ from mtl.cli import resolvers
 from mtl.cli.errors import explain, lost_peer
 from mtl.cli.folder import claim, release
 from mtl.config.resume import is_harmless
-from mtl.records import own_file
+from mtl.files.records import own_file
 from mtl.runs import commands
 from mtl.runs.console import LastingStream
 from mtl.runs.signals import Stopped, StopSignals

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from mtl.checks import InputError
-from mtl.records import LOCK
+from mtl.files.records import LOCK
 from mtl.runs import channel
 from mtl.tune import definition, space
 from mtl.tune.launch import Launcher, run_folder

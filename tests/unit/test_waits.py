@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 
 from mtl.experts.dense import StackedDense
 from mtl.gates import CometGate, Gate, SoftmaxGate, TopKGate
-from mtl.linear import grouped_linear
 from mtl.networks.bottom import TabularBottom
 from mtl.networks.heads import Heads
 from mtl.networks.mmoe import MMoE
+from mtl.nn.linear import grouped_linear
 from mtl.training.module import MultiTaskModule
 from mtl.types import Batch, Categorical, DataSpec, TaskSpec
 

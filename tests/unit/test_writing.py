@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 from mtl.checks import InputError
-from mtl.writing import write_csv, write_json, write_text, writing
+from mtl.files.writing import write_csv, write_json, write_text, writing
 from tests.conftest import ROOT
 from tests.disks import largest_file
 
@@ -131,7 +131,7 @@ def test_killed_writer_keeps_the_previous_file(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("old")
     code = (
-        "import os, pathlib, sys; from mtl.writing import writing\n"
+        "import os, pathlib, sys; from mtl.files.writing import writing\n"
         "with writing(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
-from mtl.functional import KeepsDigits
+from mtl.nn.functional import KeepsDigits
 
 SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, step - 1) apart
 

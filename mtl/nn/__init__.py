@@ -1,0 +1,1 @@
+"""Pieces of networks in plain torch, which gates, experts and networks share."""
