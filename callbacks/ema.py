@@ -11,7 +11,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mtl.distributed import part_like
+from mtl.distributed import local_shard
 from mtl.nn.functional import at_least_float32
 from mtl.options import Share, validated
 
@@ -49,7 +49,9 @@ class WeightAverage(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start from the current weights, or restore the weights of a checkpoint, even with ``decay=None``."""
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
-        average = {name: part_like(self._average.get(name, p), p).to(p.device) for name, p in self._parameters.items()}
+        average = {
+            name: local_shard(self._average.get(name, p), p).to(p.device) for name, p in self._parameters.items()
+        }
         self._restore()
         self._average = {}
         if self.decay is not None:
@@ -91,7 +93,7 @@ class WeightAverage(Callback):
     @torch.no_grad()
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            self._parameters[name].copy_(part_like(value, self._parameters[name]))
+            self._parameters[name].copy_(local_shard(value, self._parameters[name]))
 
 
 def _replace(average: dict[str, Tensor], module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

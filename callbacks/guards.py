@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from mtl.checks import InputError
-from mtl.distributed import gather, whole, world_size
+from mtl.distributed import gather, gather_full, world_size
 from mtl.files.records import flatten
 
 PLACES = ("words", "ckpt", "evaluate", "paths.")  # options for where a process reads and writes; they may differ
@@ -89,9 +89,9 @@ def _culprits(module: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | No
             rows, value = value.indices()[0], value.values()
         # Quick test: a finite sum implies finite elements. Finite elements can have an infinite sum, so check again
         # below
-        if value is None or torch.isfinite(whole(value.sum())):
+        if value is None or torch.isfinite(gather_full(value.sum())):
             continue
-        value = whole(value)
+        value = gather_full(value)
         bad = ~torch.isfinite(value)
         if bad.any():
             found_in = bad.flatten(1).any(1).nonzero().flatten() if value.dim() > 1 else bad.new_zeros(0)

@@ -15,7 +15,7 @@ from mtl.checks import require
 from mtl.options import Long, RunSeed, validated
 from mtl.types import Batch, DataSpec, RowEncoder, TaskSpec, labelled
 
-from .feeding import Batches, Cut, RowsDataset, RowsLoader, RowsSampler
+from .feeding import Batches, BatchPlan, RowsDataset, RowsLoader, RowsSampler
 from .splits import SPLITS
 from .state import changes, fingerprint, reading_state, spec_of, spec_state
 
@@ -151,9 +151,9 @@ class TensorDataModule(LightningDataModule):
     def train_dataloader(self) -> Any:
         return self._loader("train", RowsSampler(self.training_cut(), self.shuffle_seed, self._position))
 
-    def training_cut(self) -> Cut:
+    def training_cut(self) -> BatchPlan:
         """Return how an epoch's order of the training rows is cut into batches."""
-        return Cut(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
+        return BatchPlan(len(self.splits["train"]), self.batch_size, *self._processes(), training=True)
 
     def val_dataloader(self) -> Any:
         return self._evaluation("val")
@@ -172,7 +172,7 @@ class TensorDataModule(LightningDataModule):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _evaluation(self, split: str) -> Any:
-        cut = Cut(len(self.splits[split]), self.eval_batch_size, *self._processes())
+        cut = BatchPlan(len(self.splits[split]), self.eval_batch_size, *self._processes())
         return self._loader(split, RowsSampler(cut))
 
     def _loader(self, split: str, sampler: RowsSampler) -> RowsLoader:

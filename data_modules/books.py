@@ -60,7 +60,7 @@ class BooksDataModule(InteractionsDataModule):
         self._names: tuple[list[str], list[str]] = [], []
 
     def fetch_files(self) -> None:
-        self.obtain(self.source, self.folder / "BX-CSV-Dump.zip", None, self.unverified)
+        self.fetch_archive(self.source, self.folder / "BX-CSV-Dump.zip", None, self.unverified)
 
     def parse(self) -> dict[str, Tensor]:
         return read_records(self.source)

@@ -24,7 +24,7 @@ from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .base import TensorDataModule
 from .files.cache import cached, locked, versions
-from .files.download import place, unpacked
+from .files.download import move_missing, unpacked
 from .files.images import decode, pixel_scale, reduced
 from .files.reading import parsing, quote, read_lines, repair
 from .splits import SPLITS
@@ -88,7 +88,7 @@ class CelebADataModule(TensorDataModule):
                 _download(folder, name)
         if not images.is_dir():
             with unpacked(folder / ARCHIVE) as content:
-                place(content, folder)
+                move_missing(content, folder)
         require(images.is_dir(), f"{folder / ARCHIVE} contains no folder {IMAGES}: {_by_hand(folder)}")
 
     def _read(self) -> dict[str, Tensor]:

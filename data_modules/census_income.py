@@ -10,7 +10,7 @@ import polars as pl
 
 from mtl.options import Address, FilePath, Names, validated
 
-from .files.download import obtain
+from .files.download import fetch_archive
 from .files.reading import parsing, read_lines
 from .split_rows import SplitRows, split_by
 from .table import TableDataModule
@@ -73,7 +73,7 @@ class CensusIncomeDataModule(TableDataModule):
     def prepare_data(self) -> None:
         archive = self.folder / "census+income+kdd.zip"
         for file in self.files.values():
-            obtain(file, archive, f"{self.base_url}/{archive.name}", None, self.download, self.unverified)
+            fetch_archive(file, archive, f"{self.base_url}/{archive.name}", None, self.download, self.unverified)
 
     def source_files(self) -> dict[str, Path]:
         return {file.name: file for split, file in self.files.items() if split in (*self.wanted, "test")}

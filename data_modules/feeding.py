@@ -30,7 +30,7 @@ class RowsDataset(Dataset[Batch]):
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchPlan:
     """Cut an order of ``num_rows`` rows into batches, and give process ``rank`` its rows of each batch.
 
     A global batch is the next ``batch_size * world_size`` rows. In ``training``, the processes divide the last batch
@@ -84,7 +84,7 @@ class RowsSampler(Sampler[Tensor]):
     and how many of its batches are done; it is called when the first batch is requested.
     """
 
-    def __init__(self, cut: Cut, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
+    def __init__(self, cut: BatchPlan, seed: int | None = None, position: Position = lambda: (0, 0)) -> None:
         self.cut, self.seed, self.position = cut, seed, position
 
     def __len__(self) -> int:

@@ -18,9 +18,9 @@ from mtl.types import RANKING, Batch, Categorical, DataSpec, TaskKind, TaskSpec,
 
 from .base import TensorDataModule
 from .files.cache import cached, versions
-from .files.download import obtain
+from .files.download import fetch_archive
 from .splits import SPLITS, Shares, by_split, stratified_split
-from .tables.pairs import Ids, PairEncoder
+from .tables.pairs import IdEncoder, KnownIds
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class InteractionsDataModule(TensorDataModule):
     unseen items drawn for the user; see ``mtl.training.metrics.ranking``. Users without a seen item there are left out.
     """
 
-    encoder_kind = PairEncoder
+    encoder_kind = IdEncoder
     random_split = True
     task: ClassVar[str]
     input: ClassVar[str]
@@ -87,9 +87,9 @@ class InteractionsDataModule(TensorDataModule):
         """Fetch and unpack what is missing."""
         raise NotImplementedError
 
-    def obtain(self, file: Path, archive: Path, known_hash: str | None, unverified: bool = False) -> None:
+    def fetch_archive(self, file: Path, archive: Path, known_hash: str | None, unverified: bool = False) -> None:
         """Fetch ``archive`` and unpack it into its own folder, unless ``file`` exists. Raises InputError."""
-        obtain(file, archive, f"{self.base_url}/{archive.name}", known_hash, self.download, unverified)
+        fetch_archive(file, archive, f"{self.base_url}/{archive.name}", known_hash, self.download, unverified)
 
     def parse(self) -> dict[str, Tensor]:
         """Return the content of the files; by default it is also the result of ``records()``."""
@@ -148,8 +148,8 @@ class InteractionsDataModule(TensorDataModule):
     def describe(self, users: int, items: int) -> DataSpec:
         """Return the DataSpec for ids below ``users`` and ``items``, or that of a checkpoint if they fit it."""
         names = self.names()
-        own = {"user": Ids("user", users, names[0]), self.item: Ids(self.input, items, names[1])}
-        if isinstance(self.row_encoder, PairEncoder):
+        own = {"user": KnownIds("user", users, names[0]), self.item: KnownIds(self.input, items, names[1])}
+        if isinstance(self.row_encoder, IdEncoder):
             for column, ids in self.row_encoder.ids.items():
                 require(
                     own[column].size <= ids.size and own[column].names == ids.names,
@@ -157,7 +157,7 @@ class InteractionsDataModule(TensorDataModule):
                     "mtl.load and mtl predict take pairs of those that it knows",
                 )
             return self.spec
-        self.row_encoder = PairEncoder(own)
+        self.row_encoder = IdEncoder(own)
         return DataSpec(
             {"user": Categorical(users), self.input: Categorical(items)},
             [

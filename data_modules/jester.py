@@ -60,7 +60,7 @@ class JesterDataModule(InteractionsDataModule):
             for name, sha256 in PARTS.items():
                 archive = self.folder / f"jester_dataset_1_{name[-1]}.zip"
                 if name not in names and (self.download or archive.exists() or not names):
-                    self.obtain(self.folder / f"{name}.xls", archive, sha256)
+                    self.fetch_archive(self.folder / f"{name}.xls", archive, sha256)
 
     def parts(self) -> dict[str, Path]:
         files = [path for path in self.folder.glob("jester-data-*.*") if path.name.endswith(SUFFIXES)]

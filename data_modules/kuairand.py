@@ -12,7 +12,7 @@ import torch
 
 from mtl.options import Address, FilePath, Some, validated
 
-from .files.download import obtain
+from .files.download import fetch_archive
 from .split_rows import Marks, exact_marks
 from .table import TableDataModule
 from .tables.columns import numbers
@@ -72,7 +72,7 @@ class KuaiRandDataModule(TableDataModule):
     def prepare_data(self) -> None:
         for file in self.logs:
             url = f"{self.base_url}/{self.archive.name}"
-            obtain(file, self.archive, url, f"md5:{self.md5}", self.download)
+            fetch_archive(file, self.archive, url, f"md5:{self.md5}", self.download)
 
     def marks(self, source: RowSource, shares: Mapping[str, float]) -> Marks:
         times = pl.concat([numbers(rows, "time_ms", file) for rows, file in source.frames(["time_ms"])])

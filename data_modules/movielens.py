@@ -62,7 +62,7 @@ class MovieLensDataModule(InteractionsDataModule):
         self.source = self.folder / self.variant.ratings
 
     def fetch_files(self) -> None:
-        self.obtain(self.source, self.data_dir / f"{self.folder.name}.zip", f"md5:{self.variant.md5}")
+        self.fetch_archive(self.source, self.data_dir / f"{self.folder.name}.zip", f"md5:{self.variant.md5}")
 
     def parse(self) -> dict[str, Tensor]:
         return read_ratings(self.source, self.variant)

@@ -15,7 +15,7 @@ from mtl.options import Address, FilePath, Some, TaskName, validated
 from mtl.types import Batch, DataSpec, Image, TaskSpec
 
 from .files.cache import cached, versions
-from .files.download import obtain
+from .files.download import fetch_archive
 from .files.images import decode, pixel_scale
 from .splits import SPLITS, proportional
 from .task_batches import TasksDataModule
@@ -64,7 +64,7 @@ class OmniglotDataModule(TasksDataModule):
             archive, there = self.folder / f"{part}.zip", found_alphabets(self.folder)
             if not there.keys() >= {*self.names} and (self.download or archive.exists() or not there):
                 url = f"{(self.base_url or Omniglot.download_url_prefix).rstrip('/')}/{archive.name}"
-                obtain(self.folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", self.download)
+                fetch_archive(self.folder / part, archive, url, f"md5:{Omniglot.zips_md5[part]}", self.download)
         for name in self.names:
             self._read(name)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mtl.types import Batch
 
-from .feeding import Cut, Position, Resumable
+from .feeding import BatchPlan, Position, Resumable
 
 Read = Callable[[int, Tensor], Batch]
 
@@ -100,7 +100,7 @@ class StreamLoader(Resumable):
         self,
         counts: Tensor,
         read: Read,
-        cut: Cut,
+        cut: BatchPlan,
         windows: Callable[[int], list[Window]],
         position: Position = lambda: (0, 0),
         pin_memory: bool = False,
@@ -128,7 +128,7 @@ class StreamLoader(Resumable):
                 used, missing = used + taken, missing - taken
                 if used == len(window):
                     window = None
-            batch = joined(parts) if parts else self.read(0, torch.arange(0))
+            batch = concat_batches(parts) if parts else self.read(0, torch.arange(0))
             yield batch.pin_memory() if self.pin_memory else batch
 
     def _read_ahead(self, windows: list[Window], done: int) -> Iterator[Batch]:
@@ -154,31 +154,31 @@ class StreamLoader(Resumable):
             if len(here):
                 part = self.read(block, wanted[here] - first)
                 batch = batch or part.select(torch.arange(1)).select(torch.zeros(len(wanted), dtype=torch.long))
-                fill(batch, here, part)
+                write_rows(batch, here, part)
             first += count
         assert batch is not None  # positions is not empty
         return batch
 
 
-def fill(batch: Batch, index: Tensor, rows: Batch) -> None:
+def write_rows(batch: Batch, index: Tensor, rows: Batch) -> None:
     """Write ``rows`` to the rows ``index [N]`` of ``batch``."""
-    pairs = zip(tensors(batch), tensors(rows), strict=True)
+    pairs = zip(batch_tensors(batch), batch_tensors(rows), strict=True)
     for whole, part in pairs:
         whole[index] = part
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def concat_batches(parts: Sequence[Batch]) -> Batch:
     """Return the rows of all ``parts`` as one batch."""
     if len(parts) == 1:
         return parts[0]
     whole = parts[0].select(torch.zeros(sum(map(len, parts)), dtype=torch.long))
     first = 0
     for part in parts:
-        fill(whole, torch.arange(first, first + len(part)), part)
+        write_rows(whole, torch.arange(first, first + len(part)), part)
         first += len(part)
     return whole
 
 
-def tensors(batch: Batch) -> list[Tensor]:
+def batch_tensors(batch: Batch) -> list[Tensor]:
     groups = [] if batch.groups is None else [batch.groups]
     return [*batch.inputs.values(), *batch.targets.values(), *batch.weights.values(), *groups]

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from mtl.checks import InputError, listed, require, shown
-from mtl.options import Count, Dropout, FilePath, Long, Model, Name, Names, Text, matching, validated
+from mtl.options import Count, Dropout, FilePath, Long, Name, Names, StrictModel, Text, matching, validated
 from mtl.types import RANKING, Batch, DataSpec, TaskSpec, labelled, metric_family
 
 from .base import TensorDataModule
 from .files.reading import files_of
 from .split_rows import Marks, SplitRows, exact_marks, marks_in, split_by
 from .splits import SPLITS, Shares, by_split, files_to_read
-from .stream import joined
+from .stream import concat_batches
 from .tables.chained import chained
 from .tables.columns import as_text, cell, numbers
 from .tables.encoder import TableEncoder, check_columns
 from .tables.example import NAME, TASKS, write_example
 from .tables.formats import ACCEPTED, is_format
-from .tables.kinds import Given
-from .tables.labels import HEAVIEST, Labels
+from .tables.kinds import ColumnOptions
+from .tables.labels import HEAVIEST, TargetOptions
 from .tables.learning import learn
 from .tables.row_source import NULL_VALUES, RowSource
 
@@ -42,8 +42,8 @@ SPREAD = 1_000_003
 EXAMPLE = "as in 'data.tasks.click={column: clicked, kind: binary}'"
 
 
-class ListOptions(Model):
-    """How to read a column of lists, and the column of categories to compare its elements with; see ``Given``."""
+class ListOptions(StrictModel):
+    """How to read a column of lists, and which column its elements are compared with; see ``ColumnOptions``."""
 
     separator: str | None = None
     target: Name | None = None
@@ -52,8 +52,8 @@ class ListOptions(Model):
 class TableDataModule(TensorDataModule):
     """Serve the rows of ``path``: a ``.csv``, ``.csv.gz``, ``.tsv`` or ``.parquet`` file, or a folder or a pattern.
 
-    ``tasks`` maps names to a kind, binary, multiclass or regression, or to the options of ``Labels``, with a kind.
-    An empty cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
+    ``tasks`` maps names to a kind, binary, multiclass or regression, or to ``TargetOptions``, with a kind. An empty
+    cell is a missing label. All other columns are inputs, except those in ``ignore``, identifiers and free
     text. The kind of an input is inferred, see ``kind_of``, unless ``categorical`` or ``numeric`` names it; ``formats``
     says how its dates or numbers are written, as in {signup: dd/mm/yyyy} (see ``tables/formats.py``). Categories become
     ids; unknown ones, those with fewer than ``min_count`` training rows and all but the ``max_categories`` most
@@ -120,7 +120,7 @@ class TableDataModule(TensorDataModule):
             path, tasks = self.example / NAME, TASKS
         require(path is not None, "data.path is not given: set it to your table, as in data.path=rows.csv")
         require(bool(tasks), f"data.tasks is empty: give at least one task, {EXAMPLE}")
-        self.labels = Labels.each(tasks)
+        self.labels = TargetOptions.each(tasks)
         self.weight_column = weight_column
         columns = [*(task.weight_column for task in self.labels), weight_column]
         self.weight_columns = [column for column in columns if column is not None]
@@ -141,7 +141,7 @@ class TableDataModule(TensorDataModule):
             targets |= {column: read.target} if read.target is not None else {}
         for column, form in (formats or {}).items():
             require(is_format(form), f"data.formats.{column}={shown(form)}: give {ACCEPTED}")
-        self.given = Given(
+        self.given = ColumnOptions(
             *(categorical, numeric, dates, separators, targets, min_count, max_categories, max_length, on_bad),
             dict(formats or {}),
         )
@@ -153,7 +153,7 @@ class TableDataModule(TensorDataModule):
         """Raise InputError if a column is given two roles."""
         named = [*self.given.columns, *self.ignore]
         twice = sorted({name for name in named if named.count(name) > 1})
-        options = ", data.".join((*Given.NAMING, "ignore"))
+        options = ", data.".join((*ColumnOptions.NAMING, "ignore"))
         require(not twice, f"data.{options}: {', '.join(map(shown, twice))} is named more than once")
         both = f"data.weight_column={shown(self.weight_column)}: this column is also named as an input"
         require(self.weight_column not in self.given.columns, both)
@@ -244,7 +244,7 @@ class TableDataModule(TensorDataModule):
     def _tensors(self, rows: SplitRows, tasks: Sequence[TaskSpec], grouped: bool) -> Batch:
         """Return all rows of a split, with weights whose mean over the labels of each task is 1."""
         frames = rows.frames(self._columns(grouped))
-        batch = joined([self._batch(frame, tasks, file, grouped) for frame, file in frames])
+        batch = concat_batches([self._batch(frame, tasks, file, grouped) for frame, file in frames])
         for task in tasks if batch.weights else ():
             weights = batch.weights[task.name]
             given = weights[labelled(task, batch.targets[task.name])]

@@ -18,7 +18,7 @@ from mtl.checks import require
 from mtl.options import FilePath, Long, validated
 from mtl.types import Batch, DataSpec
 
-from .feeding import Cut
+from .feeding import BatchPlan
 from .files.reading import files_of
 from .split_rows import Marks, SplitRows, random_marks
 from .stream import StreamLoader, in_order, shuffled
@@ -80,8 +80,8 @@ class TableStreamDataModule(TableDataModule):
     def row_counts(self) -> dict[str, Any]:
         return {split: len(part) for split, part in self.parts.items()}
 
-    def training_cut(self) -> Cut:
-        return Cut(len(self.parts["train"]), self.batch_size, *self._processes(), training=True)
+    def training_cut(self) -> BatchPlan:
+        return BatchPlan(len(self.parts["train"]), self.batch_size, *self._processes(), training=True)
 
     def train_dataloader(self) -> StreamLoader:
         cut = self.training_cut()
@@ -90,10 +90,10 @@ class TableStreamDataModule(TableDataModule):
 
     def _evaluation(self, split: str) -> StreamLoader:
         part = self.parts[split]
-        cut = Cut(len(part), self.eval_batch_size, *self._processes())
+        cut = BatchPlan(len(part), self.eval_batch_size, *self._processes())
         return self._streamed(split, cut, lambda _: in_order(part.counts))
 
-    def _streamed(self, split: str, cut: Cut, windows: Any) -> StreamLoader:
+    def _streamed(self, split: str, cut: BatchPlan, windows: Any) -> StreamLoader:
         position = self._position if split == "train" else lambda: (0, 0)
         read = partial(self.read, split)
         return StreamLoader(self.parts[split].counts, read, cut, windows, position, self.pin_memory)

@@ -21,7 +21,7 @@ from .splits import SPLITS, Shares, by_split, divided, files_to_read
 from .table import OPTION, Separator
 from .tables.columns import as_text, named
 from .tables.encoder import check_columns
-from .tables.labels import LabelOptions, Labels, Reading
+from .tables.labels import LabelOptions, LabelRules, TargetOptions
 from .tables.row_source import RowSource
 from .text_tasks import SMALL, TextTasksDataModule
 from .texts.rows import Texts
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 EXAMPLE = "as in 'data.tasks.spam={path: mails.tsv, text: [subject,body], label: spam, kind: binary}'"
 
 
-class TextOptions(Reading):
+class TextOptions(LabelRules):
     """The options of a task: its file, the one or two columns of texts, the column of the labels and how to read it."""
 
     path: FilePath
@@ -50,10 +50,10 @@ class TextOptions(Reading):
     def columns(self) -> list[str]:
         return [self.text] if isinstance(self.text, str) else list(self.text)
 
-    def labels(self, name: str) -> Labels:
+    def labels(self, name: str) -> TargetOptions:
         """Return the labels of task ``name``; raise InputError if options do not fit together."""
-        shared = {key: getattr(self, key) for key in Reading.model_fields}
-        found = Labels.of(name, LabelOptions(**shared, column=self.label))
+        shared = {key: getattr(self, key) for key in LabelRules.model_fields}
+        found = TargetOptions.of(name, LabelOptions(**shared, column=self.label))
         ranking = ", ".join(metric for metric in found.metrics if metric_family(metric) in RANKING)
         require(not ranking, f"data.tasks.{name}.metrics: {ranking} ranks the rows of groups, which texts have not")
         return found
@@ -63,8 +63,8 @@ class TextDataModule(TextTasksDataModule):
     """Serve ``tasks``, which map names to ``{path, text, label, kind}`` and further options.
 
     ``path``: a ``.tsv``, ``.csv``, ``.csv.gz`` or ``.parquet`` file with a header. ``text``: one column, or two for
-    pairs. ``label``, ``kind`` and the options of ``Labels``: the column of the labels, and how to read it, as for
-    ``data=table``; rows without a label are left out. ``gate_from``: with ``start_from``, the task of that run whose
+    pairs. ``label``, ``kind`` and ``TargetOptions``: the column of the labels, and how to read it, as for
+    ``data=table``. Rows without a label are left out. ``gate_from``: with ``start_from``, the task of that run whose
     gate this task starts with, or "random". ``val_path``, ``test_path``: files of their own for val and test.
 
     The rows of the other splits are drawn from ``path`` with ``seed``; ``split`` has the shares of train, val and test.

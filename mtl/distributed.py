@@ -146,7 +146,7 @@ def whole_parameters(trainer: Any) -> AbstractContextManager[None]:
     return trainer.strategy.whole_parameters() if divided else nullcontext()
 
 
-class Pieces(list[Tensor]):
+class RowShards(list[Tensor]):
     """A tensor that the processes of a run divided by rows: the rows of each one, in order of rank.
 
     ``check`` is called with the number of a piece before its values are read.
@@ -176,7 +176,7 @@ class Pieces(list[Tensor]):
         return torch.cat(parts)
 
 
-def whole(value: Any) -> Any:
+def gather_full(value: Any) -> Any:
     """Return a tensor that is divided among the processes as a whole; every process must call this.
 
     Other values are returned as they are.
@@ -184,16 +184,16 @@ def whole(value: Any) -> Any:
     return value.detach().full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def part_like(value: Any, like: Any) -> Any:
-    """Return this process's part of ``value``, a tensor or ``Pieces``, if ``like`` is divided and has the same shape.
+def local_shard(value: Any, like: Any) -> Any:
+    """Return this process's part of ``value``, a tensor or ``RowShards``, if ``like`` is sharded and of the same shape.
 
     Otherwise return ``value``, as a tensor.
     """
     if not hasattr(like, "full_tensor") or value.shape != like.shape or hasattr(value, "full_tensor"):
-        return value.joined() if isinstance(value, Pieces) else value
+        return value.joined() if isinstance(value, RowShards) else value
     from torch.distributed.tensor import DTensor  # its import takes a while
 
-    pieces, mesh = value if isinstance(value, Pieces) else Pieces([value]), like.device_mesh
+    pieces, mesh = value if isinstance(value, RowShards) else RowShards([value]), like.device_mesh
     size = -(-len(like) // mesh.size())
     own = pieces.rows(mesh.get_local_rank() * size, (mesh.get_local_rank() + 1) * size).to(like.device)
     return DTensor.from_local(own, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())

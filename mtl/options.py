@@ -31,13 +31,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     """Base of the models of external data: files, checkpoints, the configuration."""
 
     model_config = CONFIG
 
 
-class Described:
+class UnbuiltObject:
     """A placeholder for an object that a section with ``_target_`` describes and that is not built yet."""
 
 
@@ -129,7 +129,7 @@ def fits(annotation: Any, value: Any) -> bool:
 def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -> list[str]:
     """Return a sentence for each wrong entry of ``value``, the value of option ``where``, from pydantic's messages.
 
-    For a union, only the most deeply nested errors are reported. ``Described`` objects are not checked.
+    For a union, only the most deeply nested errors are reported. ``UnbuiltObject`` objects are not checked.
     """
     found: dict[tuple[Any, ...], list[str]] = {}
     for problem in error.errors(include_url=False, include_context=False):
@@ -169,7 +169,7 @@ def sentences(error: ValidationError, annotation: Any, where: str, value: Any) -
 def _holds_described(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_described, value.values()))
-    return isinstance(value, Described) or (isinstance(value, list | tuple) and any(map(_holds_described, value)))
+    return isinstance(value, UnbuiltObject) or (isinstance(value, list | tuple) and any(map(_holds_described, value)))
 
 
 def _quoted(words: str) -> list[str]:

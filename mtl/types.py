@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtl.checks import LARGEST_WHOLE, require, suggestion
-from mtl.nn.functional import has_float64, widest
+from mtl.nn.functional import float64_if_supported, has_float64
 from mtl.objectives import OF_QUANTILES, Objective
 
 TaskKind = Literal["binary", "multiclass", "regression", "span"]
@@ -210,7 +210,7 @@ class TaskSpec(Objective):
 
         Several quantiles ``[B, Q]`` are sorted, so that they never cross (Chernozhukov et al. 2010).
         """
-        values = widest(prediction)
+        values = float64_if_supported(prediction)
         # As tensors: ONNX would make plain numbers float32
         std, mean = (torch.tensor(number, dtype=values.dtype) for number in (self.std, self.mean))
         values = (values if self.outputs == 1 else values.sort(-1).values) * std + mean
@@ -218,7 +218,7 @@ class TaskSpec(Objective):
 
     def standardised(self, values: Tensor) -> Tensor:
         """Convert ``values`` from the units of a regression's targets to standard units, float64."""
-        values = widest(values)
+        values = float64_if_supported(values)
         return ((values.log() if self.is_log else values) - self.mean) / self.std
 
     def single(self, prediction: Tensor) -> Tensor:

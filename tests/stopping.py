@@ -96,7 +96,9 @@ def interrupted(folder: Path, batch: int, *words: str, how: int | str = signal.S
             run(cfg)
     else:
         name = signal.Signals(how).name
-        with pytest.raises(Stopped, match=rf"stopped by {name} after step \d+, saved; resume with: python train.py ck"):
+        with pytest.raises(
+            Stopped, match=rf"stopped by {name} after step \d+, saved; resume with: python -m mtl train ck"
+        ):
             run(cfg)
     return read(folder / "checkpoints" / "last.ckpt")
 

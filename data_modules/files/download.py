@@ -24,7 +24,7 @@ TIMEOUT = (20.0, 120.0)  # seconds to connect, and to wait for data; a slow serv
 RETRIES = 2
 
 
-def obtain(
+def fetch_archive(
     file: Path,
     archive: Path,
     url: str,
@@ -47,7 +47,7 @@ def obtain(
     with locked(archive.with_name(f".{archive.name}.unpacking.lock"), f"unpacking {archive}"):
         if not file.exists():
             with unpacked(archive) as folder:
-                place(folder, archive.parent)
+                move_missing(folder, archive.parent)
             require(file.exists(), f"{archive} contains no {file.relative_to(archive.parent)}")
 
 
@@ -132,11 +132,11 @@ def _unpack(archive: Path, folder: Path) -> None:
             content.extractall(folder)  # removes "..", drives and leading slashes from paths
 
 
-def place(source: Path, target: Path) -> None:
+def move_missing(source: Path, target: Path) -> None:
     """Rename ``source`` to ``target``; if ``target`` is an existing folder, move only missing files into it."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(source, target)
     elif source.is_dir():
         for inner in source.iterdir():
-            place(inner, target / inner.name)
+            move_missing(inner, target / inner.name)

@@ -11,7 +11,7 @@ from mtl.files.writing import write_text
 from mtl.types import TaskKind
 
 from .cache import locked
-from .download import fetch, place, unpacked
+from .download import fetch, move_missing, unpacked
 from .reading import read_lines
 
 SITE = "https://dl.fbaipublicfiles.com"
@@ -200,7 +200,7 @@ def _unpack(root: Path, source: Source) -> None:
                 file for file in sorted(content.glob(str(Path("[!_.]*", *Path(path).parts[1:])))) if file.is_file()
             ]
             require(bool(found), f"{root / source.archive} contains no {Path(path).name}: delete it and start again")
-            place(found[0], root / path)
+            move_missing(found[0], root / path)
 
 
 def _split_mrpc(root: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.datasets import MNIST, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from .download import obtain
+from .download import fetch_archive
 from .reading import parsing
 
 SOURCES = {"mnist": MNIST, "fashion_mnist": FashionMNIST}  # torchvision has the official addresses and checksums
@@ -20,7 +20,7 @@ def prepare(folder: Path, source: str, download: bool, base_url: str | None = No
     dataset, raw = SOURCES[source], folder / "raw"
     for name, md5 in dataset.resources:
         url = f"{(base_url or dataset.mirrors[0]).rstrip('/')}/{name}"
-        obtain(raw / name.removesuffix(".gz"), raw / name, url, f"md5:{md5}", download)
+        fetch_archive(raw / name.removesuffix(".gz"), raw / name, url, f"md5:{md5}", download)
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:

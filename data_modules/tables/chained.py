@@ -14,10 +14,10 @@ from mtl.types import TaskSpec
 
 from .columns import cell
 from .inferring import Blocks
-from .labels import Labels
+from .labels import TargetOptions
 
 
-def tasks_filled_after(labels: Sequence[Labels], specs: Sequence[TaskSpec], blocks: Blocks) -> list[str]:
+def tasks_filled_after(labels: Sequence[TargetOptions], specs: Sequence[TaskSpec], blocks: Blocks) -> list[str]:
     """Return the tasks whose column is empty in all training rows without the task before, such as without a click.
 
     In such a column, an empty cell without a click means no purchase; in others, it is a missing label. This follows
@@ -40,7 +40,11 @@ def tasks_filled_after(labels: Sequence[Labels], specs: Sequence[TaskSpec], bloc
 
 
 def chained(
-    labels: Sequence[Labels], targets: Mapping[str, Tensor], filled: Sequence[str], frame: pl.DataFrame, where: str
+    labels: Sequence[TargetOptions],
+    targets: Mapping[str, Tensor],
+    filled: Sequence[str],
+    frame: pl.DataFrame,
+    where: str,
 ) -> dict[str, Tensor]:
     """Return ``targets``, the labels of the rows of ``frame``, with those of the tasks ``filled`` completed.
 
@@ -64,7 +68,7 @@ def chained(
     return found
 
 
-def _by_depth(labels: Sequence[Labels]) -> list[Labels]:
+def _by_depth(labels: Sequence[TargetOptions]) -> list[TargetOptions]:
     """Return the binary tasks of chains, each behind the task that it is after."""
     known = {task.name: task for task in labels}
     linked = {one.name for task in labels if task.after is not None for one in chain(task, known)}

@@ -125,7 +125,7 @@ def value_of(text: pl.Series, booleans: bool) -> pl.Series:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class CategoryEncoder:
     """The categories of the training rows, with ids from 1.
 
     Id 0 is for all others: unknown ones, those with fewer than ``min_count`` training rows, and those beyond the
@@ -165,7 +165,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class NumberEncoder:
     """Scale a numeric column to mean 0 and standard deviation 1; empty cells become 0.
 
     If training rows have empty cells, a second column marks the empty cells by 1. If they have outliers, all numbers
@@ -186,7 +186,7 @@ class Scaling:
         return [scaled, empty.float()] if self.gaps else [scaled]
 
 
-def scaled(frame: pl.DataFrame, name: str, where: str, scaling: Scaling, values: pl.Series) -> list[Tensor]:
+def scaled(frame: pl.DataFrame, name: str, where: str, scaling: NumberEncoder, values: pl.Series) -> list[Tensor]:
     """Return the tensors ``[N]`` of a column whose numbers are ``values``; ``where`` names its file in messages.
 
     Raises InputError, which names the cell, if one is too far from the training rows.

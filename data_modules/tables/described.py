@@ -14,9 +14,9 @@ from mtl.checks import listed, require
 from mtl.files.literals import escaped
 
 from .encoder import check_columns
-from .inferring import Column
-from .kinds import Given
-from .labels import Labels
+from .inferring import ColumnLearner
+from .kinds import ColumnOptions
+from .labels import TargetOptions
 from .learning import infer
 from .overview import overview
 from .row_source import RowSource
@@ -39,14 +39,14 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     source = RowSource.open(path, "FILE")
     blocks, rows, columns = source.frames, source.count, source.columns
     check_columns(columns, labels, str(path), "")
-    where, given = str(path), Given()
+    where, given = str(path), ColumnOptions()
     candidates, _, _ = infer(blocks, rows, labels or columns, [], where, given)
     kinds = {column.name: kind for column in candidates if (kind := task_kind(column))}
     unfit = [label for label in labels if label not in kinds] or ([] if kinds else columns)
     require(not unfit, f"{where}: {listed(unfit)}: constants, dates, lists, identifiers and free text are no labels")
     tasks = {column: kinds[column] for column in labels or [list(kinds)[-1]]}
     options = {task_name(column): {"column": column, "kind": kind} for column, kind in tasks.items()}
-    targets = Labels.each(options)
+    targets = TargetOptions.each(options)
     inputs = [column for column in columns if column not in tasks]
     require(bool(inputs), f"{where}: no column is left as input")
     found, _, sample = infer(blocks, rows, inputs, targets, where, given)
@@ -57,7 +57,7 @@ def described(path: Path, labels: Sequence[str], name: str, folder: Path) -> str
     return HEAD.format(path=flow(where), folder=folder, name=name) + "".join(lines_of(found, options))
 
 
-def task_kind(column: Column) -> str | None:
+def task_kind(column: ColumnLearner) -> str | None:
     """Return the kind of task that predicts a column, None if it cannot be predicted."""
     if not column.varies or column.kind not in ("categorical", "numeric"):
         return None
@@ -70,7 +70,7 @@ def task_name(column: str) -> str:
     return re.sub(r"[^\w -]+", "_", column).strip() or "task"
 
 
-def lines_of(columns: Sequence[Column], tasks: dict[str, Any]) -> list[str]:
+def lines_of(columns: Sequence[ColumnLearner], tasks: dict[str, Any]) -> list[str]:
     """Return the options as lines of YAML."""
     by_kind = {
         "categorical": [one.name for one in columns if one.used and one.kind == "categorical"],

@@ -18,12 +18,12 @@ from torch import Tensor
 from mtl.checks import listed, require
 from mtl.types import ROW, Categorical, InputSpec, Numeric, RowEncoder
 
-from .columns import UNKNOWN, BadCells, Scaling, Vocabulary, named, numbers, scaled
+from .columns import UNKNOWN, BadCells, CategoryEncoder, NumberEncoder, named, numbers, scaled
 from .dates import dates, part_names, parts_of
 from .formats import write_number
 from .kinds import Kind, OnBad, check_type
 from .lists import UNKNOWN as UNKNOWN_ELEMENT
-from .lists import Elements
+from .lists import ListEncoder
 from .row_source import RowSource
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class TableEncoder(RowEncoder):
     file, so cells that equal one of ``null_values`` are empty in all rows. Otherwise only numbers and dates are.
     """
 
-    categorical: dict[str, Vocabulary]
-    numeric: dict[str, Scaling]
+    categorical: dict[str, CategoryEncoder]
+    numeric: dict[str, NumberEncoder]
     dates: dict[str, datetime] = field(default_factory=dict)
-    elements: dict[str, Elements] = field(default_factory=dict)
+    elements: dict[str, ListEncoder] = field(default_factory=dict)
     on_bad: OnBad = "error"
     formats: dict[str, str] = field(default_factory=dict)
     filled_after: list[str] = field(default_factory=list)

@@ -12,11 +12,11 @@ import polars as pl
 
 from mtl.checks import InputError, require
 
-from .columns import MISSING, BadCells, Scaling, Vocabulary, advice, as_text, cell, numbers, parse
+from .columns import MISSING, BadCells, CategoryEncoder, NumberEncoder, advice, as_text, cell, numbers, parse
 from .dates import AGE, dates, parse_dates, parts_of
 from .encoder import NUMERIC, TableEncoder, ignoring
-from .kinds import FEW, Given, Kind, check_type, format_of, is_named, kind_of
-from .lists import Elements, listed
+from .kinds import FEW, ColumnOptions, Kind, check_type, format_of, is_named, kind_of
+from .lists import ListEncoder, listed
 from .statistics import Counts, Moments, bounds_of
 
 # Named columns of the training rows in blocks, none of them empty, each with the name of its file
@@ -25,7 +25,7 @@ MANY = 10_000  # distinct numbers or dates that are counted
 
 
 @dataclass
-class Column:
+class ColumnLearner:
     """The current knowledge about an input column; ``kind`` is None until it can be inferred from the cells.
 
     ``empty``: texts that do not count as elements of a list. ``counts``: how often each value occurs; None if the
@@ -33,7 +33,7 @@ class Column:
     """
 
     name: str
-    given: Given
+    given: ColumnOptions
     empty: Sequence[str]
     bad: BadCells | None
     kind: Kind | None = None
@@ -151,7 +151,7 @@ class Column:
             length = self.longest if self.given.max_length is None else min(self.longest, self.given.max_length)
             separator = self.given.lists.get(name, "")
             vocabulary = self._vocabulary(self.elements)
-            encoder.elements[name] = Elements(vocabulary, length, separator, self.given.targets.get(name))
+            encoder.elements[name] = ListEncoder(vocabulary, length, separator, self.given.targets.get(name))
         elif self.kind == "date":
             assert self.newest is not None
             encoder.dates[name] = self.newest
@@ -162,15 +162,15 @@ class Column:
             assert self.counts is not None
             encoder.categorical[name] = self._vocabulary(self.counts)
 
-    def _vocabulary(self, counts: Counts) -> Vocabulary:
+    def _vocabulary(self, counts: Counts) -> CategoryEncoder:
         """Return the ``max_categories`` most frequent categories of at least ``min_count`` training rows, sorted."""
         tables = [one.table() for one in self.alike or [counts]]
         texts = [table.select(value=as_text(table["value"]).fill_null(MISSING), count="count") for table in tables]
         sums = pl.concat(texts).group_by("value").agg(pl.col("count").sum())
         enough = sums.filter(pl.col("count") >= self.given.min_count).sort(-pl.col("count").cast(pl.Int64), "value")
-        return Vocabulary(sorted(enough["value"].head(self.given.max_categories or len(enough)).to_list()))
+        return CategoryEncoder(sorted(enough["value"].head(self.given.max_categories or len(enough)).to_list()))
 
-    def _scaling(self, blocks: Blocks) -> Scaling:
+    def _scaling(self, blocks: Blocks) -> NumberEncoder:
         """Return the scaling of the measured numbers. Raises InputError, which names a cell that is too large."""
         found = self.moments
         if not (math.isfinite(found.mean) and math.isfinite(found.std)):
@@ -182,4 +182,4 @@ class Column:
             )
         # Later rows too may have dates such as 9999-12-31, which stand for none
         bounds = self.range if self.kind == "date" and math.isfinite(self.range[0]) else found.bounds
-        return Scaling(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds)
+        return NumberEncoder(found.mean, found.std if found.std > 0 else 1.0, found.gaps, bounds)

@@ -34,7 +34,7 @@ NAMED = re.compile(
 
 
 @dataclass(frozen=True)
-class Given:
+class ColumnOptions:
     """The user's options for columns: the columns whose kind is given, and how to read them.
 
     ``lists``: the separator of each column whose cells are lists; "" if its cells are not text. ``targets``: the
@@ -108,7 +108,7 @@ class Inferred:
     form: str = ""
 
 
-def kind_of(name: str, table: pl.DataFrame, given: Given, first: Callable[[Parse], str]) -> Inferred:
+def kind_of(name: str, table: pl.DataFrame, given: ColumnOptions, first: Callable[[Parse], str]) -> Inferred:
     """Return what a column of texts or numbers holds from its distinct values, in the columns value and count.
 
     Text holds dates or numbers if all its cells do, in one format, and free text if cells are long and mostly distinct.
@@ -164,7 +164,7 @@ def only(found: Fit, name: str, parse_cells: Reader, first: Callable[[Parse], st
     return form
 
 
-def format_of(column: pl.Series, given: Given, kind: Kind | None, describe: Callable[[int], str]) -> str:
+def format_of(column: pl.Series, given: ColumnOptions, kind: Kind | None, describe: Callable[[int], str]) -> str:
     """Return the format of a column whose kind is given, from its first cells; "" if it has no other than the standard.
 
     ``describe`` describes a cell by its number, for the message of the InputError if two formats fit.

@@ -15,11 +15,11 @@ from torch import Tensor
 from mtl.chains import check_chains
 from mtl.checks import InputError, listed, require, shown
 from mtl.objectives import Loss, Objective
-from mtl.options import InnerShare, Model, Name, Names, NotNegative, Positive, Some, TaskName, Text, valid
+from mtl.options import InnerShare, Name, Names, NotNegative, Positive, Some, StrictModel, TaskName, Text, valid
 from mtl.types import MISSING_CLASS, TaskSpec, check_metrics
 
 from ..files.reading import quote
-from .columns import Vocabulary, as_text, cell, numbers, parse
+from .columns import CategoryEncoder, as_text, cell, numbers, parse
 from .kinds import check_type
 from .statistics import Counts, Moments
 
@@ -39,7 +39,7 @@ OF_LOSS = {"delta": "huber", "gamma": "focal", "quantiles": "quantile"}
 QUANTILES = [0.1, 0.5, 0.9]  # of loss=quantile, by default
 
 
-class Reading(Model):
+class LabelRules(StrictModel):
     """How to read the labels of a task from the cells of a column.
 
     ``binary``: two distinct values; ``positive``, or else the last one in sorted order, becomes 1. ``multiclass``: the
@@ -79,7 +79,7 @@ class Reading(Model):
         return given | {"loss": self.loss, "transform": self.transform, "smoothing": self.smoothing}
 
 
-class LabelOptions(Reading):
+class LabelOptions(LabelRules):
     """The options of a task's labels; ``column`` is by default the column with the task's name.
 
     ``weight_column``: as for the whole table, for this task alone. ``after``: see ``TaskSpec``.
@@ -90,7 +90,7 @@ class LabelOptions(Reading):
     after: Name | None = None
 
 
-class Labels(LabelOptions):
+class TargetOptions(LabelOptions):
     """The labels of task ``name``."""
 
     name: str
@@ -98,17 +98,17 @@ class Labels(LabelOptions):
     metrics: Names
 
     @staticmethod
-    def each(tasks: Any) -> list[Labels]:
+    def each(tasks: Any) -> list[TargetOptions]:
         """Return the Labels of each entry of ``data.tasks``: its options, or only its kind. Raises InputError."""
         if isinstance(tasks, Mapping):
             tasks = {name: {"kind": given} if isinstance(given, str) else given for name, given in tasks.items()}
         options = valid(dict[TaskName, LabelOptions], tasks, "data.tasks")
-        found = [Labels.of(name, given) for name, given in options.items()]
+        found = [TargetOptions.of(name, given) for name, given in options.items()]
         check_chains(found, "data.tasks.")
         return found
 
     @staticmethod
-    def of(name: str, given: LabelOptions) -> Labels:
+    def of(name: str, given: LabelOptions) -> TargetOptions:
         """Return the Labels of task ``name``; raise InputError if its options do not fit together."""
         here = f"data.tasks.{name}"
         for option, kind in ONLY.items():
@@ -125,7 +125,7 @@ class Labels(LabelOptions):
         some = weights is None or isinstance(weights, str) or any(weights.values())
         require(some, f"{here}.class_weights={shown(weights)}: at least one weight must be greater than 0")
         column = name if given.column is None else str(given.column)
-        return Labels(**{**dict(given), "name": name, "column": column, "metrics": metrics})
+        return TargetOptions(**{**dict(given), "name": name, "column": column, "metrics": metrics})
 
     def learnt(self, train: pl.DataFrame, where: str) -> TaskSpec:
         """Learn the TaskSpec, with the names of the classes, from the training rows. Raises InputError."""
@@ -256,7 +256,7 @@ class Labels(LabelOptions):
         return classes[::-1] if positive == classes[0] else classes
 
     def _ids(self, frame: pl.DataFrame, classes: list[str], where: str) -> Tensor:
-        ids = Vocabulary(classes).encode(frame[self.column]) - 1
+        ids = CategoryEncoder(classes).encode(frame[self.column]) - 1
         filled = torch.from_numpy(as_text(frame[self.column]).is_not_null().to_numpy())
         new = (filled & (ids < 0)).nonzero()[:, 0].tolist()
         if new:

@@ -14,7 +14,7 @@ FEWEST = 5  # rows of a class
 EQUAL = 0.9999  # the rank correlation of a copy, perhaps rounded or in another unit
 
 
-class Ordered:
+class LeakCheck:
     """Rows in the order of a column: ``order [N]``, and whether each has the value of the one before ``[N - 1]``."""
 
     def __init__(self, column: pl.Series, is_number: bool) -> None:

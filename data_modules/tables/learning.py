@@ -20,9 +20,9 @@ from .chained import tasks_filled_after
 from .columns import BadCells
 from .dates import part_names
 from .encoder import TableEncoder
-from .inferring import Blocks, Column
-from .kinds import Given
-from .labels import Labels
+from .inferring import Blocks, ColumnLearner
+from .kinds import ColumnOptions
+from .labels import TargetOptions
 from .overview import overview
 from .statistics import Sample
 
@@ -31,14 +31,14 @@ def infer(
     blocks: Blocks,
     rows: int,
     columns: Sequence[str],
-    labels: Sequence[Labels],
+    labels: Sequence[TargetOptions],
     where: str,
-    given: Given,
+    given: ColumnOptions,
     empty: Sequence[str] = (),
     bad: BadCells | None = None,
-) -> tuple[list[Column], list[TaskSpec], pl.DataFrame]:
+) -> tuple[list[ColumnLearner], list[TaskSpec], pl.DataFrame]:
     """Return what ``columns`` hold, the tasks, and a sample of the rows, from one pass. Raises InputError."""
-    found = [Column(name, given, empty, bad) for name in columns]
+    found = [ColumnLearner(name, given, empty, bad) for name in columns]
     targets = [task.collector() for task in labels]
     sample = Sample(rows)
     for frame, file in blocks([*columns, *(task.column for task in labels)]):
@@ -58,9 +58,9 @@ def learn(
     blocks: Blocks,
     rows: int,
     columns: Sequence[str],
-    labels: Sequence[Labels],
+    labels: Sequence[TargetOptions],
     where: str,
-    given: Given,
+    given: ColumnOptions,
     **reading: Any,
 ) -> tuple[TableEncoder, list[TaskSpec]]:
     """Learn the encoder of ``columns`` and the tasks from the training rows, of which there are ``rows``.
@@ -92,7 +92,7 @@ def learn(
     return encoder, specs
 
 
-def share_vocabularies(columns: Sequence[Column], given: Given, where: str) -> None:
+def share_vocabularies(columns: Sequence[ColumnLearner], given: ColumnOptions, where: str) -> None:
     """Let each target and its lists have one vocabulary. Raises InputError if a target is no input."""
     used = {column.name: column for column in columns if column.used}
     for target in dict.fromkeys(given.targets.values()):

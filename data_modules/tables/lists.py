@@ -12,20 +12,20 @@ from torch import Tensor
 
 from mtl.types import Bag
 
-from .columns import Vocabulary, as_text
+from .columns import CategoryEncoder, as_text
 
 PADDING, UNKNOWN = 0, 1  # the first ids
 
 
 @dataclass(frozen=True)
-class Elements:
+class ListEncoder:
     """The vocabulary of the lists in the training rows, with ids from 2; id 1 is unknown, and id 0 is padding.
 
     Only the first ``length`` elements of a list are read. ``separator``: the separator of the elements if a cell is
     text; "" if a cell is a list. ``target``: the categorical column that has the same vocabulary, if there is one.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: CategoryEncoder
     length: int
     separator: str
     target: str | None = None

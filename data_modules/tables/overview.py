@@ -16,9 +16,9 @@ from mtl.checks import listed, shown
 
 from .columns import as_text, parse
 from .dates import parse_dates
-from .inferring import MANY, Column
-from .labels import Labels
-from .leaks import Ordered, classes_of
+from .inferring import MANY, ColumnLearner
+from .labels import TargetOptions
+from .leaks import LeakCheck, classes_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ TAKEN: Mapping[str | None, str] = {"categorical": "category", "numeric": "number
 CONSTANT = "constant"
 
 
-def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame, title: str, rows: int) -> None:
+def overview(
+    columns: Sequence[ColumnLearner], labels: Sequence[TargetOptions], sample: pl.DataFrame, title: str, rows: int
+) -> None:
     """Log a table of the columns of ``rows`` training rows, of which ``sample`` has some, and warnings."""
     perfect = leaks(columns, labels, sample)
     logger.info("%s\n%s", title, text_of(table_of(columns, perfect, sample, rows)))
@@ -47,7 +49,9 @@ def overview(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.Dat
         )  # fmt: skip
 
 
-def table_of(columns: Sequence[Column], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int) -> Table:
+def table_of(
+    columns: Sequence[ColumnLearner], perfect: Mapping[str, Sequence[str]], sample: pl.DataFrame, rows: int
+) -> Table:
     """Return the table of the columns; of very many, the first ones and those with a warning."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("column", max_width=20, overflow="fold")
@@ -89,7 +93,9 @@ def examples(cells: pl.Series) -> str:
     return escape(", ".join(texts))
 
 
-def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFrame) -> dict[str, list[str]]:
+def leaks(
+    columns: Sequence[ColumnLearner], labels: Sequence[TargetOptions], sample: pl.DataFrame
+) -> dict[str, list[str]]:
     """Return the tasks that a column predicts perfectly in the sample, by column, if there are any."""
     targets = {
         task.name: parse(sample[task.column]).fill_null(float("nan")).to_numpy()
@@ -104,7 +110,7 @@ def leaks(columns: Sequence[Column], labels: Sequence[Labels], sample: pl.DataFr
             continue
         parse_cells = read.get(column.kind)
         cells = parse_cells(sample[column.name], column.form) if parse_cells else as_text(sample[column.name])
-        ordered = Ordered(cells, column.kind in read)
+        ordered = LeakCheck(cells, column.kind in read)
         tasks = [
             task.name
             for task in labels

@@ -20,7 +20,7 @@ from .row_source import RowSource
 
 
 @dataclass(frozen=True)
-class Ids:
+class KnownIds:
     """The ids from 0 to ``size`` - 1 of the cells of a column, for the input ``input``.
 
     Row i of ``names`` has id i; without names the cells are whole numbers from 1, and 1 has id 0.
@@ -56,10 +56,10 @@ class Ids:
 
 
 @dataclass(frozen=True)
-class PairEncoder(RowEncoder):
+class IdEncoder(RowEncoder):
     """The ids of users and items, by the columns that name them."""
 
-    ids: Mapping[str, Ids]
+    ids: Mapping[str, KnownIds]
 
     @property
     def columns(self) -> list[str]:

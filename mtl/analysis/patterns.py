@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mtl.gates.base import Gate
 from mtl.networks.mixture import MixtureOfExperts
 from mtl.networks.routed import RoutedLayer
-from mtl.nn.functional import widest
+from mtl.nn.functional import float64_if_supported
 from mtl.types import Routing
 
 
@@ -58,16 +58,16 @@ def describe(matrices: Sequence[Tensor]) -> dict[str, float]:
     """
     pattern = torch.cat(list(matrices), 1)  # [T, all components]
     values = {
-        "active_connections": float(widest(pattern).mean()),
+        "active_connections": float(float64_if_supported(pattern).mean()),
         "distinct_patterns": float(len(torch.unique(pattern, dim=0))),
-        "idle_tasks": float(widest(torch.stack([~matrix.any(1) for matrix in matrices])).mean()),
+        "idle_tasks": float(float64_if_supported(torch.stack([~matrix.any(1) for matrix in matrices])).mean()),
     }
     tasks = len(pattern)
     if tasks > 1:
         overlap = jaccard(pattern)
         values["pattern_jaccard"] = float((overlap.sum() - overlap.trace()) / (tasks * (tasks - 1)))
     for index, matrix in enumerate(matrices):
-        values[f"active_connections_layer_{index}"] = float(widest(matrix).mean())
+        values[f"active_connections_layer_{index}"] = float(float64_if_supported(matrix).mean())
     return values
 
 
@@ -88,7 +88,7 @@ def active_by_kind(kinds: Sequence[Sequence[str]], matrices: Sequence[Tensor]) -
     """Return the share of active connections of each kind of component: KIND over all layers, and KIND_layer_N."""
     columns: dict[str, list[float]] = {}
     for layer, (names, matrix) in enumerate(zip(kinds, matrices, strict=True)):
-        for kind, column in zip(names, widest(matrix).mean(0).tolist(), strict=True):
+        for kind, column in zip(names, float64_if_supported(matrix).mean(0).tolist(), strict=True):
             for name in (kind, f"{kind}_layer_{layer}"):
                 columns.setdefault(name, []).append(column)
     return {name: sum(shares) / len(shares) for name, shares in columns.items()}
@@ -115,11 +115,13 @@ def compare_selections(routing: Routing, extras: Mapping[str, Tensor]) -> dict[s
     values: dict[str, Tensor] = {}
     if "true_experts" in extras:
         true = extras["true_experts"].to(routing.weights.device)
-        values["true_experts_found"] = widest(heaviest_experts(routing.weights, len(true))[..., true].sum(-1)).mean()
+        values["true_experts_found"] = float64_if_supported(
+            heaviest_experts(routing.weights, len(true))[..., true].sum(-1)
+        ).mean()
     if "task_group" in extras:
         chosen = selected_experts(routing)
         values |= jaccard_by_group(chosen, extras["task_group"])
-        values["distinct_experts"] = widest(chosen.sum(-1)).mean()
+        values["distinct_experts"] = float64_if_supported(chosen.sum(-1)).mean()
     return {name: float(value) for name, value in values.items()}
 
 
@@ -131,7 +133,7 @@ def heaviest_experts(weights: Tensor, count: int) -> Tensor:
 
 def jaccard(chosen: Tensor) -> Tensor:
     """Return the Jaccard index of each pair of tasks, bool ``[B, T, E] -> [B, T, T]``."""
-    chosen = widest(chosen)
+    chosen = float64_if_supported(chosen)
     common = chosen @ chosen.transpose(-1, -2)
     size = chosen.sum(-1)
     return common / (size[..., :, None] + size[..., None, :] - common).clamp(min=1)

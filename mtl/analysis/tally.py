@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtl.distributed import all_reduce_sum, gather, world_size
-from mtl.nn.functional import entropy, widest
+from mtl.nn.functional import entropy, float64_if_supported
 from mtl.types import Routing
 
 # The largest number of training batches that are kept; beyond it, every second one is dropped
@@ -46,7 +46,7 @@ class Tally:
         """
         if not rows:
             return
-        weights = widest(routing.weights.detach())  # the sums then hardly depend on how rows are batched
+        weights = float64_if_supported(routing.weights.detach())  # the sums then hardly depend on how rows are batched
         self.static = self.static and weights.dim() == 2
         if weights.dim() == 3:
             rows, times = len(weights), 1
@@ -55,10 +55,12 @@ class Tally:
         active = weights > 0
         self.rows += rows
         self.seen = self.seen + self._spread(weights.new_full((weights.shape[1],), rows), routing.tasks)
-        self.mixed = self.mixed + self._spread(widest(active.sum((0, 2))) * times, routing.tasks)
-        self.active = self.active + self._spread(widest((weights >= SMALLEST).sum((0, 2))) * times, routing.tasks)
+        self.mixed = self.mixed + self._spread(float64_if_supported(active.sum((0, 2))) * times, routing.tasks)
+        self.active = self.active + self._spread(
+            float64_if_supported((weights >= SMALLEST).sum((0, 2))) * times, routing.tasks
+        )
         self.needed += needed * rows
-        self.idle += float(widest(~active.any(-1)).mean(-1).sum()) * times
+        self.idle += float(float64_if_supported(~active.any(-1)).mean(-1).sum()) * times
         self.share = self.share + self._spread(weights.sum(0) * times, routing.tasks)
         self.union += float(active.any(1).sum()) * times
         self.entropy += float(entropy(weights).mean(-1).sum()) * times
@@ -140,7 +142,10 @@ class History:
         figures = []  # [3] each: binary selectors, unused experts, zero weights
         for routing, idle in zip(routings, (each <= 0 for each in weights), strict=True):
             binary = math.nan if routing.selectors is None else binary_share(routing.selectors)
-            unused, unmixed = widest(idle.all(1).sum(-1)).mean(), widest(idle.sum((1, 2))).mean()
+            unused, unmixed = (
+                float64_if_supported(idle.all(1).sum(-1)).mean(),
+                float64_if_supported(idle.sum((1, 2))).mean(),
+            )
             figures.append(torch.stack([unused.new_tensor(binary), unused, unmixed]))
         binary, unused, unmixed = (all_reduce_sum(torch.stack(figures).mean(0)) / world_size()).tolist()
         self.batches, self.unused, self.unmixed = self.batches + 1, self.unused + unused, self.unmixed + unmixed

@@ -23,7 +23,7 @@ from mtl.checks import InputError, first_line, require
 from mtl.files.literals import unescaped
 from mtl.files.records import CHECKPOINTS, own_file
 from mtl.files.writing import writing
-from mtl.options import Model, sentences
+from mtl.options import StrictModel, sentences
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DamagedError(InputError):
     """A checkpoint is damaged; another one of the run may be intact."""
 
 
-class Content(Model, extra="ignore"):
+class Content(StrictModel, extra="ignore"):
     """The entries of a checkpoint that this program reads; Lightning reads the others, see ``restoring``."""
 
     config: dict[str, Any]

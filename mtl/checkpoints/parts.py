@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mtl.checks import InputError
-from mtl.distributed import Pieces, gather
+from mtl.distributed import RowShards, gather
 from mtl.files.records import own_file
 from mtl.files.writing import writing
-from mtl.options import Model
+from mtl.options import StrictModel
 
 DIVIDED = "divided"  # storage_options of a checkpoint whose parts each process writes
 PREFIX = "parts_"
 
 
-class Parts(Model):
+class Parts(StrictModel):
     """What a checkpoint says of its parts: their folder, beside it, and their checksums in order of rank."""
 
     folder: Annotated[str, Field(pattern=rf"^{PREFIX}\d+$")]
@@ -60,7 +60,7 @@ def write_parts(content: Mapping[str, Any], path: Path, rank: int) -> dict[str, 
 
 
 def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the ``content`` of the checkpoint at ``path`` with its divided tensors as ``Pieces``, read when used.
+    """Return the ``content`` of the checkpoint at ``path`` with its divided tensors as ``RowShards``, read when used.
 
     Raises ValueError if a file is missing, incomplete or another one. The values of a file are compared with their
     checksums when a process uses it: of N processes, each reads its own file, not N.
@@ -89,7 +89,7 @@ def read_parts(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         files.append(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     empty = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
     for place, number in enumerate(empty):
-        pieces = Pieces((file[place] for file in files), check)
+        pieces = RowShards((file[place] for file in files), check)
         if not pieces or pieces.shape != leaves[number].shape:
             raise ValueError("its parts have other shapes")
         leaves[number] = pieces
@@ -124,8 +124,8 @@ def checksum_of(file: Any) -> str:
 
 
 def joined(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``content`` with ordinary tensors in place of ``Pieces``."""
-    whole = tree_map(lambda leaf: leaf.joined() if isinstance(leaf, Pieces) else leaf, dict(content))
+    """Return ``content`` with ordinary tensors in place of ``RowShards``."""
+    whole = tree_map(lambda leaf: leaf.joined() if isinstance(leaf, RowShards) else leaf, dict(content))
     return {key: value for key, value in whole.items() if key != "parts"}
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from mtl.checks import InputError, first_line, in_one_line, listed, require, shown, suggestion
 from mtl.config.accepted import FOREIGN, HYDRA, OBJECTS, SEVERAL, TOP
-from mtl.options import Described, Positive, adapter, options_of, sentences
+from mtl.options import Positive, UnbuiltObject, adapter, options_of, sentences
 from mtl.runs.commands import key_of
 
 PROCESSES = 8  # allowed on any machine; as many as cores on a larger one
@@ -246,9 +246,11 @@ def _too_many_processes(trainer: Any) -> Iterator[str]:
 
 
 def _described(value: Any, lists: Callable[[list[Any]], Any] = list) -> Any:
-    """Return ``value`` with ``Described`` in place of each section with ``_target_``."""
+    """Return ``value`` with ``UnbuiltObject`` in place of each section with ``_target_``."""
     if isinstance(value, dict):
-        return Described() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
+        return (
+            UnbuiltObject() if "_target_" in value else {key: _described(child, lists) for key, child in value.items()}
+        )
     return lists([_described(child, lists) for child in value]) if isinstance(value, list) else value
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, batch_mean
 from mtl.gates.columns import Columns
-from mtl.nn.functional import KeepsDigits, at_least_float32, entropy
+from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy
 from mtl.nn.linear import affine
 from mtl.options import Count, Name, Some, validated
 from mtl.types import InputSpec, Routing
@@ -22,7 +22,7 @@ from mtl.types import InputSpec, Routing
 WEIGHT_RANGE = 0.05  # weight parameters start U(-0.05, 0.05), as in the reference implementations
 
 
-class Gate(KeepsDigits):
+class Gate(KeepsBufferPrecision):
     """Base of all gates.
 
     ``num_tasks`` T and ``num_experts`` E; ``input_dim`` D, or None for a static gate, whose weights do not depend

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from mtl.distributed import broadcast
 from mtl.gates.base import Gate
-from mtl.nn.functional import KeepsDigits, at_least_float32, entropy, in_float64
+from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, entropy, in_float64
 from mtl.options import Count, NotNegative, Positive, validated
 from mtl.types import Routing
 
 LOGIT_RANGE = 0.05  # logits start U(-0.05, 0.05), as in the reference implementation
 
 
-class Permutation(KeepsDigits):
+class Permutation(KeepsBufferPrecision):
     """Turn the weights g of a gate into out_j = sum_i g_i P_ij, with P a learnt permutation matrix of the experts.
 
     *Soft phase*: P = S^R(U / ``tau``), the result of R = ``rounds`` Sinkhorn normalisations of rows and columns; it

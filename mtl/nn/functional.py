@@ -16,7 +16,7 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
-def widest(x: Tensor) -> Tensor:
+def float64_if_supported(x: Tensor) -> Tensor:
     """Return ``x`` in float64, or in float32 on a device without float64."""
     return x.double() if has_float64(x.device) else x.float()
 
@@ -47,7 +47,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-class KeepsDigits(nn.Module):
+class KeepsBufferPrecision(nn.Module):
     """Base of modules whose buffers count or anneal: no buffer is converted to a type of fewer bits.
 
     A trainer of precision bf16-true or 16-true converts the whole network: 257 would become 256, and a temperature

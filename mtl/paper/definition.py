@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from mtl.checks import require
-from mtl.options import InnerShare, Long, LongOrZero, Model, Name, Positive, valid
+from mtl.options import InnerShare, Long, LongOrZero, Name, Positive, StrictModel, valid
 from mtl.runs.commands import key_of
 from mtl.tune.definition import Definition, MaybeSpace, Searches, Space, check_unsearched, last_words
 
@@ -35,7 +35,7 @@ Words = Annotated[list[str], Field(default_factory=list)]
 Number = float | Annotated[list[float], Field(min_length=2, max_length=3)]
 
 
-class Claim(Model):
+class Claim(StrictModel):
     """A sentence of the publication about ``gate``, in ``group``, on ``column``.
 
     With ``than``, the claim is that the gate's mean is better than the mean of each gate in ``than``, by at least
@@ -60,7 +60,7 @@ class Claim(Model):
     binary: bool = False
 
 
-class Scale(Model):
+class Scale(StrictModel):
     """``seeds``: runs of each gate; ``n_trials``: trials of the search before them, if any, with words ``search``.
 
     With ``best`` in place of ``seeds``, the rows of the tables are the best trials of the search: so many, or a share.
@@ -74,7 +74,7 @@ class Scale(Model):
     note: str = ""
 
 
-class Entry(Model):
+class Entry(StrictModel):
     """The entry of a group or a gate in the file."""
 
     name: Name | None = None
@@ -84,7 +84,7 @@ class Entry(Model):
     limit: Annotated[dict[str, float], Field(default_factory=dict)]  # of the search's best trial: the most of a column
 
 
-class Figure(Model):
+class Figure(StrictModel):
     """A figure with a panel for each of ``columns``.
 
     ``at``: x positions, on the axis ``label``, of groups, with a line for each gate, or of gates, with a line for each
@@ -98,7 +98,7 @@ class Figure(Model):
     random: Words
 
 
-class Joint(Model):
+class Joint(StrictModel):
     """A table of columns of several groups, as the tasks of a benchmark, with a row for each of ``gates``.
 
     ``columns``: the group and the column of each. ``means``: means of some of them, as the averages of a benchmark.
@@ -112,7 +112,7 @@ class Joint(Model):
     best: bool = False
 
 
-class Numbers(Model):
+class Numbers(StrictModel):
     """The paper's numbers by group, gate and column, and the factors that convert our numbers to the paper's units."""
 
     values: Annotated[dict[str, dict[str, dict[str, Number]]], Field(default_factory=dict)]

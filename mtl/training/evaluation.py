@@ -14,7 +14,7 @@ from torch import Tensor
 from mtl.chains import joint_logits
 from mtl.checks import InputError, require
 from mtl.distributed import all_reduce_sum, gather, gather_rows
-from mtl.nn.functional import KeepsDigits, at_least_float32, has_float64, widest
+from mtl.nn.functional import KeepsBufferPrecision, at_least_float32, float64_if_supported, has_float64
 from mtl.training.losses import pinball, summed_losses
 from mtl.training.metrics import Rows, averages, mean_of_defined, metric_names, value_of
 from mtl.types import RANKING, TaskSpec, labelled, metric_family
@@ -31,7 +31,7 @@ class Selected:
     weights: Tensor
 
 
-class LossMeter(KeepsDigits):
+class LossMeter(KeepsBufferPrecision):
     """Sum each task's losses over labelled rows, so that the mean does not depend on the batches.
 
     ``sums [2, T]``: this process's summed losses and numbers of labels, in float64 if the device has it.
@@ -49,7 +49,9 @@ class LossMeter(KeepsDigits):
     def update(self, names: Sequence[str], totals: Tensor, counts: Tensor) -> None:
         """Add the summed losses and numbers of labels ``[len(names)]`` of a batch of the tasks ``names``."""
         index = self.select(tuple(names), totals).index
-        self.sums.index_add_(1, index, torch.stack([widest(totals.detach()), widest(counts)]))
+        self.sums.index_add_(
+            1, index, torch.stack([float64_if_supported(totals.detach()), float64_if_supported(counts)])
+        )
 
     def select(self, names: tuple[str, ...], like: Tensor) -> Selected:
         """Return the named tasks, on the device and in the precision of ``like``.
@@ -76,7 +78,7 @@ class LossMeter(KeepsDigits):
         return {"loss": sum(weighted) if weighted else math.nan} | {f"{t.name}/loss": mean for t, mean in means.items()}
 
 
-class Evaluation(KeepsDigits):
+class Evaluation(KeepsBufferPrecision):
     """Accumulate losses and metrics of one evaluation pass; each task has its own metrics.
 
     Losses are kept as sums. Metrics need the rows of their tasks, which each process keeps to the end, on the CPU.

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from mtl.checkpoints.parts import DIVIDED, forget_parts, joined, read_parts, write_parts
-from mtl.distributed import part_like
+from mtl.distributed import local_shard
 from mtl.options import Count, validated
 
 
@@ -75,7 +75,7 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
         own, given = self.lightning_module.state_dict(), checkpoint["state_dict"]
-        parts = {name: part_like(value, own.get(name)) for name, value in given.items()}
+        parts = {name: local_shard(value, own.get(name)) for name, value in given.items()}
         self.lightning_module.load_state_dict(parts, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class ShardedStrategy(ModelParallelStrategy):
             numbers = [number for group in state["param_groups"] for number in group["params"]]
             known = dict(zip(numbers, parameters, strict=True))
             parts = {
-                number: {name: part_like(value, known[number]) for name, value in values.items()}
+                number: {name: local_shard(value, known[number]) for name, value in values.items()}
                 for number, values in state["state"].items()
             }
             optimizer.load_state_dict({**state, "state": parts})

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mtl.checks import InputError, require
 from mtl.files.records import flatten
-from mtl.options import Long, LongOrZero, Model, Name, Positive, RunSeed, matching, valid
+from mtl.options import Long, LongOrZero, Name, Positive, RunSeed, StrictModel, matching, valid
 from mtl.runs.commands import key_of
 
 Space = dict[str, Any]  # see ``mtl.tune.space``
@@ -19,7 +19,7 @@ MaybeSpace = Annotated[Space, Field(default_factory=dict)]
 StudyName = Annotated[str, matching(r"(?!\s)[^/]+(?<!\s)", "a name without slashes")]
 
 
-class Work(Model):
+class Work(StrictModel):
     """The options of all commands that share runs among workers; ``conf/tune.yaml`` explains them."""
 
     storage: Name | None
@@ -38,7 +38,7 @@ class Searches(Work):
     pruner: dict[str, Any]
 
 
-class GateEntry(Model):
+class GateEntry(StrictModel):
     """The entry of a gate in a study's file."""
 
     fixed: list[str] | None = None

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 
 from mtl.checks import InputError, first_line, require, shown
 from mtl.config import build
-from mtl.options import CONFIG, FilePath, LongOrZero, Model, Name, NotNegative, RunSeed, valid
+from mtl.options import CONFIG, FilePath, LongOrZero, Name, NotNegative, RunSeed, StrictModel, valid
 from mtl.training.metrics import mode_of
 from mtl.tune.definition import Definition, require_same
 from mtl.tune.space import derived_seed, distributions, suggest
@@ -57,13 +57,13 @@ class Held(TypedDict):
     time: NotNegative
 
 
-class StudyAttributes(Model, extra="ignore"):
+class StudyAttributes(StrictModel, extra="ignore"):
     """What mtl tune stores of a study."""
 
     definition: dict[str, Any] | None = None
 
 
-class TrialAttributes(Model, extra="ignore"):
+class TrialAttributes(StrictModel, extra="ignore"):
     """What mtl tune stores of a trial, beside its parameters and its value."""
 
     starts: LongOrZero = 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from mtl.data_modules.base import TensorDataModule
-from mtl.data_modules.feeding import Cut, RowsSampler
+from mtl.data_modules.feeding import BatchPlan, RowsSampler
 from mtl.data_modules.stream import StreamLoader, in_order, shuffled
 from torch import Tensor
 
@@ -37,14 +37,16 @@ class Reader:
         return Batch({"id": ids, "x": ids[:, None].float().expand(-1, 2)}, {"y": -ids.float()}, {}, ids)
 
 
-def streamed(cut: Cut, seed: int | None, epoch: int = 0, done: int = 0, reader: Reader | None = None) -> StreamLoader:
+def streamed(
+    cut: BatchPlan, seed: int | None, epoch: int = 0, done: int = 0, reader: Reader | None = None
+) -> StreamLoader:
     def windows(now: int) -> list[Any]:
         return in_order(COUNTS) if seed is None else shuffled(COUNTS, 100, cut.size, seed, now)
 
     return StreamLoader(COUNTS, reader or Reader(), cut, windows, lambda: (epoch, done))
 
 
-def order(way: str, cut: Cut, seed: int | None, epoch: int = 0, done: int = 0) -> list[list[int]]:
+def order(way: str, cut: BatchPlan, seed: int | None, epoch: int = 0, done: int = 0) -> list[list[int]]:
     """Return the numbers of the rows in each batch of an epoch."""
     if way == "memory":
         return [rows.tolist() for rows in RowsSampler(cut, seed, lambda: (epoch, done))]
@@ -60,7 +62,7 @@ def flat(batches: Sequence[Sequence[int]]) -> list[int]:
 
 
 WAYS = pytest.mark.parametrize("way", ["memory", "streamed"])
-ONE = Cut(TOTAL, 16, training=True)
+ONE = BatchPlan(TOTAL, 16, training=True)
 
 
 @WAYS
@@ -89,8 +91,8 @@ def test_resumed_epoch_has_what_is_left(way: str, done: int) -> None:
 @WAYS
 @pytest.mark.parametrize(("processes", "size"), [(2, 16), (3, 7), (4, 100)])
 def test_processes_divide_the_batches_of_a_single_process(way: str, processes: int, size: int) -> None:
-    whole = order(way, Cut(TOTAL, size * processes, training=True), 1, 1)
-    cuts = [Cut(TOTAL, size, rank, processes, training=True) for rank in range(processes)]
+    whole = order(way, BatchPlan(TOTAL, size * processes, training=True), 1, 1)
+    cuts = [BatchPlan(TOTAL, size, rank, processes, training=True) for rank in range(processes)]
     parts = [order(way, cut, 1, 1) for cut in cuts]
     assert [len(part) for part in parts] == [len(cut) for cut in cuts]
     together = [flat(batch) for batch in zip(*parts, strict=True)]
@@ -103,7 +105,7 @@ def test_processes_divide_the_batches_of_a_single_process(way: str, processes: i
 @pytest.mark.parametrize(("processes", "size"), [(1, 8), (2, 60), (3, 8), (5, 1000)])
 def test_evaluation_has_the_batches_of_a_single_process(way: str, processes: int, size: int) -> None:
     whole = [rows.tolist() for rows in torch.arange(TOTAL).split(size)]
-    parts = [order(way, Cut(TOTAL, size, rank, processes), None) for rank in range(processes)]
+    parts = [order(way, BatchPlan(TOTAL, size, rank, processes), None) for rank in range(processes)]
     assert len({len(part) for part in parts}) == 1
     for rank, part in enumerate(parts):
         mine = whole[rank::processes]
@@ -112,7 +114,7 @@ def test_evaluation_has_the_batches_of_a_single_process(way: str, processes: int
 
 def test_more_processes_than_rows() -> None:
     with pytest.raises(InputError, match="3 training rows are fewer than the 4 processes"):
-        Cut(3, 4, 0, 4, training=True)
+        BatchPlan(3, 4, 0, 4, training=True)
 
 
 @WAYS
@@ -145,7 +147,7 @@ def test_windows_hold_as_many_rows_as_asked_and_mix_their_blocks() -> None:
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_the_reading(processes: int) -> None:
     counts, size = torch.full((160,), 50), 320 // processes
-    cuts = [Cut(8000, size, rank, processes, training=True) for rank in range(processes)]
+    cuts = [BatchPlan(8000, size, rank, processes, training=True) for rank in range(processes)]
     assert cuts[0].size == 320
     blocks = list[int]()
 
@@ -172,7 +174,7 @@ def test_next_window_is_read_while_one_is_used() -> None:
         return Batch({"id": rows}, {"y": rows.float()})
 
     counts = torch.full((8,), 30)
-    batches = iter(StreamLoader(counts, noted, Cut(240, 10, training=True), lambda _: in_order(counts)))
+    batches = iter(StreamLoader(counts, noted, BatchPlan(240, 10, training=True), lambda _: in_order(counts)))
     for number in range(3):
         for _ in range(3):
             next(batches)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from mtl.data_modules.files import download, reading
-from mtl.data_modules.files.download import fetch, place, unpacked
+from mtl.data_modules.files.download import fetch, move_missing, unpacked
 
 from mtl.checks import InputError
 
@@ -179,7 +179,7 @@ def make_zip(path: Path, members: dict[str, str]) -> Path:
 
 def unpack(archive: Path) -> None:
     with unpacked(archive) as content:
-        place(content, archive.parent)
+        move_missing(content, archive.parent)
 
 
 def test_zip_adds_missing_files_and_keeps_existing_ones(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_table_is_printed_after_a_failure(
     function(*given)
     printed = capsys.readouterr().out
     assert "0 failed: NaN loss" in printed
-    assert f"finish the sweep with: python train.py -m gate=a,b hydra.sweep.dir={tmp_path}\n" in printed
+    assert f"finish the sweep with: python -m mtl train -m gate=a,b hydra.sweep.dir={tmp_path}\n" in printed
 
 
 def test_baselines_differ_in_the_network_alone() -> None:

@@ -81,7 +81,9 @@ def test_run_folder_has_one_owner(tmp_path: Path) -> None:
     claim(tmp_path, resumed=False).release()  # it ended before its first checkpoint
     for name in ("best.ckpt", "last.ckpt"):
         (tmp_path / "checkpoints" / name).touch()
-        with pytest.raises(InputError, match=f"resume it with: python train.py ckpt={tmp_path}/checkpoints/{name}; or"):
+        with pytest.raises(
+            InputError, match=f"resume it with: python -m mtl train ckpt={tmp_path}/checkpoints/{name}; or"
+        ):
             claim(tmp_path, resumed=False)
     claim(tmp_path, resumed=True).release()
 
@@ -188,7 +190,7 @@ def test_a_command_has_what_the_checkpoint_lacks(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Stopped) as stopped:
         signals.training_ends("/runs/best.ckpt")
     printed = shlex.split(str(stopped.value).partition("with: ")[2])
-    assert printed == ["python", "train.py", "--config-dir", "/my conf", *kept, "evaluate=/runs/best.ckpt"]
+    assert printed == ["python", "-m", "mtl", "train", "--config-dir", "/my conf", *kept, "evaluate=/runs/best.ckpt"]
 
 
 def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,4 +203,4 @@ def test_a_program_in_another_folder_is_named_by_its_path(tmp_path: Path, monkey
 def test_a_sweep_goes_on_in_its_folder() -> None:
     words = ["-m", "seed=1,2", "label=a b", "hydra.sweep.dir=old"]
     printed = shlex.split(commands.sweep_command(words, "/new folder"))
-    assert printed == ["python", "train.py", "-m", "seed=1,2", "label=a b", "hydra.sweep.dir='/new folder'"]
+    assert printed == ["python", "-m", "mtl", "train", "-m", "seed=1,2", "label=a b", "hydra.sweep.dir='/new folder'"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from mtl.data_modules.split_rows import random_marks
 from mtl.data_modules.state import changes, fingerprint
-from mtl.data_modules.stream import joined, tensors
+from mtl.data_modules.stream import batch_tensors, concat_batches
 from mtl.data_modules.table import TableDataModule
 from mtl.data_modules.table_stream import TableStreamDataModule
 from mtl.data_modules.tables.encoder import NUMERIC, TableEncoder
@@ -428,7 +428,7 @@ def test_evaluation_has_the_batches_of_the_table_in_memory(both: tuple[Any, Any]
     assert [(a, b) for a, b in pairs if a < 0 or b < 0] == [(-1, -1)]
     nothing = both[0].read(split, 0, torch.arange(0))  # for a process with fewer batches than the others
     assert len(nothing) == 0
-    assert [value.dtype for value in tensors(nothing)] == [value.dtype for value in tensors(streamed[0])]
+    assert [value.dtype for value in batch_tensors(nothing)] == [value.dtype for value in batch_tensors(streamed[0])]
     [*predicted] = both[0].predict_dataloader() if split == "test" else []
     assert len(predicted) == (len(streamed) if split == "test" else 0)
 
@@ -680,7 +680,7 @@ def test_some_categories_of_a_training_step_are_hidden(way: str, tmp_path: Path)
     for name, unknown in (("city", 0), ("seen", 1)):
         ids = torch.cat([batch.inputs[name] for batch in one])
         assert (ids == unknown).sum() / (ids >= unknown).sum() == pytest.approx(0.25, abs=0.06)
-    two = [joined([a, b]) for a, b in zip(hidden(50, 0, 2), hidden(50, 1, 2), strict=True)]
+    two = [concat_batches([a, b]) for a, b in zip(hidden(50, 0, 2), hidden(50, 1, 2), strict=True)]
     for here, there in zip(one, two, strict=True):
         same(here, there)
     assert not torch.equal(one[0].inputs["city"] == 0, one[1].inputs["city"] == 0)

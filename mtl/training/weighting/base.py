@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtl.distributed import world_size
-from mtl.nn.functional import KeepsDigits
+from mtl.nn.functional import KeepsBufferPrecision
 
 SPREAD = 1_000_003  # a prime: keeps the streams of (seed, step) and (seed + 1, step - 1) apart
 
@@ -34,7 +34,7 @@ class Terms:
     others: list[Tensor]
 
 
-class Weighting(KeepsDigits):
+class Weighting(KeepsBufferPrecision):
     """Base of all weightings, which combine the losses of T tasks into one.
 
     ``network`` is the network that is trained. Random numbers depend only on ``seed`` and the optimiser step, so that
